@@ -1,0 +1,44 @@
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install test format demo constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create .venv and install the package with everything a developer needs
+
+# torchvision and timm come without their dependencies, which would pull torch's CUDA packages in.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps torchvision timm
+	@touch $@
+
+# One recipe, so that the steps run in this order under `make -j` too.
+test: install ## check style and types, then run the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+format: install ## let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: install ## train the two-spirals example
+	$(BIN)/python examples/two_spirals.py
+
+constraints: install ## write constraints.txt anew from what is installed in .venv
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable \
+	   | sed 's/^\(torch==[^+]*\)+.*/\1/' | LC_ALL=C sort -f; } > constraints.txt.new
+	@mv constraints.txt.new constraints.txt
+
+clean: ## remove the environment, the builds and the caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

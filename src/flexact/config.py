@@ -1,0 +1,250 @@
+"""FlexConfig: every choice there is, in one frozen dataclass that saves as versioned JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from flexact.candidates import ORIGINAL, lookup
+from flexact.errors import FlexActError, suggestion
+
+VERSION = 1
+
+PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+
+Forward = Literal["soft", "hard"]
+Eval = Literal["blend", "pick"]
+Anneal = Literal["exponential", "linear", "cosine", "constant"]
+Correction = Literal["none", "grad_norm_kl", "clip_logit_gradient", "clipped_norm_kl", "output_norm"]
+Advantage = Literal["raw", "normalized"]
+AlphaKind = Literal["absolute", "relative"]
+AlphaSchedule = Literal["constant", "falling"]
+KlOn = Literal["pi", "p"]
+Granularity = Literal["layer", "channel"]
+Init = Literal["uniform", "original"]
+
+
+@dataclass(frozen=True)
+class FlexConfig:
+    """Every choice of the method. `FlexConfig()` is the best policy we know, `FlexConfig.paper()` the paper's.
+
+    >>> import flexact
+    >>> config = flexact.FlexConfig(candidates=("relu", "gelu", "silu"), seed=3)
+    >>> flexact.FlexConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    candidates: tuple[str, ...] = PAPER_CANDIDATES
+    """What a site can pick; "original" stands for what it had before."""
+    forward: Forward = "soft"
+    """In training: "soft" blends the candidates, "hard" uses the likeliest and passes the soft gradient through."""
+    eval: Eval = "blend"
+    """In eval mode before the commitment: the blend of π, or the current argmax ("pick")."""
+    noise: float = 0.0
+    """Scale of the Gumbel noise in training; 1 is the paper's, 0 is none. Eval mode never has any."""
+    temperature: float = 1.0
+    """τ at the first step."""
+    final_temperature: float = 1.0
+    """τ at the commitment."""
+    anneal: Anneal = "exponential"
+    """How τ goes from the first to the last."""
+    correction: Correction = "grad_norm_kl"
+    """What pulls the routing straight; see `flexact.corrections`."""
+    advantage: Advantage = "raw"
+    """"normalized" divides each candidate's advantage by the root-mean-square of a_k − x."""
+    alpha: float = 0.5
+    """The weight of a KL correction."""
+    alpha_kind: AlphaKind = "relative"
+    """"absolute": α·KL is added to the loss. "relative": the KL gradient has α times the task gradient's norm."""
+    alpha_schedule: AlphaSchedule = "falling"
+    """Constant until the commitment, or falling linearly to 0 there."""
+    lam: float | Literal["temperature"] = 0.3
+    """λ of the target softmax(−ḡ/λ): a constant, or "temperature" to tie it to τ."""
+    kl_on: KlOn = "pi"
+    """Whether the KL acts on the noise-free π or on the sampled p."""
+    clip: float = 1.0
+    """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and "clipped_norm_kl" (each ḡ)."""
+    eliminate: bool = True
+    """Drop each site's weakest candidate at evenly spaced rounds until one is left at the commitment."""
+    warmup: float = 0.0
+    """The fraction of the run before elimination and annealing begin."""
+    commit_at: float | None = 0.7
+    """The fraction of the run after which each site runs its pick alone; None never commits."""
+    granularity: Granularity = "layer"
+    """One pick a site, or one a channel of it."""
+    channel_dim: int = 1
+    """Which dimension of a site's input holds the channels (for granularity="channel")."""
+    init: Init = "uniform"
+    """Where routing starts: undecided, or at what the site had before (added to the candidates if missing)."""
+    init_probability: float = 0.9
+    """π of the original function at the start, with init="original"."""
+    seed: int = 0
+    """Of the noise; the same seed repeats a run."""
+
+    @classmethod
+    def paper(cls, **changes: Any) -> FlexConfig:
+        """The paper's rule: Gumbel noise, annealed τ, α = 0.3 on the KL, a commitment at the end and no elimination.
+
+        >>> import flexact
+        >>> flexact.FlexConfig.paper(seed=1).noise
+        1.0
+        """
+        return dataclasses.replace(
+            cls(
+                noise=1.0,
+                temperature=1.0,
+                final_temperature=0.1,
+                anneal="exponential",
+                alpha=0.3,
+                alpha_kind="absolute",
+                alpha_schedule="constant",
+                lam=1.0,
+                kl_on="pi",
+                eliminate=False,
+                commit_at=0.7,
+            ),
+            **changes,
+        )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", _checked_candidates(self.candidates))
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise FlexActError(
+                    f"{name}={value!r} is not a choice;{suggestion(str(value), allowed)} "
+                    f"Expected one of: {', '.join(allowed)}."
+                )
+        self._check_number("temperature", above=0)
+        self._check_number("final_temperature", above=0)
+        self._check_number("noise", at_least=0)
+        self._check_number("alpha", at_least=0)
+        self._check_number("clip", above=0)
+        if self.lam != "temperature":
+            self._check_number("lam", above=0)
+        self._check_number("init_probability", above=0, below=1)
+        self._check_number("warmup", at_least=0, below=1)
+        if self.commit_at is not None:
+            self._check_number("commit_at", above=0, at_most=1)
+            if self.warmup >= self.commit_at:
+                raise FlexActError(
+                    f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
+                )
+        elif self.eliminate:
+            raise FlexActError("eliminate=True ends in a commitment; give commit_at, or set eliminate=False.")
+        for name in ("seed", "channel_dim"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+                raise FlexActError(f"{name} must be an integer; got {getattr(self, name)!r}.")
+
+    def _check_number(
+        self,
+        name: str,
+        above: float = -math.inf,
+        at_least: float = -math.inf,
+        below: float = math.inf,
+        at_most: float = math.inf,
+    ) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not (number and above < value < below and at_least <= value <= at_most):
+            low = f"above {above:g}" if above > -math.inf else f"at least {at_least:g}"
+            high = (
+                f" and below {below:g}"
+                if below < math.inf
+                else f" and at most {at_most:g}"
+                if at_most < math.inf
+                else ""
+            )
+            raise FlexActError(f"{name} must be a finite number {low}{high}; got {value!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, with the format's version."""
+        fields = dataclasses.asdict(self)
+        fields["candidates"] = list(self.candidates)
+        return {"flexact_config": VERSION, **fields}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> FlexConfig:
+        """The inverse of `to_dict`; fields it does not name keep their defaults."""
+        if not isinstance(data, dict) or "flexact_config" not in data:
+            raise FlexActError(
+                f"not a FlexConfig: expected a dictionary with the key 'flexact_config'; got {_shown(data)}."
+            )
+        version = data["flexact_config"]
+        if not isinstance(version, int) or version < 1:
+            raise FlexActError(f"'flexact_config' must be a version number from 1 to {VERSION}; got {version!r}.")
+        if version > VERSION:
+            raise FlexActError(
+                f"this config has version {version}, and this flexact reads up to {VERSION}; update flexact to read it."
+            )
+        known = [field.name for field in dataclasses.fields(cls)]
+        fields = {key: value for key, value in data.items() if key != "flexact_config"}
+        for key in fields:
+            if key not in known:
+                raise FlexActError(f"unknown config field {key!r};{suggestion(key, known)} Known: {', '.join(known)}.")
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """`to_dict` as text.
+
+        >>> import flexact
+        >>> flexact.FlexConfig.from_json(flexact.FlexConfig(seed=4).to_json()).seed
+        4
+        """
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> FlexConfig:
+        """The inverse of `to_json`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise FlexActError(
+                f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
+                "the file may be cut off or hand-edited: write it again with FlexConfig.to_json."
+            ) from None
+        return cls.from_dict(data)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "forward": get_args(Forward),
+    "eval": get_args(Eval),
+    "anneal": get_args(Anneal),
+    "correction": get_args(Correction),
+    "advantage": get_args(Advantage),
+    "alpha_kind": get_args(AlphaKind),
+    "alpha_schedule": get_args(AlphaSchedule),
+    "kl_on": get_args(KlOn),
+    "granularity": get_args(Granularity),
+    "init": get_args(Init),
+}
+
+
+def _checked_candidates(names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, (list, tuple)):
+        raise FlexActError(f"candidates must be a sequence of names such as ('relu', 'tanh'); got {_shown(names)}.")
+    for name in names:
+        if not isinstance(name, str):
+            raise FlexActError(
+                f"a candidate is given by its name; got {_shown(name)}. Register a function with "
+                "flexact.register_candidate and name it here."
+            )
+        if name != ORIGINAL:
+            lookup(name)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise FlexActError(f"each candidate may be named once; repeated: {', '.join(repeated)}.")
+    if len(names) < 2:
+        raise FlexActError(
+            f"a pick needs at least two candidates; got {len(names)}: {list(names)}. With one there is nothing to "
+            "choose: use that activation itself."
+        )
+    return tuple(names)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,248 @@
+"""Choosing sites, swapping them in, taking them out.
+
+`convert` first finds every site and builds everything it needs, and only then touches the model, so that a failure
+leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexact.config import FlexConfig
+from flexact.errors import FlexActError, suggestion
+from flexact.execution import Seen, run_order
+from flexact.finding import Findings, Found, find
+from flexact.layer import FlexAct, bind, sites_of, unbind
+from flexact.tracing import Rewritten, first_class
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+
+
+def convert(
+    model: nn.Module,
+    where: Where = "all",
+    config: FlexConfig | None = None,
+    *,
+    example_inputs: Any = None,
+    per_call: bool = False,
+) -> nn.Module:
+    """Make the activations of a model pick, and return the model. Do it before you build optimizer, DDP or compile.
+
+    where: "all"; "penultimate", the last activation; names or patterns ("layer4.*", "*.relu", a submodule's name for
+    all in it), one or several; or f(name, module) -> bool.
+    config: every choice of the method; the best policy we know by default.
+    example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
+    of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
+    per_call: an activation that is called several times is one site by default, and one a call with this.
+
+    >>> import torch, flexact
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    >>> flexact.convert(model, where="penultimate")[1]
+    FlexAct(candidates=('relu', 'sigmoid', 'tanh', 'leaky_relu', 'identity'))
+    """
+    config = FlexConfig() if config is None else config
+    _check_convertible(model)
+    findings = find(model, per_call)
+    seen = None if example_inputs is None else run_order(model, findings, example_inputs)
+    chosen = _choose(findings, where, seen)
+    if config.granularity == "channel" and seen is None:
+        raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
+    sites = [_site(one, config, seen) for one in chosen]
+    classes = _rewritten_classes(chosen, findings)
+    if findings.left_alone:
+        told = "\n".join(f"  {name}: {reason}" for name, reason in findings.left_alone.items())
+        warnings.warn(f"flexact.convert left these as they are:\n{told}", stacklevel=2)
+    # From here on nothing can fail.
+    for owner, cls in classes:
+        owner.__class__ = cls
+    model = _swap_in(model, chosen, sites)
+    if not isinstance(model, FlexAct):
+        bind(model, sites)
+    return model
+
+
+def commit(model: nn.Module) -> nn.Module:
+    """Freeze every site's pick: the likeliest candidate of each, which then runs alone. Returns the model.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> flexact.commit(model)[1].committed
+    True
+    """
+    sites = _sites_or_error(model, "commit")
+    for site in sites:
+        if not site.committed:
+            site.commit(site.router.step)
+    return model
+
+
+def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn.Module:
+    """The plain network: each site replaced by what it picked, with nothing of this library left inside.
+
+    commit: take the current picks of a model that is not committed yet (of the copy, unless in place).
+    inplace: change this model instead of a copy of it.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> flexact.extract(model, commit=True)
+    Sequential(
+      (0): Linear(in_features=2, out_features=2, bias=True)
+      (1): ReLU()
+    )
+    """
+    sites = _sites_or_error(model, "extract")
+    undecided = [site.name or "FlexAct" for site in sites if not site.committed]
+    if undecided and not commit:
+        raise FlexActError(
+            f"{len(undecided)} of {len(sites)} sites are not committed yet ({', '.join(undecided[:5])}), so the plain "
+            "network would not be the one that was trained. Let the Schedule reach its commitment, or take the current "
+            "picks with extract(model, commit=True)."
+        )
+    if not inplace:
+        model = copy.deepcopy(model)
+    for site in sites_of(model):
+        if not site.committed:
+            site.commit(site.router.step)
+    return _swap_out(model)
+
+
+def _check_convertible(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"convert needs a torch.nn.Module; got {type(model).__name__}.")
+    if any(isinstance(module, FlexAct) for module in model.modules()):
+        raise FlexActError(
+            "this model has FlexAct sites already; a model is converted once. To choose other sites, convert a fresh "
+            "one."
+        )
+    for kind, what in (
+        (torch.jit.ScriptModule, "a TorchScript module"),
+        (nn.parallel.DistributedDataParallel, "wrapped in DistributedDataParallel"),
+    ):
+        if isinstance(model, kind):
+            raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
+    if hasattr(model, "_orig_mod"):
+        raise FlexActError("this model is compiled already; convert the plain model first, then call torch.compile.")
+
+
+def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> list[Found]:
+    """What `where` asks for, in execution order where that was seen, in definition order otherwise."""
+    found = findings.found
+    if seen is not None:
+        found = sorted(found, key=lambda one: seen[id(one)].first if id(one) in seen else len(seen))
+    if callable(where):
+        chosen = [one for one in found if any(where(name, one.original) for name in one.names)]
+    elif where == "all":
+        chosen = list(found)
+    elif where == "penultimate":
+        if seen is not None:
+            found = sorted((one for one in found if id(one) in seen), key=lambda one: seen[id(one)].last)
+        chosen = found[-1:]
+    else:
+        return _matching(findings, found, [where] if isinstance(where, str) else list(where))
+    if not chosen:
+        told = getattr(where, "__name__", "the function") if callable(where) else repr(where)
+        raise FlexActError(f"no activation matched where={told}. {findings.told()}")
+    return chosen
+
+
+def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> list[Found]:
+    chosen: set[int] = set()
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
+        matched = {id(one) for one in found for name in one.names if _matches(name, pattern)}
+        if not matched:
+            known = ["all", "penultimate", *(name for one in found for name in one.names)]
+            raise FlexActError(
+                f"no activation matched where={pattern!r};{suggestion(pattern, known)} {findings.told()}"
+            )
+        chosen |= matched
+    if not patterns:
+        raise FlexActError(f"where names nothing. {findings.told()}")
+    return [one for one in found if id(one) in chosen]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+
+def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> FlexAct:
+    channels = None
+    if config.granularity == "channel" and seen is not None:
+        if id(found) not in seen:
+            raise FlexActError(f"{found.name} was not reached with these example_inputs, so its channels are unknown.")
+        channels = seen[id(found)].channels(found.name, config.channel_dim)
+    site = FlexAct(config=config, original=found.original, channels=channels)
+    site.name, site.function = found.name, found.function
+    site.in_forward, site.added = bool(found.calls), found.kind == "call"
+    return site.train((found.original if found.kind == "module" else found.owner).training)
+
+
+def _rewritten_classes(chosen: list[Found], findings: Findings) -> list[tuple[nn.Module, type]]:
+    """The new type of each submodule that owns a chosen call."""
+    names: dict[int, dict[int, str]] = {}
+    for one in chosen:
+        for call in one.calls:
+            names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
+    return [
+        (findings.traced[owner].owner, findings.traced[owner].rewritten(by_call)) for owner, by_call in names.items()
+    ]
+
+
+def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.Module:
+    for one, site in zip(chosen, sites, strict=True):
+        for name in one.names:
+            if name == "":  # the model is an activation itself
+                return site
+            parent, _, attribute = name.rpartition(".")
+            owner = model.get_submodule(parent)
+            vars(owner).pop(attribute, None)
+            owner._modules[attribute] = site
+            if isinstance(owner, nn.TransformerEncoderLayer):
+                owner.activation_relu_or_gelu = 0  # its fused inference path knows only these two
+    return model
+
+
+def _swap_out(model: nn.Module) -> nn.Module:
+    if isinstance(model, FlexAct):
+        assert model.picked is not None
+        return model.picked
+    unbind(model)
+    for owner in list(model.modules()):
+        sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
+        if isinstance(owner, Rewritten) and all(site.kept_original for site in sites.values() if site.in_forward):
+            owner.__class__ = first_class(owner)
+        for name, site in sites.items():
+            _put_back(owner, name, site)
+    return model
+
+
+def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
+    """Put what a site picked in its place; what was no module before is none again where the original was picked."""
+    if site.function is not None and site.kept_original:
+        del owner._modules[name]
+        setattr(owner, name, site.function)
+    elif site.added and not isinstance(owner, Rewritten):
+        del owner._modules[name]
+    else:
+        owner._modules[name] = site.picked
+    if isinstance(owner, nn.TransformerEncoderLayer):
+        fused = {nn.ReLU: 1, nn.GELU: 2} if site.kept_original else {}
+        owner.activation_relu_or_gelu = fused.get(type(site.picked), 0)
+
+
+def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
+    sites = sites_of(model)
+    if not sites:
+        raise FlexActError(
+            f"this {type(model).__name__} has no FlexAct sites to {verb}; it was not converted, or is extracted "
+            "already."
+        )
+    return sites

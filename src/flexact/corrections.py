@@ -1,0 +1,101 @@
+"""What pulls the routing straight.
+
+The routing gradient grows with the size of a candidate's output, so unbounded candidates win whatever the data says
+(Corollary 1). Each correction below is one function:
+
+- grad_norm_kl: `target` and `kl`, in the loss (`penalty`) or scaled to the task gradient (`relative_kl`);
+- clipped_norm_kl: the same from `clipped` sensitivities;
+- clip_logit_gradient: `clip_rows`;
+- output_norm: `normalised_blend`;
+- advantage="normalized": `normalised_advantage`, alone or with one of the others.
+
+All of them work on tables of (rows, K), one row for a site or for a channel of it, so that a deep network pays for them
+once. Dropped candidates have probability 0 and take no part.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexact.candidates import lookup
+from flexact.config import FlexConfig
+from flexact.ops import DEVIATION, SENSITIVITY
+from flexact.routing import log_pi, probabilities
+
+_TINY = 1e-30
+
+
+def statistics_needed(config: FlexConfig) -> int:
+    """Which sums the forward sweep must gather, as flags."""
+    uses_kl = config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
+    return (SENSITIVITY if uses_kl else 0) | (DEVIATION if config.advantage == "normalized" else 0)
+
+
+def target(sensitivity: Tensor, lam: Tensor | float, alive: Tensor) -> Tensor:
+    """p̃ = softmax(−ḡ/λ) over the candidates still in: the flatter a function at this site, the likelier."""
+    return torch.softmax((-sensitivity / lam).masked_fill(~alive, -torch.inf), dim=-1)
+
+
+def clipped(sensitivity: Tensor, bound: float) -> Tensor:
+    """ḡ bounded from above, which makes the steep candidates alike."""
+    return sensitivity.clamp(max=bound)
+
+
+def kl(target: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p̃ ‖ q) of each row; its gradient to log q's logits is q − p̃ (Proposition 2)."""
+    log_q = log_q.masked_fill(target == 0, 0.0)
+    return (torch.xlogy(target, target) - target * log_q).sum(-1)
+
+
+def clip_rows(gradient: Tensor, bound: float) -> Tensor:
+    """Each row's gradient with its norm bounded; its direction, and so the ranking, stays."""
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+    return gradient * (bound / norm.clamp(min=_TINY)).clamp(max=1.0)
+
+
+def normalised_advantage(gradient: Tensor, deviation: Tensor, alive: Tensor) -> Tensor:
+    """Each candidate's share divided by the root-mean-square of a_k − x, relative to the row's mean of these.
+
+    That takes the size of a candidate's output out of ⟨δ, a_k − x⟩, and leaves how well it is aligned with what the
+    loss asks for.
+    """
+    size = deviation.clamp(min=0).sqrt()
+    mean = (size * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
+    return gradient * mean / size.clamp(min=1e-6 * mean + _TINY)
+
+
+def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor) -> Tensor:
+    """The gradient plus the KL's, the latter scaled to α times the former's norm: α is a pure number."""
+    pull = q - target
+    unit = pull / torch.linalg.vector_norm(pull, dim=-1, keepdim=True).clamp(min=_TINY)
+    return gradient + alpha * torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) * unit
+
+
+def normalised_blend(
+    h: Tensor,
+    logits: Tensor,
+    alive: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    keys: tuple[str, ...],
+    channel_dim: int,
+) -> Tensor:
+    """Σ p_k a_k/‖a_k‖, each candidate's output divided by its norm over one sample of the layer, or of the channel.
+
+    The ablation's output normalisation, written plainly; it throws the size of the signal away.
+    """
+    rows = alive.shape[0]
+    p = probabilities(log_pi(logits.view(alive.shape), alive), noise, temperature).to(h.dtype)
+    shape = [1] * h.dim()
+    own = {0}
+    if rows > 1:
+        shape[channel_dim] = rows
+        own.add(channel_dim % h.dim())
+    dims = [dim for dim in range(h.dim()) if dim not in own]
+    x = torch.zeros_like(h)
+    for k, key in enumerate(keys):
+        value = lookup(key).function(h)
+        norm = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value.abs()
+        x = x + p[:, k].view(shape) * value / norm.clamp(min=torch.finfo(h.dtype).tiny)
+    return x

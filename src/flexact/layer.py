@@ -1,0 +1,324 @@
+"""FlexAct: the module that picks its activation function while it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexact.activations import key_of
+from flexact.candidates import ORIGINAL, known_names, lookup
+from flexact.channel_picks import ChannelPicks
+from flexact.config import PAPER_CANDIDATES, FlexConfig
+from flexact.corrections import normalised_blend, statistics_needed
+from flexact.errors import FlexActError
+from flexact.ops import routed_activation
+from flexact.routing import Router, log_pi
+
+ALIVE = -1
+"""What `dropped_at` holds for a candidate that is still in."""
+
+
+class FlexAct(nn.Module):
+    """An activation that blends K candidates by trainable probabilities, and ends as one of them.
+
+    candidates: names; by default the config's.
+    config: every other choice; `FlexConfig()` when left out.
+    original: what stood here before conversion; an elementwise module without tensors.
+    channels: the number of channels, for granularity="channel".
+    inplace: accepted, as activations are, and ignored: the input is never overwritten while the site is undecided.
+
+    State: `logits` (rows·K,), one row for the layer or one a channel; `dropped_at` (rows, K), the step at which a
+    candidate was dropped, −1 while it is in; `temperature`, τ; `signature` (K,), which candidates these are.
+
+    >>> import torch, flexact
+    >>> act = flexact.FlexAct(candidates=("relu", "tanh"))
+    >>> act(torch.tensor([-1.0, 2.0]))
+    tensor([-0.3808,  1.4820], grad_fn=...)
+    >>> flexact.commit(act).picks
+    ('relu',)
+    """
+
+    dropped_at: Tensor
+    temperature: Tensor
+    signature: Tensor
+    original: nn.Module | None
+    picked: nn.Module | None
+
+    def __init__(
+        self,
+        candidates: Sequence[str] | None = None,
+        config: FlexConfig | None = None,
+        *,
+        original: nn.Module | None = None,
+        channels: int | None = None,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__()
+        config = FlexConfig() if config is None else config
+        self.config = config if candidates is None else dataclasses.replace(config, candidates=tuple(candidates))
+        self.name = ""
+        # How conversion put the site here, which extraction undoes.
+        self.function: Callable[..., Tensor] | None = None
+        self.in_forward = False
+        self.added = False
+        self._set_aside("original", original)
+        self.keys = _keys(self.config, original)
+        self.candidates = tuple(lookup(key).name for key in self.keys)
+        self.k = len(self.keys)
+        self.rows = _rows(self.config, channels)
+        self.logits = nn.Parameter(self._initial_logits())
+        self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
+        self.register_buffer("temperature", torch.tensor(self.config.temperature))
+        self.register_buffer("signature", torch.tensor([_signature(key) for key in self.keys]))
+        self.update_alive()
+        self.first_row = 0
+        self.router = Router([self], self.config, standalone=True)
+        self.register_load_state_dict_pre_hook(_check_before_loading)
+        self.register_load_state_dict_post_hook(_update_after_loading)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.picked is not None:
+            picked: Tensor = self.picked(h)
+            return picked
+        self._check_input(h)
+        router = self.router
+        if router.standalone or not router.ready:
+            router.refresh(self.training)
+        rows = slice(self.first_row, self.first_row + self.rows)
+        if self.config.correction == "output_norm":
+            noise = router.noise[rows, : self.k] if self.training else torch.zeros_like(self.dropped_at)
+            return normalised_blend(
+                h, self.logits, self.dropped_at < 0, noise, self.temperature, self.keys, self.config.channel_dim
+            )
+        if self.training:
+            p, temperature, statistics = router.p[rows, : self.k], self.temperature, statistics_needed(self.config)
+            weights = _one_hot(p) if self.config.forward == "hard" else p
+        else:
+            p, temperature, statistics = router.pi[rows, : self.k], torch.ones_like(self.temperature), 0
+            weights = _one_hot(p) if self.config.eval == "pick" else p
+        x, gathered = routed_activation(
+            h, self.logits, weights, p, temperature, self.keys, self.alive, self.config.channel_dim, statistics
+        )
+        if statistics:
+            router.gather(rows, gathered)
+        return x
+
+    @property
+    def committed(self) -> bool:
+        """Whether one candidate is left and the site runs it directly."""
+        return self.picked is not None
+
+    @property
+    def kept_original(self) -> bool:
+        """Whether the site is committed to what stood here before."""
+        return self.picked is not None and self.picked is self.original
+
+    @property
+    def policy(self) -> FlexConfig:
+        """The config without the candidates: what all sites of a model must agree on."""
+        return dataclasses.replace(self.config, candidates=PAPER_CANDIDATES)
+
+    @property
+    def picks(self) -> tuple[str, ...]:
+        """The likeliest candidate of each row: one name for the layer, or one a channel."""
+        return tuple(self.candidates[k] for k in self.pi().argmax(-1).tolist())
+
+    def pi(self) -> Tensor:
+        """The noise-free probabilities over what is still in, (rows, K)."""
+        with torch.no_grad():
+            return log_pi(self.logits.view(self.rows, self.k), self.dropped_at < 0).exp()
+
+    def drop(self, goes: Tensor, step: int) -> None:
+        """Take candidates out for good: goes is (rows, K). Each row keeps at least one, and the last one is its "
+        "pick."""
+        alive = self.dropped_at < 0
+        goes = goes.to(alive.device) & alive
+        if not bool((alive & ~goes).any(-1).all()):
+            raise FlexActError(f"{self.name or 'FlexAct'} must keep at least one candidate of {self.candidates}.")
+        self.dropped_at.masked_fill_(goes, step)
+        self.update_alive()
+
+    def drop_weakest(self, step: int) -> None:
+        """Take out each row's least likely candidate, where more than one is left."""
+        alive = self.dropped_at < 0
+        weakest = self.pi().masked_fill(~alive, torch.inf).argmin(-1)
+        goes = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
+        self.drop(goes, step)
+
+    def commit(self, step: int = 0) -> None:
+        """Keep each row's likeliest candidate alone."""
+        self.drop(~nn.functional.one_hot(self.pi().argmax(-1), self.k).bool(), step)
+
+    def update_alive(self) -> None:
+        """Bring what is derived from `dropped_at` up to date with it."""
+        if self.dropped_at.is_meta:
+            alive = torch.ones(self.rows, self.k, dtype=torch.bool)
+        else:
+            alive = (self.dropped_at < 0).cpu()
+        self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
+        committed = bool((alive.sum(-1) == 1).all())
+        self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
+
+    def _plain(self, picks: list[int]) -> nn.Module:
+        """The ordinary module that does what this site does with these picks, one a row."""
+        channels: dict[int, list[int]] = {}
+        for channel, pick in enumerate(picks):
+            channels.setdefault(pick, []).append(channel)
+        if len(channels) == 1:
+            return self._module(picks[0])
+        return ChannelPicks([self._module(k) for k in channels], list(channels.values()), self.config.channel_dim)
+
+    def _module(self, k: int) -> nn.Module:
+        if self.original is not None and self.keys[k] == key_of(self.original):
+            return self.original
+        return lookup(self.keys[k]).module()
+
+    def _set_aside(self, name: str, module: nn.Module | None) -> None:
+        """Keep a module without making it part of the model's tree."""
+        object.__setattr__(self, name, module)
+
+    def _initial_logits(self) -> Tensor:
+        logits = torch.zeros(self.rows, self.k)
+        if self.config.init == "original" and self.original is not None:
+            start = self.config.init_probability
+            logits[:, self.keys.index(key_of(self.original))] = math.log(start * (self.k - 1) / (1 - start))
+        return logits.flatten()
+
+    def _check_input(self, h: Tensor) -> None:
+        if not h.is_floating_point():
+            raise FlexActError(
+                f"{self.name or 'FlexAct'} got a tensor of {h.dtype}; activations need a real floating-point one "
+                "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
+            )
+        if self.config.granularity == "channel":
+            dim = self.config.channel_dim
+            if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows:
+                raise FlexActError(
+                    f"{self.name or 'FlexAct'} picks for {self.rows} channels in dimension {dim}, but its input has "
+                    f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels."
+                )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexAct:
+        """Move with the model, but stay in float32 when it goes to half or double precision."""
+
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        super()._apply(keep_dtype, recurse)
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.original is not None:
+            key_of(self.original)  # a new process has not met this function yet
+
+    def extra_repr(self) -> str:
+        rows = f", channels={self.rows}" if self.config.granularity == "channel" else ""
+        picked = f", picked={self.picks[0] if len(set(self.picks)) == 1 else 'by channel'}" if self.committed else ""
+        return f"candidates={self.candidates}{rows}{picked}"
+
+
+def _keys(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
+    """The registry keys of a site's candidates, with what it had before in the place of "original"."""
+    wanted = list(config.candidates)
+    if config.init == "original" and ORIGINAL not in wanted:
+        wanted.append(ORIGINAL)
+    if ORIGINAL in wanted and original is None:
+        raise FlexActError(
+            "this FlexAct stands in the place of nothing, so it has no 'original' function; name its candidates, use "
+            "init='uniform', or let flexact.convert build it."
+        )
+    keys = [key_of(original) if name == ORIGINAL and original is not None else name for name in wanted]
+    keys = list(dict.fromkeys(keys))
+    if len(keys) < 2:
+        raise FlexActError(f"a pick needs at least two candidates; the original function is {keys[0]!r} itself.")
+    return tuple(keys)
+
+
+def _rows(config: FlexConfig, channels: int | None) -> int:
+    if config.granularity == "layer":
+        return 1
+    if not isinstance(channels, int) or channels < 1:
+        raise FlexActError(
+            f"granularity='channel' needs the number of channels; got channels={channels!r}. Give FlexAct "
+            "channels=..., or convert with example_inputs=... so that they are seen."
+        )
+    return channels
+
+
+def _one_hot(p: Tensor) -> Tensor:
+    return nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
+
+
+def _signature(key: str) -> int:
+    """A number that stands for a candidate in a `state_dict`, where only tensors can go."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    assert isinstance(site, FlexAct)
+    saved = state_dict.get(f"{prefix}signature")
+    rows = state_dict.get(f"{prefix}dropped_at")
+    if saved is None or rows is None:
+        return  # torch itself names missing keys
+    if saved.tolist() != [_signature(key) for key in site.keys]:
+        names = {_signature(name): name for name in known_names()}
+        told = ", ".join(names.get(number, "an unregistered function") for number in saved.tolist())
+        raise FlexActError(
+            f"the state of site {prefix[:-1] or 'FlexAct'!r} was saved with the candidates {told}; this model has "
+            f"{', '.join(site.candidates)}. Build it with the same candidates, in the same order."
+        )
+    if rows.shape[0] != site.rows:
+        raise FlexActError(
+            f"the state of site {prefix[:-1] or 'FlexAct'!r} has picks for {rows.shape[0]} rows; this model has "
+            f"{site.rows}. Build it with the same granularity and channels."
+        )
+
+
+def _update_after_loading(site: nn.Module, _: Any) -> None:
+    assert isinstance(site, FlexAct)
+    site.update_alive()
+
+
+def sites_of(model: nn.Module) -> list[FlexAct]:
+    """The sites of a model, each once, in depth order as far as it is known."""
+    found = [module for module in model.modules() if isinstance(module, FlexAct)]
+    order = {id(site): place for router in routers_of(found) for place, site in enumerate(router.sites)}
+    return sorted(found, key=lambda site: order[id(site)]) if len(routers_of(found)) == 1 else found
+
+
+def routers_of(sites: list[FlexAct]) -> list[Router]:
+    """The routers behind these sites, each once: one for a converted model, one a site for sites on their own."""
+    return list({id(site.router): site.router for site in sites}.values())
+
+
+def bind(model: nn.Module, sites: list[FlexAct]) -> Router:
+    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards."""
+    router = Router(sites, sites[0].config, standalone=False)
+    model.register_forward_pre_hook(router)
+    model.register_load_state_dict_pre_hook(_check_all_before_loading)
+    return router
+
+
+def unbind(model: nn.Module) -> None:
+    """Take the hooks of `bind` away."""
+    for hooks, ours in (
+        (model._forward_pre_hooks, lambda hook: isinstance(hook, Router)),
+        (model._load_state_dict_pre_hooks, lambda hook: getattr(hook, "hook", None) is _check_all_before_loading),
+    ):
+        for key in [key for key, hook in hooks.items() if ours(hook)]:
+            del hooks[key]
+
+
+def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
+    for name, module in model.named_modules():
+        if isinstance(module, FlexAct):
+            _check_before_loading(module, state_dict, f"{prefix}{name}.")

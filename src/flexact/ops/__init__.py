@@ -1,0 +1,119 @@
+"""One routed activation, forward and backward, as a torch operator.
+
+x = Σ_k w_k σ_k(h), differentiable in h and in the logits ℓ behind the weights. The probabilities come in as plain
+tensors, drawn once a step for all sites; the gradient to the logits is Proposition 1,
+
+    ∂L/∂ℓ_k = (p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩),
+
+which is also the gradient to log π, since its entries sum to zero. So no graph runs through the drawing, and
+recomputing a site's forward cannot change its draw.
+
+The operator is opaque to the compiler and has one implementation for all devices, the closed form; a kernel takes its
+place by registering itself for its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.ops import closed_form
+from flexact.ops.closed_form import DEVIATION, SENSITIVITY
+
+__all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
+
+_SEPARATOR = "\n"  # an operator takes one string, not several
+
+
+def routed_activation(
+    h: Tensor,
+    logits: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: Sequence[str],
+    alive: Sequence[int],
+    channel_dim: int = 1,
+    statistics: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The blend x, and its statistics (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)², zeros where not asked for.
+
+    h: floating point, any shape and layout; x has the same.
+    logits: (rows·K,), only to receive the gradient.
+    weights: (rows, K), what the forward blends with: p when soft, one-hot when hard.
+    probabilities: (rows, K), p, through which the gradient to the logits goes.
+    temperature: τ, a scalar tensor.
+    keys: the K candidates' registry keys; alive: the indices of those still in; statistics: flags.
+    rows is 1 for the layer, or the size of h's `channel_dim`.
+    """
+    x, gathered = _routed_activation(
+        h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
+    )
+    return x, gathered
+
+
+@torch.library.custom_op("flexact::routed_activation", mutates_args=())
+def _routed_activation(
+    h: Tensor,
+    logits: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    channel_dim: int,
+    statistics: int,
+) -> tuple[Tensor, Tensor]:
+    return closed_form.forward(h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
+
+
+@torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
+def _routed_activation_backward(
+    delta: Tensor, h: Tensor, weights: Tensor, keys: str, alive: Sequence[int], channel_dim: int, need_inner: bool
+) -> tuple[Tensor, Tensor]:
+    return closed_form.backward(delta, h, weights, keys.split(_SEPARATOR), alive, channel_dim, need_inner)
+
+
+@_routed_activation.register_fake
+def _(
+    h: Tensor,
+    logits: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    channel_dim: int,
+    statistics: int,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(h), weights.new_empty((2, *weights.shape))
+
+
+@_routed_activation_backward.register_fake
+def _(
+    delta: Tensor, h: Tensor, weights: Tensor, keys: str, alive: Sequence[int], channel_dim: int, need_inner: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(h), weights.new_empty(weights.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    h, _, weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs
+    ctx.save_for_backward(h, weights, probabilities, temperature)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    h, weights, probabilities, temperature = ctx.saved_tensors
+    need_h, need_logits = ctx.needs_input_grad[:2]
+    gradient, inner = _routed_activation_backward(delta, h, weights, ctx.keys, ctx.alive, ctx.channel_dim, need_logits)
+    to_logits = None
+    if need_logits:
+        centred = inner - (probabilities * inner).sum(-1, keepdim=True)
+        to_logits = (probabilities * centred / temperature).flatten()
+    return (gradient if need_h else None, to_logits, *(None,) * 7)
+
+
+_routed_activation.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,91 @@
+"""The corrections at work: what is added to the loss, and what is done to the logit gradients before a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flexact import corrections
+from flexact.config import FlexConfig
+from flexact.layer import routers_of, sites_of
+from flexact.routing import Router, log_pi
+
+
+def penalty(model: nn.Module) -> Tensor:
+    """α·Σ KL(p̃ ‖ q) over the sites of a model, from the last forward's statistics; 0 where the policy needs none.
+
+    It needs none when the correction is no KL, when its weight is relative (it then acts on the gradient, through the
+    Schedule), and for sites that are committed.
+
+    >>> import torch, flexact
+    >>> act = flexact.FlexAct(config=flexact.FlexConfig.paper())
+    >>> _ = act(torch.randn(8, 3))
+    >>> bool(flexact.penalty(act) > 0)
+    True
+    """
+    routers = [router for router in routers_of(sites_of(model)) if _adds_to_loss(router.config) and router.ready]
+    terms = [_penalty(router) for router in routers if not all(site.committed for site in router.sites)]
+    if terms:
+        return torch.stack(terms).sum()
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return torch.zeros((), device=device)
+
+
+def corrects_gradients(config: FlexConfig) -> bool:
+    """Whether a policy acts on the logit gradients between the backward pass and the optimizer's step."""
+    return config.advantage == "normalized" or config.correction == "clip_logit_gradient" or _is_relative(config)
+
+
+def correct_gradients(router: Router) -> None:
+    """Apply a router's policy to the gradients that its sites' logits hold now."""
+    held = [site for site in router.sites if site.logits.grad is not None]
+    if not held or not router.ready:
+        return
+    with torch.no_grad():
+        gradients = [torch.zeros_like(s.logits) if s.logits.grad is None else s.logits.grad for s in router.sites]
+        corrected = router.split(_corrected(router, router.table(gradients)))
+        for site, gradient in zip(router.sites, corrected, strict=True):
+            if site.logits.grad is not None:
+                site.logits.grad.copy_(gradient)
+
+
+def _corrected(router: Router, gradient: Tensor) -> Tensor:
+    config, alive = router.config, router.alive()
+    _, deviation = router.mean_statistics()
+    if config.advantage == "normalized":
+        gradient = corrections.normalised_advantage(gradient, deviation, alive)
+    if config.correction == "clip_logit_gradient":
+        gradient = corrections.clip_rows(gradient, config.clip)
+    if _is_relative(config):
+        q = router.pi if config.kl_on == "pi" else router.p
+        gradient = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha)
+    return gradient
+
+
+def _penalty(router: Router) -> Tensor:
+    alive = router.alive()
+    log_q = log_pi(router.logits(), alive)
+    if router.config.kl_on == "p":
+        log_q = torch.log_softmax((log_q + router.noise) / router.temperature(), dim=-1)
+    return router.alpha * corrections.kl(_target(router, alive), log_q).sum()
+
+
+def _target(router: Router, alive: Tensor) -> Tensor:
+    config = router.config
+    sensitivity, _ = router.mean_statistics()
+    if config.correction == "clipped_norm_kl":
+        sensitivity = corrections.clipped(sensitivity, config.clip)
+    lam = router.temperature() if config.lam == "temperature" else config.lam
+    return corrections.target(sensitivity, lam, alive)
+
+
+def _uses_kl(config: FlexConfig) -> bool:
+    return config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
+
+
+def _adds_to_loss(config: FlexConfig) -> bool:
+    return _uses_kl(config) and config.alpha_kind == "absolute"
+
+
+def _is_relative(config: FlexConfig) -> bool:
+    return _uses_kl(config) and config.alpha_kind == "relative"

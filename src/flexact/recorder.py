@@ -1,0 +1,165 @@
+"""The history of the picks over training."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from torch import nn
+
+from flexact.errors import FlexActError, missing_extra
+from flexact.selection import selection
+
+VERSION = 1
+
+
+class Recorder:
+    """Keeps the probabilities of all sites over training, in memory and, if asked to, on disk.
+
+    path: a JSON-lines file, one whole line a record; an existing one is gone on with.
+    tensorboard: a folder for TensorBoard scalars (needs flexact[tensorboard]).
+
+    A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
+    was given to `record`.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> recorder = flexact.Recorder(model)
+    >>> recorder.record(step=0, loss=1.5)
+    >>> recorder.history[0]["picks"]
+    {'1': 'relu'}
+    """
+
+    def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: str | Path | None = None) -> None:
+        self.model = model
+        self.history: list[dict[str, Any]] = []
+        self._file: IO[str] | None = None
+        self._writer: Any = None
+        if path is not None:
+            self._path = Path(path)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                self.history = _parsed(self._path, _without_cut_line(self._path.read_text(encoding="utf-8")))
+            self._rewrite()
+        if tensorboard is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise missing_extra("tensorboard", "tensorboard") from None
+            self._writer = SummaryWriter(str(tensorboard))
+
+    def record(self, step: int, **values: float) -> None:
+        """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
+        if self.history and step <= self.history[-1]["step"]:
+            raise FlexActError(
+                f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
+                "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step)."
+            )
+        now = selection(self.model)
+        keys = list(now.picks)
+        entry: dict[str, Any] = {
+            "step": step,
+            "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
+            "picks": now.picks,
+            **values,
+        }
+        self.history.append(entry)
+        if self._file is not None:
+            self._write(entry)
+        if self._writer is not None:
+            for site, probabilities in entry["sites"].items():
+                for candidate, probability in probabilities.items():
+                    self._writer.add_scalar(f"flexact/{site}/{candidate}", probability, step)
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after a step: for going on from an earlier checkpoint."""
+        self.history = [entry for entry in self.history if entry["step"] <= step]
+        if self._file is not None:
+            self._rewrite()
+
+    def close(self) -> None:
+        """Close the files; the history stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def load(path: str | Path) -> list[dict[str, Any]]:
+        """The records of a JSON-lines file that a Recorder wrote.
+
+        >>> import flexact
+        >>> flexact.Recorder.load("nowhere.jsonl")
+        Traceback (most recent call last):
+        ...
+        flexact.errors.FlexActError: there is no history at nowhere.jsonl; ...
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
+        return _parsed(path, path.read_text(encoding="utf-8", errors="replace"))
+
+    def _rewrite(self) -> None:
+        """Write the file anew, whole or not at all, and go on at its end."""
+        if self._file is not None:
+            self._file.close()
+        fresh = self._path.with_name(self._path.name + ".new")
+        with fresh.open("w", encoding="utf-8") as file:
+            for entry in [{"flexact_history": VERSION}, *self.history]:
+                file.write(json.dumps(entry) + "\n")
+        os.replace(fresh, self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+
+def _without_cut_line(text: str) -> str:
+    """A run that was killed may leave its last line unfinished; it was never a record."""
+    return text[: text.rfind("\n") + 1]
+
+
+def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise FlexActError(
+                f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}). The file is cut off or "
+                "was edited; remove that line to read the rest."
+            ) from None
+        if number == 1:
+            _check_header(path, entry)
+        elif isinstance(entry, dict) and isinstance(entry.get("step"), int) and isinstance(entry.get("sites"), dict):
+            entries.append(entry)
+        else:
+            raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
+    return entries
+
+
+def _check_header(path: Path, header: Any) -> None:
+    version = header.get("flexact_history") if isinstance(header, dict) else None
+    if not isinstance(version, int):
+        raise FlexActError(
+            f'{path} is not a history of flexact: its first line must be {{"flexact_history": {VERSION}}}.'
+        )
+    if version > VERSION:
+        raise FlexActError(f"{path} has version {version}, and this flexact reads up to {VERSION}; update flexact.")

@@ -1,0 +1,168 @@
+"""From logits to probabilities: noise, temperature, who is still in.
+
+A `Router` serves all sites of one model. It draws their noise once a step, in one go and from a generator of its own,
+and turns all logits into probabilities in a constant number of operations, whatever the depth. Sites with different
+numbers of candidates share one padded table of (rows, K); a site has one row, or one a channel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flexact.config import FlexConfig
+
+if TYPE_CHECKING:
+    from flexact.layer import FlexAct
+
+
+def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
+    """(rows, k) Gumbel(0, 1) numbers that depend on the seed and the step alone.
+
+    Drawn on the CPU in float64: the same on every device, and −log(−log u) stays finite because u is kept off 0 and 1.
+    """
+    generator = torch.Generator().manual_seed(_mixed(seed, step))
+    u = torch.rand(rows, k, generator=generator, dtype=torch.float64).clamp_(1e-12, 1 - 1e-12)
+    return -(-u.log()).log()
+
+
+def _mixed(seed: int, step: int) -> int:
+    """One 63-bit number for the two (the finaliser of splitmix64), so that neighbouring runs share no noise."""
+    z = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return (z ^ (z >> 31)) >> 1
+
+
+def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
+    """log π over the candidates still in; −∞ for the others."""
+    return torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
+
+
+def probabilities(log_pi: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
+    """p = softmax((log π + g)/τ)."""
+    return torch.softmax((log_pi + noise) / temperature, dim=-1)
+
+
+class Router:
+    """Draws and probabilities for all sites of one model, and the statistics that they gather.
+
+    `refresh` runs at the start of each forward of the model and leaves plain tensors that the sites read by their rows;
+    `advance` makes the next step's draw. A step is a forward in training mode, or, once a Schedule runs, a call of its
+    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw.
+    """
+
+    def __init__(self, sites: list[FlexAct], config: FlexConfig, standalone: bool) -> None:
+        self.sites = sites
+        self.config = config
+        self.standalone = standalone
+        self.scheduled = False
+        self.ready = False
+        self.step = 0
+        self.rows = sum(site.rows for site in sites)
+        self.k = max(site.k for site in sites)
+        start = 0
+        for site in sites:
+            site.router, site.first_row = self, start
+            start += site.rows
+        self._device: torch.device | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.sites[0].logits.device
+
+    def refresh(self, training: bool) -> None:
+        """Turn the logits into this forward's probabilities, and start its statistics afresh."""
+        self.place()
+        if training and not self.scheduled:
+            self.advance()
+        with torch.no_grad():
+            alive, temperature = self.alive(), self.temperature()
+            self.log_pi = log_pi(self.logits(), alive)
+            self.pi = self.log_pi.exp()
+            self.p = probabilities(self.log_pi, self.noise, temperature)
+            self.statistics = torch.zeros(2, self.rows, self.k, device=self.device)
+            self.calls = torch.zeros(self.rows, 1, device=self.device)
+        self.ready = True
+
+    def advance(self) -> None:
+        """Go on to the next step's draw."""
+        self.go_to(self.step + 1)
+
+    def go_to(self, step: int) -> None:
+        """Make the draw of any step."""
+        self.place()
+        self.step = step
+        if self.config.noise != 0:
+            self.noise.copy_(self._drawn())  # in place: a captured CUDA graph reads this memory
+
+    def set_alpha(self, alpha: float) -> None:
+        """The correction's weight from now on."""
+        self.place()
+        self.alpha.fill_(alpha)
+
+    def logits(self) -> Tensor:
+        """All sites' logits as (rows, K), padded; differentiable."""
+        return self.table([site.logits for site in self.sites])
+
+    def alive(self) -> Tensor:
+        """Who is still in, as (rows, K); padding is not."""
+        return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+
+    def temperature(self) -> Tensor:
+        """τ of each row, (rows, 1)."""
+        return torch.stack([site.temperature for site in self.sites])[self._site_of_row].unsqueeze(1)
+
+    def gather(self, rows: slice, statistics: Tensor) -> None:
+        """Add one call's statistics, (2, rows, K), to those of the site's other calls in this forward."""
+        self.statistics[:, rows, : statistics.shape[-1]] += statistics
+        self.calls[rows] += 1
+
+    def mean_statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean |σ_k′(h)| and mean (a_k − x)² over the calls of the last forward, each (rows, K)."""
+        sensitivity, deviation = (self.statistics / self.calls.clamp(min=1)).unbind()
+        return sensitivity, deviation
+
+    def split(self, table: Tensor) -> list[Tensor]:
+        """A (rows, K) table back into the sites' own flat shapes."""
+        parts = torch.split(table, [site.rows for site in self.sites])
+        return [part[:, : site.k].flatten() for site, part in zip(self.sites, parts, strict=True)]
+
+    def table(self, flat: list[Tensor]) -> Tensor:
+        """The sites' own flat tensors as one (rows, K) table, padded with 0."""
+        joined = torch.cat(flat)
+        if self._index is None:
+            return joined.view(self.rows, self.k)
+        return torch.cat([joined, joined.new_zeros(1)])[self._index]
+
+    def place(self) -> None:
+        """Put what the tables are built with on the model's device (again, after the model moved)."""
+        if self._device == self.device:
+            return
+        self._device = self.device
+        counts = torch.tensor([site.rows for site in self.sites])
+        self._site_of_row = torch.arange(len(self.sites)).repeat_interleave(counts).to(self.device)
+        self._index: Tensor | None = None
+        if any(site.k != self.k for site in self.sites):
+            total = sum(site.rows * site.k for site in self.sites)
+            index = torch.full((self.rows, self.k), total)
+            start = 0
+            for site in self.sites:
+                size = site.rows * site.k
+                own = torch.arange(start, start + size).view(site.rows, site.k)
+                index[site.first_row : site.first_row + site.rows, : site.k] = own
+                start += size
+            self._index = index.to(self.device)
+        self.noise = self._drawn().to(self.device)
+        self.alpha = torch.tensor(self.config.alpha, device=self.device)
+
+    def _drawn(self) -> Tensor:
+        if self.config.noise == 0:
+            return torch.zeros(self.rows, self.k)
+        return (self.config.noise * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """As a forward pre-hook of the model."""
+        self.refresh(module.training)

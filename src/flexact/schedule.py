@@ -1,0 +1,231 @@
+"""How a run goes: anneal, eliminate, commit."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from flexact.config import Anneal
+from flexact.errors import FlexActError
+from flexact.layer import FlexAct, bind, routers_of, sites_of
+from flexact.policy import correct_gradients, corrects_gradients
+from flexact.routing import Router
+
+VERSION = 1
+
+
+class Schedule:
+    """Runs a model's policy over training: temperature, correction weight, elimination rounds, commitment.
+
+    model: a converted model, or any model with `FlexAct` sites (which then draw together).
+    total_steps: the number of optimizer steps of the whole run.
+    optimizer: if given, it is checked to hold the logits, and is the one whose steps are corrected; otherwise any
+    optimizer that holds them is.
+
+    Call `step()` once after each optimizer step. Corrections of the logit gradient happen just before the optimizer's
+    step, when gradients are accumulated, averaged over ranks and unscaled.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
+    >>> optimizer = torch.optim.Adam(flexact.param_groups(model, lr=0.01))
+    >>> schedule = flexact.Schedule(model, total_steps=10)
+    >>> for _ in range(10):
+    ...     loss = model(torch.randn(4, 2)).square().mean() + flexact.penalty(model)
+    ...     loss.backward(); optimizer.step(); optimizer.zero_grad(); schedule.step()
+    >>> schedule.committed
+    True
+    """
+
+    def __init__(self, model: nn.Module, total_steps: int, optimizer: Optimizer | None = None) -> None:
+        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+            raise FlexActError(
+                f"total_steps must be the number of optimizer steps of the run, at least 1; got {total_steps!r}."
+            )
+        sites = sites_of(model)
+        if not sites:
+            raise FlexActError(
+                f"this {type(model).__name__} has no FlexAct sites to schedule; call flexact.convert(model) first."
+            )
+        if optimizer is not None:
+            _check_holds_logits(optimizer, sites)
+        self.total_steps = total_steps
+        self.steps_done = 0
+        self.router = _one_router(model, sites)
+        self.router.scheduled = True
+        self.config = self.router.config
+        self._milestones = {site: _milestones(site, total_steps) for site in sites}
+        self._steps_with_drops = {step for steps in self._milestones.values() for step in steps}
+        if self.config.commit_at is not None:
+            self._steps_with_drops.add(self.commit_step)
+        self._apply()
+        if corrects_gradients(self.config):
+            _correct_before_steps(self, optimizer)
+
+    @property
+    def commit_step(self) -> int:
+        """The step from which on every site runs its pick alone; past the end if the policy never commits."""
+        if self.config.commit_at is None:
+            return self.total_steps + 1
+        return max(1, round(self.config.commit_at * self.total_steps))
+
+    @property
+    def committed(self) -> bool:
+        """Whether every site is."""
+        return all(site.committed for site in self.router.sites)
+
+    def step(self) -> None:
+        """Go on to the next step: call it after the optimizer's."""
+        if self.steps_done >= self.total_steps:
+            raise FlexActError(
+                f"the schedule was made for {self.total_steps} steps, and all of them are done. Make it with the "
+                "number of optimizer steps of the whole run (epochs times batches, divided by accumulation)."
+            )
+        self.steps_done += 1
+        if self.steps_done in self._steps_with_drops:
+            self._drop()
+        self._apply()
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the run stands; the sites' own state travels with the model's."""
+        return {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a saved run stood. Load the model's state as well, before or after."""
+        missing = [key for key in ("version", "step", "total_steps") if not isinstance(state.get(key), int)]
+        if missing:
+            raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or no integer in {state!r}.")
+        if state["version"] > VERSION:
+            raise FlexActError(f"this schedule has version {state['version']}; update flexact to read it.")
+        if state["total_steps"] != self.total_steps:
+            raise FlexActError(
+                f"the saved run has {state['total_steps']} steps and this one {self.total_steps}; make the Schedule "
+                f"with total_steps={state['total_steps']} to go on with it."
+            )
+        if not 0 <= state["step"] <= self.total_steps:
+            raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
+        self.steps_done = state["step"]
+        self._apply()
+
+    def _apply(self) -> None:
+        """Set what depends on the step alone: the temperature, the correction's weight, the draw."""
+        start = self.config.warmup * self.total_steps
+        end = max(min(self.commit_step, self.total_steps), start + 1)
+        progress = min(max((self.steps_done - start) / (end - start), 0.0), 1.0)
+        config = self.config
+        temperature = annealed(config.anneal, config.temperature, config.final_temperature, progress)
+        for site in self.router.sites:
+            site.temperature.fill_(temperature)
+        falling = config.alpha_schedule == "falling"
+        self.router.set_alpha(config.alpha * (1 - progress) if falling else config.alpha)
+        self.router.go_to(self.steps_done)
+
+    def _drop(self) -> None:
+        for site, steps in self._milestones.items():
+            left = site.k - sum(step <= self.steps_done for step in steps)
+            while int((site.dropped_at < 0).sum(-1).max()) > left:
+                site.drop_weakest(self.steps_done)
+        if self.steps_done >= self.commit_step:
+            for site in self.router.sites:
+                site.commit(self.steps_done)
+
+
+def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
+    """The temperature at a fraction of the way from the first to the last.
+
+    >>> round(annealed("exponential", 1.0, 0.01, 0.5), 6)
+    0.1
+    """
+    if kind == "constant":
+        return first
+    if kind == "exponential":
+        return first * math.exp(progress * math.log(last / first))
+    if kind == "linear":
+        return first + (last - first) * progress
+    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def param_groups(
+    model: nn.Module,
+    weight_decay: float = 0.0,
+    lr: float | None = None,
+    logit_lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Optimizer groups: the weights, and the logits apart, which are never decayed.
+
+    lr, logit_lr: learning rates of the two; where left out, the optimizer's own.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU()))
+    >>> [(len(g["params"]), g["weight_decay"]) for g in flexact.param_groups(model, weight_decay=5e-4)]
+    [(2, 0.0005), (1, 0.0)]
+    """
+    logits = [site.logits for site in sites_of(model)]
+    known = {id(parameter) for parameter in logits}
+    weights = [parameter for parameter in model.parameters() if id(parameter) not in known]
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": weight_decay},
+        {"params": logits, "weight_decay": 0.0},
+    ]
+    for group, rate in zip(groups, (lr, logit_lr if logit_lr is not None else lr), strict=True):
+        if rate is not None:
+            group["lr"] = rate
+    return [group for group in groups if group["params"]]
+
+
+def _milestones(site: FlexAct, total_steps: int) -> list[int]:
+    """The steps of a site's elimination rounds, evenly spaced; the last one is the commitment."""
+    config = site.config
+    if not config.eliminate or config.commit_at is None:
+        return []
+    span = config.commit_at - config.warmup
+    rounds = site.k - 1
+    return [max(1, round((config.warmup + span * i / rounds) * total_steps)) for i in range(1, rounds + 1)]
+
+
+def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
+    """The router of a converted model; sites built by hand get one together."""
+    routers = routers_of(sites)
+    if len(routers) == 1:
+        return routers[0]
+    first = sites[0].config
+    for site in sites[1:]:
+        if site.policy != sites[0].policy:
+            raise FlexActError(
+                f"the sites of one model must share one policy; {sites[0].name or 'the first'} has {first} and "
+                f"{site.name or 'another'} has {site.config}. Only their candidates may differ."
+            )
+    return bind(model, sites)
+
+
+def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    lost = [site.name or "FlexAct" for site in sites if id(site.logits) not in held]
+    if lost:
+        raise FlexActError(
+            f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}), so "
+            "they would never train. Convert the model before you build the optimizer, and give it "
+            "flexact.param_groups(model)."
+        )
+
+
+def _correct_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> None:
+    """Correct the logit gradients before each step of the optimizer that holds them, until all sites are committed."""
+    reference = weakref.ref(schedule)
+
+    def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        alive = reference()
+        if alive is None or alive.committed:
+            handle.remove()
+        elif optimizer is not None or _holds(stepping, alive.router.sites[0].logits):
+            correct_gradients(alive.router)
+
+    handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
+
+
+def _holds(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
+    return any(held is parameter for group in reversed(optimizer.param_groups) for held in group["params"])
