@@ -9,10 +9,17 @@ before the first import is enough. A complete torchvision keeps its own.
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 from hypothesis import settings
+from torch import nn
+
+from flexact import FlexAct
 
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
@@ -39,3 +46,30 @@ _TORCHVISION_LIBRARY = _declare_missing_torchvision_operators()
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def resnets() -> ModuleType:
+    """tests/resnets.py, under a name by which its classes can be pickled."""
+    spec = importlib.util.spec_from_file_location("flexact_test_resnets", Path(__file__).with_name("resnets.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def pick() -> Callable[[nn.Module, str | None], nn.Module]:
+    """A function that makes every site of a model pick one candidate; None is what init="original" starts at."""
+
+    def choose(model: nn.Module, name: str | None) -> nn.Module:
+        for site in model.modules():
+            if isinstance(site, FlexAct):
+                with torch.no_grad():
+                    table = site.logits.view(site.rows, site.k)
+                    chosen = table.argmax(-1) if name is None else torch.full((site.rows,), site.candidates.index(name))
+                    table.copy_(5.0 * nn.functional.one_hot(chosen, site.k))
+        return model
+
+    return choose

@@ -56,6 +56,7 @@ _OTHER_MODULES = {
     "transformers.activations.AccurateGELUActivation",
     "transformers.activations.LaplaceActivation",
     "transformers.activations.ReLUSquaredActivation",
+    "transformers.activations.SqrtSoftplusActivation",
 }
 
 _FUNCTIONS: dict[Callable[..., Any], str] = {
@@ -106,31 +107,37 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 def is_activation(module: nn.Module) -> bool:
     """Whether a module is an activation that a site can take the place of."""
-    path = type_path(module)
-    return path in _MODULES or path in _OTHER_MODULES
+    return is_activation_type(type(module))
+
+
+def is_activation_type(cls: type) -> bool:
+    """Whether modules of a type are. nn.Identity is not: it stands for "nothing here" far more often."""
+    path = _type_path(cls)
+    return (path in _MODULES or path in _OTHER_MODULES) and cls is not nn.Identity
 
 
 def key_of(module: nn.Module) -> str:
     """The candidate's name whose function a module computes, or the key of its own function ("original")."""
-    name, settings = _MODULES.get(type_path(module), (None, {}))
+    name, settings = _MODULES.get(_type_path(type(module)), (None, {}))
     if name is not None and all(getattr(module, key) == value for key, value in settings.items()):
         return name
     return original(module)
 
 
-def type_path(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def _type_path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def module_of_call(kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
     """The module that does what a functional call does to its first argument; None if it is no activation.
 
-    kind: "call_function" or "call_method", as torch.fx has it; args: those after the tensor.
+    kind: "call_function" or "call_method", as torch.fx has it; args: those after the tensor. A call whose settings are
+    computed (a learnt slope), or that writes to a tensor of the caller's, is none.
     """
     name = _METHODS.get(target) if kind == "call_method" else _FUNCTIONS.get(target) if callable(target) else None
-    if name is None:
+    settings = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
+    if name is None or not all(isinstance(value, (int, float, str)) for value in (*args, *settings.values())):
         return None
-    settings = {key: value for key, value in kwargs.items() if key not in ("inplace", "input", "out")}
     build = _BUILDERS.get(name)
     if build is None:
         return lookup(name).module()
@@ -152,5 +159,5 @@ def is_method(name: str) -> bool:
 
 def function_name(module: nn.Module) -> str:
     """How a module's function is called: the candidate's name, or the type's."""
-    name, _ = _MODULES.get(type_path(module), (None, {}))
+    name, _ = _MODULES.get(_type_path(type(module)), (None, {}))
     return name if name is not None else type(module).__name__.lower()

@@ -6,6 +6,7 @@ no second exponential. At a kink (relu at 0) the derivative is the one torch's o
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tenso
     """The derivative of an elementwise function, by differentiating the sum of its values."""
 
     def derivative(h: Tensor, value: Tensor) -> Tensor:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             leaf = h.detach().clone().requires_grad_()
             total = function(leaf).sum()
             if not total.requires_grad:  # a constant function
@@ -61,67 +62,35 @@ def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tenso
     return derivative
 
 
-def _step(h: Tensor) -> Tensor:
-    return (h > 0).to(h.dtype)
-
-
-def _gelu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    cdf = 0.5 * (1 + torch.erf(h * math.sqrt(0.5)))
-    return cdf + h * torch.exp(-0.5 * h * h) / math.sqrt(2 * math.pi)
-
-
-def _silu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    gate = torch.sigmoid(h)
-    return gate * (1 + h * (1 - gate))
-
-
-def _mish_derivative(h: Tensor, value: Tensor) -> Tensor:
-    gate = torch.tanh(F.softplus(h))
-    return gate + h * torch.sigmoid(h) * (1 - gate * gate)
-
-
-def _elu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    return torch.where(h > 0, torch.ones_like(h), value + 1)
-
-
-def _selu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    return torch.where(h > 0, torch.full_like(h, SELU_SCALE), value + SELU_SCALE * SELU_ALPHA)
-
-
-def _softplus_derivative(h: Tensor, value: Tensor) -> Tensor:
-    # torch's softplus is the identity past its threshold of 20, and so is its derivative.
-    return torch.where(h > 20, torch.ones_like(h), torch.sigmoid(h))
-
-
-def _hardswish_derivative(h: Tensor, value: Tensor) -> Tensor:
-    # Follows torch's backward at the kinks: 0 at -3, the middle branch's 1.5 at 3.
-    inner = torch.where(h <= 3, h / 3 + 0.5, torch.ones_like(h))
-    return torch.where(h <= -3, torch.zeros_like(h), inner)
+def _one(h: Tensor) -> Tensor:
+    """The gradient that makes torch's backward operators give the derivative itself; it takes no memory."""
+    return h.new_ones(()).expand_as(h)
 
 
 def _softsign_derivative(h: Tensor, value: Tensor) -> Tensor:
-    return 1 / (1 + h.abs()).square()
+    return (1 + h.abs()).reciprocal().square()
 
 
-def _softsign(h: Tensor) -> Tensor:
-    return F.softsign(h)
-
+# torch's own backward operators: the same at every kink, and ten times as fast as a torch.where on a CPU.
+_aten = torch.ops.aten
 
 _BUILT_IN = (
-    Candidate("relu", F.relu, lambda h, a: _step(h), nn.ReLU),
-    Candidate("leaky_relu", F.leaky_relu, lambda h, a: torch.where(h > 0, 1.0, 0.01).to(h.dtype), nn.LeakyReLU),
-    Candidate("sigmoid", torch.sigmoid, lambda h, a: a * (1 - a), nn.Sigmoid),
-    Candidate("tanh", torch.tanh, lambda h, a: 1 - a * a, nn.Tanh),
+    Candidate("relu", F.relu, lambda h, a: _aten.threshold_backward(_one(h), h, 0), nn.ReLU),
+    Candidate(
+        "leaky_relu", F.leaky_relu, lambda h, a: _aten.leaky_relu_backward(_one(h), h, 0.01, False), nn.LeakyReLU
+    ),
+    Candidate("sigmoid", torch.sigmoid, lambda h, a: _aten.sigmoid_backward(_one(h), a), nn.Sigmoid),
+    Candidate("tanh", torch.tanh, lambda h, a: _aten.tanh_backward(_one(h), a), nn.Tanh),
     Candidate("identity", lambda h: h, lambda h, a: torch.ones_like(h), nn.Identity),
-    Candidate("gelu", F.gelu, _gelu_derivative, nn.GELU),
-    Candidate("silu", F.silu, _silu_derivative, nn.SiLU),
-    Candidate("mish", F.mish, _mish_derivative, nn.Mish),
-    Candidate("elu", F.elu, _elu_derivative, nn.ELU),
-    Candidate("selu", F.selu, _selu_derivative, nn.SELU),
-    Candidate("softplus", F.softplus, _softplus_derivative, nn.Softplus),
-    Candidate("hardswish", F.hardswish, _hardswish_derivative, nn.Hardswish),
-    Candidate("relu6", F.relu6, lambda h, a: ((h > 0) & (h < 6)).to(h.dtype), nn.ReLU6),
-    Candidate("softsign", _softsign, _softsign_derivative, nn.Softsign),
+    Candidate("gelu", F.gelu, lambda h, a: _aten.gelu_backward(_one(h), h), nn.GELU),
+    Candidate("silu", F.silu, lambda h, a: _aten.silu_backward(_one(h), h), nn.SiLU),
+    Candidate("mish", F.mish, lambda h, a: _aten.mish_backward(_one(h), h), nn.Mish),
+    Candidate("elu", F.elu, lambda h, a: _aten.elu_backward(_one(h), 1, 1, 1, False, h), nn.ELU),
+    Candidate("selu", F.selu, lambda h, a: _aten.elu_backward(_one(h), SELU_ALPHA, SELU_SCALE, 1, False, h), nn.SELU),
+    Candidate("softplus", F.softplus, lambda h, a: _aten.softplus_backward(_one(h), h, 1, 20), nn.Softplus),
+    Candidate("hardswish", F.hardswish, lambda h, a: _aten.hardswish_backward(_one(h), h), nn.Hardswish),
+    Candidate("relu6", F.relu6, lambda h, a: _aten.hardtanh_backward(_one(h), h, 0, 6), nn.ReLU6),
+    Candidate("softsign", F.softsign, _softsign_derivative, nn.Softsign),
 )
 
 ORIGINAL = "original"
@@ -160,7 +129,12 @@ def original(module: nn.Module) -> str:
         and name not in ("training", "inplace")
     }
     key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings}"
-    _originals.setdefault(key, Candidate(ORIGINAL, module, autograd_derivative(module), lambda: module))
+    if key not in _originals:
+        function = module
+        if getattr(module, "inplace", False):  # a blend needs its input for every candidate
+            function = copy.copy(module)
+            function.inplace = False  # type: ignore[assignment]
+        _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: module)
     return key
 
 
@@ -190,14 +164,17 @@ def register_candidate(
         )
     if name in _registry:
         raise FlexActError(f"candidate {name!r} is registered already; choose another name.")
+    for role, given in (("function", fn), ("derivative", derivative), ("module", module)):
+        if not callable(given) and (given is not None or role == "function"):
+            raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
     _check_elementwise(name, fn)
     if derivative is None:
         slope = autograd_derivative(fn)
     else:
-        given = derivative
+        of_input = derivative
 
         def slope(h: Tensor, value: Tensor) -> Tensor:
-            return given(h)
+            return of_input(h)
 
     _check_derivative(name, fn, slope)
     build = module if module is not None else (lambda: _Function(name, fn))
@@ -207,7 +184,13 @@ def register_candidate(
 def _check_elementwise(name: str, fn: Callable[[Tensor], Tensor]) -> None:
     for shape in ((7,), (2, 3, 5)):
         h = torch.linspace(-3, 3, math.prod(shape), dtype=torch.float64).reshape(shape)
+        untouched = h.clone()
         value = fn(h)
+        if not torch.equal(h, untouched):
+            raise FlexActError(
+                f"candidate {name!r} overwrites its input, which the other candidates still need; write it without "
+                "in-place operations."
+            )
         if not isinstance(value, Tensor) or value.shape != h.shape or value.dtype != h.dtype:
             got = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
             raise FlexActError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -60,7 +61,9 @@ class FlexConfig:
     alpha_kind: AlphaKind = "relative"
     """"absolute": α·KL is added to the loss. "relative": the KL gradient has α times the task gradient's norm."""
     alpha_schedule: AlphaSchedule = "falling"
-    """Constant until the commitment, or falling linearly to 0 there."""
+    """Constant until the commitment, or falling linearly to 0."""
+    alpha_until: float = 1.0
+    """Where a falling α reaches 0, as a fraction of the way to the commitment."""
     lam: float | Literal["temperature"] = 0.3
     """λ of the target softmax(−ḡ/λ): a constant, or "temperature" to tie it to τ."""
     kl_on: KlOn = "pi"
@@ -122,6 +125,7 @@ class FlexConfig:
         self._check_number("final_temperature", above=0)
         self._check_number("noise", at_least=0)
         self._check_number("alpha", at_least=0)
+        self._check_number("alpha_until", above=0, at_most=1)
         self._check_number("clip", above=0)
         if self.lam != "temperature":
             self._check_number("lam", above=0)
@@ -135,6 +139,8 @@ class FlexConfig:
                 )
         elif self.eliminate:
             raise FlexActError("eliminate=True ends in a commitment; give commit_at, or set eliminate=False.")
+        if not isinstance(self.eliminate, bool):
+            raise FlexActError(f"eliminate must be True or False; got {self.eliminate!r}.")
         for name in ("seed", "channel_dim"):
             if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
                 raise FlexActError(f"{name} must be an integer; got {getattr(self, name)!r}.")
@@ -148,7 +154,7 @@ class FlexConfig:
         at_most: float = math.inf,
     ) -> None:
         value = getattr(self, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not (number and above < value < below and at_least <= value <= at_most):
             low = f"above {above:g}" if above > -math.inf else f"at least {at_least:g}"
             high = (
@@ -174,7 +180,7 @@ class FlexConfig:
                 f"not a FlexConfig: expected a dictionary with the key 'flexact_config'; got {_shown(data)}."
             )
         version = data["flexact_config"]
-        if not isinstance(version, int) or version < 1:
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise FlexActError(f"'flexact_config' must be a version number from 1 to {VERSION}; got {version!r}.")
         if version > VERSION:
             raise FlexActError(
@@ -184,7 +190,9 @@ class FlexConfig:
         fields = {key: value for key, value in data.items() if key != "flexact_config"}
         for key in fields:
             if key not in known:
-                raise FlexActError(f"unknown config field {key!r};{suggestion(key, known)} Known: {', '.join(known)}.")
+                raise FlexActError(
+                    f"unknown config field {key!r};{suggestion(str(key), known)} Known: {', '.join(known)}."
+                )
         return cls(**fields)
 
     def to_json(self) -> str:

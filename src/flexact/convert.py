@@ -22,6 +22,8 @@ from flexact.finding import Findings, Found, find
 from flexact.layer import FlexAct, bind, sites_of, unbind
 from flexact.tracing import Rewritten, first_class
 
+_NESTED = "flexact_used_nested_tensor"
+
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 
@@ -54,7 +56,8 @@ def convert(
     chosen = _choose(findings, where, seen)
     if config.granularity == "channel" and seen is None:
         raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
-    sites = [_site(one, config, seen) for one in chosen]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
     if findings.left_alone:
         told = "\n".join(f"  {name}: {reason}" for name, reason in findings.left_alone.items())
@@ -127,7 +130,7 @@ def _check_convertible(model: nn.Module) -> None:
     ):
         if isinstance(model, kind):
             raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
-    if hasattr(model, "_orig_mod"):
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise FlexActError("this model is compiled already; convert the plain model first, then call torch.compile.")
 
 
@@ -137,7 +140,7 @@ def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> l
     if seen is not None:
         found = sorted(found, key=lambda one: seen[id(one)].first if id(one) in seen else len(seen))
     if callable(where):
-        chosen = [one for one in found if any(where(name, one.original) for name in one.names)]
+        chosen = [one for one in found if any(where(name, one.original) for name in one.answers_to)]
     elif where == "all":
         chosen = list(found)
     elif where == "penultimate":
@@ -157,9 +160,9 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
-        matched = {id(one) for one in found for name in one.names if _matches(name, pattern)}
+        matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
-            known = ["all", "penultimate", *(name for one in found for name in one.names)]
+            known = ["all", "penultimate", *(name for one in found for name in one.answers_to)]
             raise FlexActError(
                 f"no activation matched where={pattern!r};{suggestion(pattern, known)} {findings.told()}"
             )
@@ -181,7 +184,7 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
         channels = seen[id(found)].channels(found.name, config.channel_dim)
     site = FlexAct(config=config, original=found.original, channels=channels)
     site.name, site.function = found.name, found.function
-    site.in_forward, site.added = bool(found.calls), found.kind == "call"
+    site.added = found.kind == "call"
     return site.train((found.original if found.kind == "module" else found.owner).training)
 
 
@@ -207,6 +210,10 @@ def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.
             owner._modules[attribute] = site
             if isinstance(owner, nn.TransformerEncoderLayer):
                 owner.activation_relu_or_gelu = 0  # its fused inference path knows only these two
+    for encoder in _encoders(model):
+        if any(isinstance(module, FlexAct) for module in encoder.modules()):
+            vars(encoder)[_NESTED] = encoder.use_nested_tensor
+            encoder.use_nested_tensor = False  # only the fused path takes a nested tensor
     return model
 
 
@@ -214,14 +221,21 @@ def _swap_out(model: nn.Module) -> nn.Module:
     if isinstance(model, FlexAct):
         assert model.picked is not None
         return model.picked
-    unbind(model)
     for owner in list(model.modules()):
+        unbind(owner)  # a submodule may have been converted on its own
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
-        if isinstance(owner, Rewritten) and all(site.kept_original for site in sites.values() if site.in_forward):
+        if isinstance(owner, Rewritten) and all(site.kept_original for site in sites.values() if site.added):
             owner.__class__ = first_class(owner)
         for name, site in sites.items():
             _put_back(owner, name, site)
+    for encoder in _encoders(model):
+        if vars(encoder).pop(_NESTED, False):
+            encoder.use_nested_tensor = all(layer.activation_relu_or_gelu for layer in encoder.layers)
     return model
+
+
+def _encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
+    return [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
 
 
 def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:

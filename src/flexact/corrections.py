@@ -24,6 +24,7 @@ from flexact.ops import DEVIATION, SENSITIVITY
 from flexact.routing import log_pi, probabilities
 
 _TINY = 1e-30
+_SMALLEST_NORM = 1e-3  # of a normalised output, so that one of zeros passes no huge gradient on
 
 
 def statistics_needed(config: FlexConfig) -> int:
@@ -58,18 +59,19 @@ def normalised_advantage(gradient: Tensor, deviation: Tensor, alive: Tensor) -> 
     """Each candidate's share divided by the root-mean-square of a_k − x, relative to the row's mean of these.
 
     That takes the size of a candidate's output out of ⟨δ, a_k − x⟩, and leaves how well it is aligned with what the
-    loss asks for.
+    loss asks for. A row without deviations (one that was not called, or has normalised outputs already) stays.
     """
     size = deviation.clamp(min=0).sqrt()
     mean = (size * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
-    return gradient * mean / size.clamp(min=1e-6 * mean + _TINY)
+    return torch.where(mean > 0, gradient * mean / size.clamp(min=1e-6 * mean + _TINY), gradient)
 
 
 def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor) -> Tensor:
     """The gradient plus the KL's, the latter scaled to α times the former's norm: α is a pure number."""
     pull = q - target
     unit = pull / torch.linalg.vector_norm(pull, dim=-1, keepdim=True).clamp(min=_TINY)
-    return gradient + alpha * torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) * unit
+    pulled: Tensor = gradient + alpha * torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) * unit
+    return pulled
 
 
 def normalised_blend(
@@ -79,23 +81,27 @@ def normalised_blend(
     noise: Tensor,
     temperature: Tensor,
     keys: tuple[str, ...],
+    hard: bool,
     channel_dim: int,
 ) -> Tensor:
     """Σ p_k a_k/‖a_k‖, each candidate's output divided by its norm over one sample of the layer, or of the channel.
 
     The ablation's output normalisation, written plainly; it throws the size of the signal away.
     """
-    rows = alive.shape[0]
-    p = probabilities(log_pi(logits.view(alive.shape), alive), noise, temperature).to(h.dtype)
+    rows, k = alive.shape
+    wide = h if h.dtype == torch.float64 else h.float()  # a norm soon leaves the range of half precision
+    p = probabilities(log_pi(logits.view(rows, k), alive), noise, temperature)
+    if hard:  # straight-through
+        p = torch.nn.functional.one_hot(p.argmax(-1), k) - p.detach() + p
     shape = [1] * h.dim()
     own = {0}
     if rows > 1:
         shape[channel_dim] = rows
         own.add(channel_dim % h.dim())
     dims = [dim for dim in range(h.dim()) if dim not in own]
-    x = torch.zeros_like(h)
-    for k, key in enumerate(keys):
-        value = lookup(key).function(h)
+    x = torch.zeros_like(wide)
+    for weight, key in zip(p.unbind(1), keys, strict=True):
+        value = lookup(key).function(wide)
         norm = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value.abs()
-        x = x + p[:, k].view(shape) * value / norm.clamp(min=torch.finfo(h.dtype).tiny)
-    return x
+        x = x + weight.view(shape) * value / norm.clamp(min=_SMALLEST_NORM)
+    return x.to(h.dtype)

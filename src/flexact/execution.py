@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flexact.activations import is_activation_function, is_method
+from flexact.activations import module_of_call
 from flexact.errors import FlexActError
 from flexact.finding import Findings, Found
 
@@ -30,69 +31,139 @@ class Seen:
 
 
 def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict[int, Seen]:
-    """Run the model once in eval mode and see its activations called; by the id of what was found."""
-    seen: dict[int, Seen] = {}
-    count = 0
+    """Run the model once in eval mode and see its activations called; by the id of what was found.
 
-    def note(one: Found | None, inputs: tuple[Any, ...]) -> None:
-        nonlocal count
-        if one is not None:
-            shape = next((tuple(value.shape) for value in inputs if isinstance(value, Tensor)), ())
-            seen[id(one)] = Seen(seen[id(one)].first if id(one) in seen else count, count, shape)
-            count += 1
-
-    modules = {id(one.original): one for one in findings.found if one.kind == "module" and not one.calls}
-    functions = {(id(one.owner), one.function): one for one in findings.found if one.kind == "function"}
-    calls = {(id(one.owner), call): one for one in findings.found for call in one.calls}
-    running: list[nn.Module] = []
-    done: dict[int, int] = {}  # calls so far in a traced owner's running forward, which come in the order of the trace
-
-    def note_call(owner: nn.Module, inputs: tuple[Any, ...]) -> None:
-        note(calls.get((id(owner), done[id(owner)])), inputs)
-        done[id(owner)] += 1
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            if running and (is_activation_function(function) or is_method(getattr(function, "__name__", ""))):
-                owner = running[-1]
-                if (id(owner), function) in functions:
-                    note(functions[id(owner), function], args)
-                elif id(owner) in findings.traced:
-                    note_call(owner, args)
-            return function(*args, **(kwargs or {}))
-
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if id(module) in modules:
-            note(modules[id(module)], inputs)
-        elif running and _is_traced_child(findings, running[-1], module):
-            note_call(running[-1], inputs)
-        running.append(module)
-        done[id(module)] = 0
-
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        running.pop()
-
-    unique = list(dict.fromkeys(model.modules()))
-    handles = [module.register_forward_pre_hook(enter) for module in unique]
-    handles += [module.register_forward_hook(leave) for module in unique]
-    modes = {module: module.training for module in unique}
+    The model, its mode and torch's random numbers are as before when it is done.
+    """
+    log = _Log(findings)
+    modes = {module: module.training for module in model.modules()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     model.eval()
     try:
-        with torch.no_grad(), Watch():
-            _call(model, example_inputs)
+        with (
+            _watched(model, findings, log) as watched,
+            torch.random.fork_rng(devices),
+            torch.no_grad(),
+            _Calls(log),
+        ):
+            _call(watched, example_inputs)
     except Exception as error:
         raise FlexActError(
             f"the model could not be run on example_inputs: {type(error).__name__}: {error}. Give what its forward "
             "takes: a tensor, a tuple of arguments, or a dictionary of keywords."
         ) from error
     finally:
-        for handle in handles:
-            handle.remove()
         for module, training in modes.items():
             module.training = training
-    return seen
+    return log.seen
+
+
+@dataclass
+class _Log:
+    findings: Findings
+    seen: dict[int, Seen] = field(default_factory=dict)
+    count: int = 0
+    running: list[nn.Module] = field(default_factory=list)
+    done: dict[int, int] = field(default_factory=dict)
+    """Calls so far in a traced owner's running forward, which come in the order of the trace."""
+    quiet: bool = False
+
+    def note(self, one: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shape = next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
+        first = self.seen[id(one)].first if id(one) in self.seen else self.count
+        self.seen[id(one)] = Seen(first, self.count, shape)
+        self.count += 1
+
+    def note_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The next call of the innermost forward, where that was traced."""
+        owner = self.running[-1]
+        number = self.done[id(owner)]
+        self.done[id(owner)] += 1
+        for one in self.findings.found:
+            if one.owner is owner and number in one.calls:
+                self.note(one, args, kwargs)
+
+    def noting(self, one: Found, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that notes each of its calls; those within it are its own affair."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.note(one, args, kwargs)
+            self.quiet = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.quiet = False
+
+        return noted
+
+
+class _Noted(nn.Module):
+    """Stands in an activation module's place."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+
+class _Calls(TorchFunctionMode):
+    """Sees the functional activations of traced forwards."""
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        log = self.log
+        if not log.quiet and log.running and id(log.running[-1]) in log.findings.traced:
+            name = getattr(function, "__name__", "")
+            as_function = module_of_call("call_function", function, args[1:], kwargs)
+            if as_function is not None or module_of_call("call_method", name, args[1:], kwargs) is not None:
+                log.note_call(args, kwargs)
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Module]:
+    """The model with something that notes in the place of each module and function, and hooks around its forwards."""
+    if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
+        yield _Noted(log.noting(findings.found[0], model))
+        return
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if log.running and _is_traced_child(findings, log.running[-1], module):
+            log.note_call(args, kwargs)
+        log.running.append(module)
+        log.done[id(module)] = 0
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        log.running.pop()
+
+    places = []
+    for one in findings.found:
+        for name in one.names if one.kind != "call" else ():
+            parent, _, attribute = name.rpartition(".")
+            owner = model.get_submodule(parent)
+            place: dict[str, Any] = vars(owner) if one.kind == "function" else owner._modules
+            places.append((place, attribute, place[attribute], one))
+    modules = list(model.modules())
+    handles = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+    handles += [module.register_forward_hook(leave) for module in modules]
+    for place, attribute, value, one in places:
+        noted = log.noting(one, value)
+        place[attribute] = noted if one.kind == "function" else _Noted(noted)
+    try:
+        yield model
+    finally:
+        for place, attribute, value, _ in places:
+            place[attribute] = value
+        for handle in handles:
+            handle.remove()
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from flexact.activations import function_name, is_activation, is_activation_function, module_of_call
-from flexact.tracing import CannotTrace, TracedForward, calls_functions, trace
+from flexact.sources import made_inline, may_call_again, names_activations
+from flexact.tracing import CannotTrace, TracedForward, trace
 
 Kind = Literal["module", "call", "function"]
 
@@ -31,12 +32,19 @@ class Found:
     owner: nn.Module
     """The submodule whose forward or attribute it is; the model for a module."""
     calls: list[int] = field(default_factory=list)
-    """Which calls of the owner's traced forward; empty where nothing is traced."""
+    """For a "call": which calls of the owner's traced forward."""
     function: Callable[..., Any] | None = None
+    child: str | None = None
+    """The name of the attribute whose call this is; `where` can use it for all of that attribute's calls."""
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def answers_to(self) -> list[str]:
+        """The names by which `where` can ask for it."""
+        return self.names if self.child is None else [*self.names, self.child]
 
 
 @dataclass
@@ -62,78 +70,115 @@ class Findings:
 
 def find(model: nn.Module, per_call: bool) -> Findings:
     """Look at every submodule once. With per_call, an activation called several times is found once a call."""
-    result = Findings()
-    shared: dict[int, Found] = {}
-    visited: set[int] = set()
-    called_in_traced: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=False):
-        # nn.Identity stands for "nothing here" far more often than for an activation.
-        if is_activation(module) and not isinstance(module, nn.Identity):
-            if name in called_in_traced:
-                continue
-            if id(module) in shared and not per_call:
-                shared[id(module)].names.append(name)
-            else:
-                shared[id(module)] = Found("module", [name], module, model)
-                result.found.append(shared[id(module)])
-        elif id(module) not in visited:
-            visited.add(id(module))
-            result.found.extend(_functions(name, module))
-            _add_calls(result, name, module, per_call, called_in_traced)
-            reason = _reason_to_leave(module)
-            if reason:
-                result.left_alone[name or type(module).__name__] = reason
-    return result
+    search = _Search(model, per_call)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        parent, _, attribute = name.rpartition(".")
+        if is_activation(module):
+            search.add_module(name, module, (id(modules[parent]) if name else 0, attribute))
+        else:
+            search.look_into(name, module, modules[parent] if name else None)
+    return search.result
 
 
-def _functions(name: str, module: nn.Module) -> list[Found]:
-    found = []
-    for attribute, value in vars(module).items():
-        original = module_of_call("call_function", value, (), {}) if is_activation_function(value) else None
-        if original is not None:
-            found.append(Found("function", [_joined(name, attribute)], original, module, function=value))
-    return found
+class _Search:
+    def __init__(self, model: nn.Module, per_call: bool) -> None:
+        self.model = model
+        self.per_call = per_call
+        self.result = Findings()
+        self._places: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
+        self._shared: dict[int, Found] = {}
+        self._visited: set[int] = set()
+
+    def add_module(self, name: str, module: nn.Module, place: tuple[int, str]) -> None:
+        """An activation module; one that was found before, by another name, gets this name too."""
+        if place not in self._places:
+            found = None if self.per_call else self._shared.get(id(module))
+            if found is None:
+                found = Found("module", [], module, self.model)
+                self.result.found.append(found)
+            self._places[place] = self._shared[id(module)] = found
+        known = self._places[place]
+        if known is not None:
+            known.names.append(name)
+
+    def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None) -> None:
+        """Any other module: its own attributes and its own forward."""
+        if id(owner) in self._visited:
+            return
+        self._visited.add(id(owner))
+        functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
+        try:
+            reason = _reason_to_leave(owner, parent)
+            if reason is not None:
+                raise CannotTrace(reason)
+            if not type(owner).__module__.startswith("torch.nn."):
+                functions = self._look_into_forward(name, owner, functions)
+        except CannotTrace as error:
+            self.result.left_alone[name or type(owner).__name__] = str(error)
+        for attribute, function in functions.items():
+            original = module_of_call("call_function", function, (), {})
+            if original is not None:
+                found = Found("function", [_joined(name, attribute)], original, owner, function=function)
+                self.result.found.append(found)
+
+    def _look_into_forward(
+        self, name: str, owner: nn.Module, functions: dict[str, Callable[..., Any]]
+    ) -> dict[str, Callable[..., Any]]:
+        """Find the calls of a forward. Returns the function attributes that are not found call by call."""
+        made = made_inline(owner)
+        if made is not None:
+            raise CannotTrace(f"its forward makes a new {made} each time it runs; make it once, in __init__")
+        names_some = names_activations(owner)
+        attributes = {key for key, child in owner._modules.items() if child is not None and is_activation(child)}
+        attributes |= functions.keys()
+        if not names_some and not (self.per_call and attributes and may_call_again(owner, attributes)):
+            return functions
+        if isinstance(owner, fx.GraphModule):
+            raise CannotTrace("a torch.fx.GraphModule has the forward of its graph; convert it before it is traced")
+        try:
+            forward = trace(owner, self.per_call)
+        except CannotTrace as error:
+            alone = "" if names_some else "; so each of its activations is one site, however often it is called"
+            raise CannotTrace(f"{error}{alone}") from None
+        self.result.traced[id(owner)] = forward
+        groups: dict[Any, Found] = {}
+        taken = set(dir(owner)) | set(owner._modules)
+        for i, call in enumerate(forward.calls):
+            key: Any = i if self.per_call else repr(call.module)
+            if key not in groups:
+                base = function_name(call.module) if call.child is None else call.child.replace(".", "_")
+                attribute = _free_name(base, taken)
+                taken.add(attribute)
+                child = None if call.child is None else _joined(name, call.child)
+                groups[key] = Found("call", [_joined(name, attribute)], call.module, owner, child=child)
+            groups[key].calls.append(i)
+        self.result.found.extend(groups.values())
+        several = {call.child: call.module for call in forward.calls if call.child is not None}
+        for parent in owner.modules():
+            for attribute, child_module in parent._modules.items():
+                if any(child_module is module for module in several.values()):
+                    self._places[id(parent), attribute] = None
+        return {attribute: function for attribute, function in functions.items() if attribute not in several}
 
 
-def _add_calls(result: Findings, name: str, owner: nn.Module, per_call: bool, called: set[str]) -> None:
-    if type(owner).__module__.startswith("torch.nn.") or isinstance(owner, torch.jit.ScriptModule):
-        return
-    functional = calls_functions(owner)
-    children = [child for child, module in owner.named_children() if per_call and is_activation(module)]
-    if not functional and not children:
-        return
-    try:
-        forward = trace(owner, per_call)
-    except CannotTrace as error:
-        # Without the trace a child called several times stays one site, as by default.
-        result.left_alone[name or type(owner).__name__] = str(error)
-        return
-    result.traced[id(owner)] = forward
-    groups: dict[Any, Found] = {}
-    taken = set(dir(owner)) | set(owner._modules)
-    kind: Kind
-    for i, call in enumerate(forward.calls):
-        key: Any = i if per_call else repr(call.module)
-        if key not in groups:
-            if call.child is not None and _joined(name, call.child) not in called:
-                attribute, kind = call.child, "module"  # the first call keeps the child's own place
-                called.add(_joined(name, attribute))
-            else:
-                attribute, kind = _free_name(call.child or function_name(call.module), taken), "call"
-            taken.add(attribute)
-            groups[key] = Found(kind, [_joined(name, attribute)], call.module, owner)
-        groups[key].calls.append(i)
-    result.found.extend(groups.values())
-
-
-def _reason_to_leave(module: nn.Module) -> str | None:
-    """Why an activation of torch's that is no candidate is no site; None for any other module."""
-    if type(module).__module__ != "torch.nn.modules.activation" or isinstance(module, _NOT_ELEMENTWISE):
+def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
+    """Why a module that is or holds an activation can have no site; None for any other module."""
+    if isinstance(module, torch.jit.ScriptModule):
+        inside = isinstance(parent, torch.jit.ScriptModule)
+        return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
+    if type(module).__module__ not in _HOMES_OF_ACTIVATIONS or isinstance(module, _NOT_ELEMENTWISE):
         return None
     has_weights = any(True for _ in module.parameters())
     return f"{type(module).__name__} {'has weights of its own' if has_weights else 'is no candidate'}"
 
 
+_HOMES_OF_ACTIVATIONS = (
+    "torch.nn.modules.activation",
+    "timm.layers.activations",
+    "timm.layers.activations_me",
+    "transformers.activations",
+)
 _NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 
 

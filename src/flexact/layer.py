@@ -61,11 +61,12 @@ class FlexAct(nn.Module):
     ) -> None:
         super().__init__()
         config = FlexConfig() if config is None else config
-        self.config = config if candidates is None else dataclasses.replace(config, candidates=tuple(candidates))
+        if candidates is not None:
+            config = dataclasses.replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
+        self.config = config
         self.name = ""
         # How conversion put the site here, which extraction undoes.
         self.function: Callable[..., Tensor] | None = None
-        self.in_forward = False
         self.added = False
         self._set_aside("original", original)
         self.keys = _keys(self.config, original)
@@ -79,8 +80,8 @@ class FlexAct(nn.Module):
         self.update_alive()
         self.first_row = 0
         self.router = Router([self], self.config, standalone=True)
-        self.register_load_state_dict_pre_hook(_check_before_loading)
-        self.register_load_state_dict_post_hook(_update_after_loading)
+        self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, h: Tensor) -> Tensor:
         if self.picked is not None:
@@ -88,20 +89,21 @@ class FlexAct(nn.Module):
             return picked
         self._check_input(h)
         router = self.router
-        if router.standalone or not router.ready:
+        if router.standalone or not router.current:
             router.refresh(self.training)
         rows = slice(self.first_row, self.first_row + self.rows)
-        if self.config.correction == "output_norm":
-            noise = router.noise[rows, : self.k] if self.training else torch.zeros_like(self.dropped_at)
-            return normalised_blend(
-                h, self.logits, self.dropped_at < 0, noise, self.temperature, self.keys, self.config.channel_dim
-            )
         if self.training:
             p, temperature, statistics = router.p[rows, : self.k], self.temperature, statistics_needed(self.config)
-            weights = _one_hot(p) if self.config.forward == "hard" else p
+            hard = self.config.forward == "hard"
         else:
             p, temperature, statistics = router.pi[rows, : self.k], torch.ones_like(self.temperature), 0
-            weights = _one_hot(p) if self.config.eval == "pick" else p
+            hard = self.config.eval == "pick"
+        if self.config.correction == "output_norm" and (self.training or not hard):  # a pick runs as it will be run
+            noise = router.noise[rows, : self.k] if self.training else torch.zeros_like(p)
+            return normalised_blend(
+                h, self.logits, self.dropped_at < 0, noise, temperature, self.keys, hard, self.config.channel_dim
+            )
+        weights = _one_hot(p) if hard else p
         x, gathered = routed_activation(
             h, self.logits, weights, p, temperature, self.keys, self.alive, self.config.channel_dim, statistics
         )
@@ -135,8 +137,7 @@ class FlexAct(nn.Module):
             return log_pi(self.logits.view(self.rows, self.k), self.dropped_at < 0).exp()
 
     def drop(self, goes: Tensor, step: int) -> None:
-        """Take candidates out for good: goes is (rows, K). Each row keeps at least one, and the last one is its "
-        "pick."""
+        """Take candidates out for good: goes is (rows, K). Each row keeps at least one, and the last is its pick."""
         alive = self.dropped_at < 0
         goes = goes.to(alive.device) & alive
         if not bool((alive & ~goes).any(-1).all()):
@@ -172,7 +173,8 @@ class FlexAct(nn.Module):
             channels.setdefault(pick, []).append(channel)
         if len(channels) == 1:
             return self._module(picks[0])
-        return ChannelPicks([self._module(k) for k in channels], list(channels.values()), self.config.channel_dim)
+        functions = [self._module(k) for k in channels]
+        return ChannelPicks(functions, list(channels.values()), self.config.channel_dim).to(self.logits.device)
 
     def _module(self, k: int) -> nn.Module:
         if self.original is not None and self.keys[k] == key_of(self.original):
@@ -211,7 +213,9 @@ class FlexAct(nn.Module):
             moved = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
-        super()._apply(keep_dtype, recurse)
+        super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+        if self.picked is not None:
+            self.picked._apply(fn)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -309,12 +313,12 @@ def bind(model: nn.Module, sites: list[FlexAct]) -> Router:
 
 def unbind(model: nn.Module) -> None:
     """Take the hooks of `bind` away."""
-    for hooks, ours in (
-        (model._forward_pre_hooks, lambda hook: isinstance(hook, Router)),
-        (model._load_state_dict_pre_hooks, lambda hook: getattr(hook, "hook", None) is _check_all_before_loading),
-    ):
-        for key in [key for key, hook in hooks.items() if ours(hook)]:
-            del hooks[key]
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, Router):
+            del model._forward_pre_hooks[key]
+    for key, hook in list(model._load_state_dict_pre_hooks.items()):
+        if getattr(hook, "hook", None) is _check_all_before_loading:
+            del model._load_state_dict_pre_hooks[key]
 
 
 def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

@@ -58,7 +58,8 @@ def _corrected(router: Router, gradient: Tensor) -> Tensor:
         gradient = corrections.clip_rows(gradient, config.clip)
     if _is_relative(config):
         q = router.pi if config.kl_on == "pi" else router.p
-        gradient = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha)
+        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha)
+        gradient = torch.where(router.calls > 0, pulled, gradient)  # a site that was not called has no target
     return gradient
 
 
@@ -67,7 +68,8 @@ def _penalty(router: Router) -> Tensor:
     log_q = log_pi(router.logits(), alive)
     if router.config.kl_on == "p":
         log_q = torch.log_softmax((log_q + router.noise) / router.temperature(), dim=-1)
-    return router.alpha * corrections.kl(_target(router, alive), log_q).sum()
+    called = router.calls.squeeze(1) > 0
+    return router.alpha * (corrections.kl(_target(router, alive), log_q) * called).sum()
 
 
 def _target(router: Router, alive: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.selection import selection
@@ -38,18 +38,18 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
         self._writer: Any = None
-        if path is not None:
-            self._path = Path(path)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists():
-                self.history = _parsed(self._path, _without_cut_line(self._path.read_text(encoding="utf-8")))
-            self._rewrite()
         if tensorboard is not None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise missing_extra("tensorboard", "tensorboard") from None
             self._writer = SummaryWriter(str(tensorboard))
+        if path is not None:
+            self._path = Path(path)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                self.history = _parsed(self._path, _without_cut_line(self._path.read_text(encoding="utf-8")))
+            self._rewrite()
 
     def record(self, step: int, **values: float) -> None:
         """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
@@ -58,13 +58,14 @@ class Recorder:
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
                 "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step)."
             )
+        numbers = {name: _number(name, value) for name, value in values.items()}
         now = selection(self.model)
         keys = list(now.picks)
         entry: dict[str, Any] = {
             "step": step,
             "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
             "picks": now.picks,
-            **values,
+            **numbers,
         }
         self.history.append(entry)
         if self._file is not None:
@@ -73,7 +74,7 @@ class Recorder:
             for site, probabilities in entry["sites"].items():
                 for candidate, probability in probabilities.items():
                     self._writer.add_scalar(f"flexact/{site}/{candidate}", probability, step)
-            for name, value in values.items():
+            for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)
 
     def rewind(self, step: int) -> None:
@@ -129,6 +130,15 @@ class Recorder:
         assert self._file is not None
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
+
+
+def _number(name: str, value: Any) -> float:
+    if name in ("sites", "picks"):
+        raise FlexActError(f"{name!r} is what a record has of its own; give your number another name.")
+    try:
+        return float(value.item() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise FlexActError(f"a record takes numbers; got {name}={value!r}.") from None
 
 
 def _without_cut_line(text: str) -> str:

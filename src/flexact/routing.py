@@ -59,7 +59,8 @@ class Router:
         self.config = config
         self.standalone = standalone
         self.scheduled = False
-        self.ready = False
+        self.ready = False  # whether there are probabilities and statistics at all
+        self.current = False  # whether they are this step's; a site called outside of the model's forward asks
         self.step = 0
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
@@ -83,9 +84,10 @@ class Router:
             self.log_pi = log_pi(self.logits(), alive)
             self.pi = self.log_pi.exp()
             self.p = probabilities(self.log_pi, self.noise, temperature)
-            self.statistics = torch.zeros(2, self.rows, self.k, device=self.device)
-            self.calls = torch.zeros(self.rows, 1, device=self.device)
-        self.ready = True
+            if training or not self.ready:  # an eval forward gathers none, and leaves those of training alone
+                self.statistics = torch.zeros(2, self.rows, self.k, device=self.device)
+                self.calls = torch.zeros(self.rows, 1, device=self.device)
+        self.ready = self.current = True
 
     def advance(self) -> None:
         """Go on to the next step's draw."""
@@ -94,7 +96,7 @@ class Router:
     def go_to(self, step: int) -> None:
         """Make the draw of any step."""
         self.place()
-        self.step = step
+        self.step, self.current = step, False
         if self.config.noise != 0:
             self.noise.copy_(self._drawn())  # in place: a captured CUDA graph reads this memory
 
@@ -142,6 +144,7 @@ class Router:
         if self._device == self.device:
             return
         self._device = self.device
+        self.ready = self.current = False
         counts = torch.tensor([site.rows for site in self.sites])
         self._site_of_row = torch.arange(len(self.sites)).repeat_interleave(counts).to(self.device)
         self._index: Tensor | None = None

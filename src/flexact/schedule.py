@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from flexact.config import Anneal
 from flexact.errors import FlexActError
@@ -63,8 +64,7 @@ class Schedule:
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
         self._apply()
-        if corrects_gradients(self.config):
-            _correct_before_steps(self, optimizer)
+        self._correction = _correct_before_steps(self, optimizer) if corrects_gradients(self.config) else None
 
     @property
     def commit_step(self) -> int:
@@ -88,6 +88,8 @@ class Schedule:
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
             self._drop()
+        if self._correction is not None and self.committed:
+            self._correction.remove()
         self._apply()
 
     def state_dict(self) -> dict[str, int]:
@@ -121,7 +123,7 @@ class Schedule:
         for site in self.router.sites:
             site.temperature.fill_(temperature)
         falling = config.alpha_schedule == "falling"
-        self.router.set_alpha(config.alpha * (1 - progress) if falling else config.alpha)
+        self.router.set_alpha(config.alpha * max(1 - progress / config.alpha_until, 0.0) if falling else config.alpha)
         self.router.go_to(self.steps_done)
 
     def _drop(self) -> None:
@@ -213,18 +215,20 @@ def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
         )
 
 
-def _correct_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> None:
-    """Correct the logit gradients before each step of the optimizer that holds them, until all sites are committed."""
+def _correct_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
+    """Correct the logit gradients before each step of the optimizer that holds them, while the schedule lives."""
     reference = weakref.ref(schedule)
 
     def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
         alive = reference()
         if alive is None or alive.committed:
-            handle.remove()
-        elif optimizer is not None or _holds(stepping, alive.router.sites[0].logits):
+            return
+        if optimizer is not None or _holds(stepping, alive.router.sites[0].logits):
             correct_gradients(alive.router)
 
     handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
+    weakref.finalize(schedule, handle.remove).atexit = False
+    return handle
 
 
 def _holds(optimizer: Optimizer, parameter: torch.Tensor) -> bool:

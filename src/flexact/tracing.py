@@ -7,21 +7,28 @@ It stays the same object with the same methods, and giving its first class back 
 
 from __future__ import annotations
 
-import ast
+import functools
 import importlib
-import inspect
 import itertools
 import linecache
-import textwrap
+import pickle
+import random
+import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from flexact.activations import is_activation, is_method, module_of_call
-from flexact.activations import is_activation_function as is_function
+from flexact.activations import is_activation, is_activation_function, module_of_call
+from flexact.sources import reason_not_to_trace
+
+Forward = tuple[str, dict[str, Any]]
+"""A generated source, and what its global names stand for."""
 
 _numbers = itertools.count()
 _classes: dict[tuple[type, tuple[str, ...]], type] = {}
@@ -37,7 +44,7 @@ class Call:
 
     module: nn.Module
     child: str | None
-    """The child's name, where the call is one of a child module that is called several times."""
+    """With per_call: the child module, or the function kept as an attribute, that is called several times."""
     nodes: tuple[fx.Node, ...]
 
 
@@ -53,67 +60,103 @@ class TracedForward:
         """The owner's type with a forward in which the numbered calls are calls of the children of these names."""
         for i, name in names.items():
             for graph, node in zip(self.graphs, self.calls[i].nodes, strict=True):
-                with graph.inserting_before(node):
-                    tensor = node.args[0] if node.args else node.kwargs["input"]
-                    replacement = graph.create_node("call_module", name, (tensor,))
-                node.replace_all_uses_with(replacement)
-                graph.erase_node(node)
+                _replace(graph, node, name)
         codes = [graph.python_code("self") for graph in self.graphs]
-        return _rewritten_class(type(self.owner), tuple(code.src for code in codes), codes[0].globals)
+        return _rewritten_class(type(self.owner), tuple((code.src, code.globals) for code in codes))
 
 
 class Rewritten:
     """Marks the classes made here; a base of each of them."""
 
-    flexact_sources: tuple[str, ...]
-    flexact_globals: dict[str, Any]
+    flexact_first: type
+    flexact_forwards: tuple[Forward, ...]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as the first class and the source of the forward, since the class has no importable name."""
-        encoded = {
-            name: (value.__name__, None) if isinstance(value, types.ModuleType) else (None, value)
-            for name, value in self.flexact_globals.items()
-        }
-        return _restore, (first_class(self), self.flexact_sources, encoded), self.__dict__
+        """Pickle as the first class and the sources of the forward, since the class has no importable name."""
+        cls: type = type(self)
+        chain: list[Any] = []
+        while issubclass(cls, Rewritten):  # more than one link where an extracted model was converted again
+            chain.insert(0, tuple((source, _encoded(names)) for source, names in cls.flexact_forwards))
+            cls = cls.flexact_first
+        return _restore, (cls, chain), self.__dict__
 
 
-def first_class(owner: object) -> type:
+def first_class(owner: nn.Module) -> type:
     """The type a rewritten submodule had before."""
-    found = type(owner).__mro__[2] if isinstance(owner, Rewritten) else type(owner)
-    return found
+    return owner.flexact_first if isinstance(owner, Rewritten) else type(owner)
 
 
 def trace(owner: nn.Module, per_call: bool) -> TracedForward:
-    """Trace a submodule's own forward and find its activation calls; with per_call those of child modules too."""
-    _refuse_unsafe_branches(type(owner).forward)
-    was_training = owner.training
-    graphs = []
-    try:
-        for training in (True, False):
-            owner.training = training
-            graphs.append(_Tracer().trace(owner))
-    except Exception as error:
-        raise CannotTrace(f"torch.fx cannot trace its forward: {' '.join(str(error).split())[:200]}") from None
-    finally:
-        owner.training = was_training
+    """Trace a submodule's own forward and find its activation calls; with per_call also those of any attribute that
+    is called several times."""
+    reason = reason_not_to_trace(owner)
+    if reason is not None:
+        raise CannotTrace(reason)
+    graphs = [_graph(owner, training) for training in (True, False)]
     found = [list(_activation_nodes(owner, graph, per_call)) for graph in graphs]
     if [key for key, *_ in found[0]] != [key for key, *_ in found[1]]:
         raise CannotTrace("its forward calls other activations in training than in eval mode")
+    times = Counter(child for _, _, child, _ in found[0])
     calls = [
         Call(module, child, (train_node, eval_node))
         for (_, module, child, train_node), (_, _, _, eval_node) in zip(*found, strict=True)
+        if child is None or times[child] > 1
     ]
     return TracedForward(owner, tuple(graphs), calls)
 
 
-def calls_functions(module: nn.Module) -> bool:
-    """Whether the source of a module's forward, or of a method it calls, has functional activation calls."""
-    return any(True for _ in _functional_calls(type(module), "forward", set()))
-
-
 class _Tracer(fx.Tracer):
+    """Goes into no child, and does not compute with buffers while it traces."""
+
+    proxy_buffer_attributes = True
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def call_attribute(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A call of a function kept as an attribute; generated as `self.name(...)`, as that of a child is."""
+        return self.create_proxy("call_module", name, args, kwargs)
+
+
+def _graph(owner: nn.Module, training: bool) -> fx.Graph:
+    """One trace; the owner's attributes are as before when it is done."""
+    tracer = _Tracer()
+    before = dict(vars(owner))
+    owner.training = training
+    for name, value in before.items():
+        if is_activation_function(value):
+            vars(owner)[name] = functools.partial(tracer.call_attribute, name)
+    try:
+        with _same_random_numbers():
+            graph = tracer.trace(owner)
+        added = vars(owner).keys() - before.keys()
+    except CannotTrace:
+        raise
+    except Exception as error:
+        raise CannotTrace(f"torch.fx cannot trace its forward: {' '.join(str(error).split())[:200]}") from None
+    finally:
+        vars(owner).clear()
+        vars(owner).update(before)
+    if added:
+        raise CannotTrace("its forward makes a tensor of its own, which a trace would freeze")
+    return graph
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Refuse a forward that draws numbers while it is traced, which would be the same ever after; undo the draws."""
+    numpy = sys.modules.get("numpy")
+    before = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+        after = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+        if pickle.dumps(before[1:]) != pickle.dumps(after[1:]) or not torch.equal(before[0], after[0]):
+            raise CannotTrace("its forward draws random numbers, which a trace would freeze")
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        if numpy:
+            numpy.random.set_state(before[2])
 
 
 def _activation_nodes(
@@ -123,92 +166,61 @@ def _activation_nodes(
         if node.op in ("call_function", "call_method"):
             module = module_of_call(node.op, node.target, node.args[1:], dict(node.kwargs))
             if module is not None:
+                if _is_in_place(node) and not node.users and not _later_users(node):
+                    raise CannotTrace(f"its forward overwrites a part of a tensor in place ({node.target})")
                 yield repr(module), module, None, node
         elif node.op == "call_module" and per_call:
-            child = owner.get_submodule(node.target)
-            if is_activation(child):
-                yield node.target, child, node.target, node
+            function = vars(owner).get(node.target)
+            if is_activation_function(function):
+                module = module_of_call("call_function", function, node.args[1:], dict(node.kwargs))
+            else:
+                child = owner.get_submodule(node.target)
+                module = child if is_activation(child) else None
+            if module is not None:
+                yield node.target, module, node.target, node
 
 
-def _functional_calls(cls: type, method: str, seen: set[str]) -> Iterator[str]:
-    if method in seen:
-        return
-    seen.add(method)
-    function = getattr(cls, method, None)
-    tree = _source_tree(function)
-    if tree is None or not isinstance(function, types.FunctionType):
-        return
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        path = _attribute_path(node.func)
-        if path and path[0] == "self":
-            if len(path) == 2:
-                yield from _functional_calls(cls, path[1], seen)
-        elif is_function(_resolved(path, function.__globals__)) or (
-            isinstance(node.func, ast.Attribute) and is_method(node.func.attr) and not _is_module(path, function)
-        ):
-            yield ast.unparse(node.func)
+def _replace(graph: fx.Graph, node: fx.Node, name: str) -> None:
+    """Put the call of a child in the place of a call; what an in-place call overwrote is its result from there on."""
+    tensor = _tensor_of(node)
+    with graph.inserting_before(node):
+        replacement = graph.create_node("call_module", name, (tensor,))
+    later = _later_users(node) if _is_in_place(node) else set()
+    tensor.replace_all_uses_with(replacement, delete_user_cb=lambda user: user in later)
+    node.replace_all_uses_with(replacement)
+    graph.erase_node(node)
 
 
-def _source_tree(function: Any) -> ast.AST | None:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
+def _tensor_of(node: fx.Node) -> fx.Node:
+    tensor = node.args[0] if node.args else node.kwargs["input"]
+    assert isinstance(tensor, fx.Node)
+    return tensor
 
 
-def _attribute_path(node: ast.AST) -> list[str]:
-    """["F", "relu"] for F.relu; empty where the chain does not start at a name."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    return [node.id, *names] if isinstance(node, ast.Name) else []
+def _is_in_place(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    flags = [arg for arg in node.args[1:] if isinstance(arg, bool)]
+    return (node.op != "call_module" and name.endswith("_")) or node.kwargs.get("inplace") is True or True in flags
 
 
-def _resolved(path: list[str], names: dict[str, Any]) -> Any:
-    if not path or path[0] not in names:
-        return None
-    value = names[path[0]]
-    for name in path[1:]:
-        value = getattr(value, name, None)
-    return value
+def _later_users(node: fx.Node) -> set[fx.Node]:
+    """Who uses a call's input after it."""
+    order = {one: place for place, one in enumerate(node.graph.nodes)}
+    return {user for user in _tensor_of(node).users if order[user] > order[node]}
 
 
-def _is_module(path: list[str], function: types.FunctionType) -> bool:
-    """Whether a call such as `math.tanh` is on an imported Python module, not on a tensor."""
-    return isinstance(_resolved(path[:-1], function.__globals__), types.ModuleType)
-
-
-def _refuse_unsafe_branches(forward: Callable[..., Any]) -> None:
-    """torch.fx silently takes `x is None` and `isinstance(x, Tensor)` as false for every argument: refuse those."""
-    tree = _source_tree(forward)
-    if tree is None:
-        return
-    arguments = set(inspect.signature(forward).parameters) - {"self"}
-    for node in ast.walk(tree):
-        tested: list[ast.AST] = []
-        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-            tested = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and _attribute_path(node.func) in (["isinstance"], ["hasattr"]):
-            tested = list(node.args[:1])
-        for part in tested:
-            if isinstance(part, ast.Name) and part.id in arguments:
-                raise CannotTrace(f"its forward decides by the argument {part.id!r} ({ast.unparse(node)})")
-
-
-def _rewritten_class(first: type, sources: tuple[str, ...], names: dict[str, Any]) -> type:
-    key = (first, sources)
+def _rewritten_class(first: type, forwards: tuple[Forward, ...]) -> type:
+    key = (first, tuple(source for source, _ in forwards))
     if key not in _classes:
-        forwards = [_compiled(source, names) for source in dict.fromkeys(sources)]
+        compiled = [_compiled(source, names) for source, names in forwards]
         members: dict[str, Any] = {"__module__": first.__module__, "__qualname__": first.__qualname__}
-        if len(forwards) == 1:
-            members["forward"] = forwards[0]
+        if len(set(key[1])) == 1:
+            members["forward"] = compiled[0]
         else:
-            members.update(_forward_train=forwards[0], _forward_eval=forwards[1], forward=_by_mode)
-        members.update(flexact_sources=sources, flexact_globals=names)
-        _classes[key] = type(first.__name__, (Rewritten, first), members)
+            members.update(_forward_train=compiled[0], _forward_eval=compiled[1], forward=_by_mode)
+        members.update(flexact_first=first, flexact_forwards=forwards)
+        bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
+        _classes[key] = type(first.__name__, bases, members)
     return _classes[key]
 
 
@@ -226,10 +238,25 @@ def _compiled(source: str, names: dict[str, Any]) -> Callable[..., Any]:
     return function
 
 
-def _restore(first: type, sources: tuple[str, ...], encoded: dict[str, tuple[str | None, Any]]) -> Any:
-    names = {
-        name: importlib.import_module(module) if module is not None else value
-        for name, (module, value) in encoded.items()
+def _encoded(names: dict[str, Any]) -> dict[str, tuple[str | None, Any]]:
+    """Names for a pickle, which takes no Python modules."""
+    return {
+        name: (value.__name__, None) if isinstance(value, types.ModuleType) else (None, value)
+        for name, value in names.items()
     }
-    cls = _rewritten_class(first, sources, names)
+
+
+def _restore(cls: type, chain: list[tuple[tuple[str, dict[str, tuple[str | None, Any]]], ...]]) -> Any:
+    for link in chain:
+        forwards = tuple(
+            (
+                source,
+                {
+                    name: importlib.import_module(module) if module is not None else value
+                    for name, (module, value) in encoded.items()
+                },
+            )
+            for source, encoded in link
+        )
+        cls = _rewritten_class(cls, forwards)
     return object.__new__(cls)

@@ -111,6 +111,7 @@ def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None,
     gradient, inner = _routed_activation_backward(delta, h, weights, ctx.keys, ctx.alive, ctx.channel_dim, need_logits)
     to_logits = None
     if need_logits:
+        inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
         centred = inner - (probabilities * inner).sum(-1, keepdim=True)
         to_logits = (probabilities * centred / temperature).flatten()
     return (gradient if need_h else None, to_logits, *(None,) * 7)

@@ -30,21 +30,20 @@ def forward(
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
     sums = sweep.zeros(2)
     for block_h, block_x in sweep.blocks(h, x):
-        source = block_h.to(sweep.dtype)
-        mixed: Tensor | None = None
+        source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
         values: dict[int, Tensor] = {}
         for k, candidate, weight in sweep.candidates:
-            if statistics == 0 and isinstance(weight, float) and weight == 0:
+            if _is_zero(weight) and not statistics:
                 continue
-            values[k] = value = candidate.function(source)
+            value = candidate.function(source)
+            sweep.add(mixed, value, weight)
             if statistics & SENSITIVITY:
-                sums[0, :, k] += sweep.total(candidate.derivative(source, value).abs_())
-            term = value * weight
-            mixed = term if mixed is None else mixed.add_(term)
-        block_x.copy_(0 * source if mixed is None else mixed)
-        if statistics & DEVIATION and mixed is not None:
-            for k, value in values.items():
-                sums[1, :, k] += sweep.total((value - mixed).square_())
+                sums[0, :, k] += sweep.total(candidate.derivative(source, value).abs())
+            if statistics & DEVIATION:
+                values[k] = value
+        for k, value in values.items():
+            sums[1, :, k] += sweep.total((value - mixed).square_())
+        block_x.copy_(mixed)
     return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
 
 
@@ -65,18 +64,16 @@ def backward(
     inner = sweep.zeros(1)[0]
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
-        slope: Tensor | None = None
+        slope = block_gradient.to(sweep.dtype).zero_()
         for k, candidate, weight in sweep.candidates:
-            unused = isinstance(weight, float) and weight == 0
-            if unused and not need_inner:
+            if _is_zero(weight) and not need_inner:
                 continue
             value = candidate.function(source)
             if need_inner:
                 inner[:, k] += sweep.inner(upstream, value)
-            if not unused:
-                term = candidate.derivative(source, value) * weight
-                slope = term if slope is None else slope.add_(term)
-        block_gradient.copy_(0 * upstream if slope is None else slope.mul_(upstream))
+            if not _is_zero(weight):
+                sweep.add(slope, candidate.derivative(source, value), weight)
+        block_gradient.copy_(slope.mul_(upstream))
     return gradient, inner.to(weights.dtype)
 
 
@@ -90,42 +87,55 @@ class _Sweep:
         self.by_layer = self.rows == 1
         self.channel_dim = channel_dim % h.dim() if h.dim() else 0
         self.other_dims = [dim for dim in range(h.dim()) if dim != self.channel_dim]
-        self.candidates = self._with_weights(h, weights, [(k, lookup(keys[k])) for k in alive])
+        self.candidates = self._with_weights(h, weights, {k: lookup(keys[k]) for k in alive})
 
     def _with_weights(
-        self, h: Tensor, weights: Tensor, candidates: list[tuple[int, Candidate]]
+        self, h: Tensor, weights: Tensor, candidates: dict[int, Candidate]
     ) -> list[tuple[int, Candidate, Tensor | float]]:
         if self.by_layer and h.device.type == "cpu":  # numbers are the fastest there, and reading them costs nothing
             numbers = weights[0].tolist()
-            return [(k, candidate, numbers[k]) for k, candidate in candidates]
+            return [(k, candidate, numbers[k]) for k, candidate in candidates.items()]
         shape = [1] * h.dim()
         if not self.by_layer:
             shape[self.channel_dim] = self.rows
-        return [(k, candidate, weights[:, k].to(self.dtype).reshape(shape)) for k, candidate in candidates]
+        self.some_zero = h.device.type != "cpu" or bool((weights[:, list(candidates)] == 0).any())
+        return [(k, candidate, weights[:, k].to(self.dtype).reshape(shape)) for k, candidate in candidates.items()]
 
     def blocks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Matching pieces of tensors that share one dense layout."""
         size = tensors[0].numel()
         if size == 0:
             return
+        block = BLOCK * torch.get_num_threads() if self.device.type == "cpu" else size
         if self.by_layer:
             flat = [tensor.as_strided((size,), (1,)) for tensor in tensors]
-            length = BLOCK if self.device.type == "cpu" else size
-            yield from zip(*(torch.split(tensor, length) for tensor in flat), strict=True)
+            yield from zip(*(torch.split(tensor, block) for tensor in flat), strict=True)
         else:
             split_dim = self.other_dims[0] if self.other_dims else 0
             count = tensors[0].shape[split_dim]
-            length = max(1, BLOCK * count // size) if self.other_dims and self.device.type == "cpu" else count
+            length = max(1, block * count // size) if self.other_dims else count
             yield from zip(*(torch.split(tensor, length, split_dim) for tensor in tensors), strict=True)
 
     def zeros(self, count: int) -> Tensor:
         return torch.zeros(count, self.rows, self.k, dtype=torch.float64, device=self.device)
+
+    def add(self, total: Tensor, values: Tensor, weight: Tensor | float) -> None:
+        """total += weight·values in place; a weight of 0 leaves out what is infinite too."""
+        if isinstance(weight, Tensor):
+            total.addcmul_(values.masked_fill(weight == 0, 0) if self.some_zero else values, weight)
+        elif weight != 0:
+            total.add_(values, alpha=weight)
 
     def total(self, values: Tensor) -> Tensor:
         return values.sum() if self.by_layer else values.sum(self.other_dims) if self.other_dims else values
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.dot(left, right) if self.by_layer else self.total(left * right)
+
+
+def _is_zero(weight: Tensor | float) -> bool:
+    """Whether a candidate has no weight at all; not asked of tensors, whose values may be far away."""
+    return isinstance(weight, float) and weight == 0
 
 
 def _dense(h: Tensor) -> Tensor:
@@ -135,6 +145,6 @@ def _dense(h: Tensor) -> Tensor:
         if size == 1:
             continue
         if stride != expected:
-            return h.contiguous()
+            return h.clone()
         expected *= size
     return h

@@ -45,7 +45,9 @@ def mean_sensitivity(h: Tensor, candidates: Sequence[str], rows: int = 1, channe
         leaf = h.detach().clone().requires_grad_()
         (slope,) = torch.autograd.grad(lookup(name).function(leaf).sum(), leaf)
         slope = slope.abs()
-        columns.append(slope.mean().reshape(1) if rows == 1 else slope.movedim(channel_dim, 0).flatten(1).mean(1))
+        columns.append(
+            slope.mean().reshape(1) if rows == 1 else slope.movedim(channel_dim, 0).reshape(rows, -1).mean(1)
+        )
     return torch.stack(columns, dim=-1)
 
 

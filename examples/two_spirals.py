@@ -1,0 +1,53 @@
+"""Two spirals, two hidden layers: which activation does each layer pick?
+
+Run it with `make demo`; it takes a few seconds on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from rich.progress import track
+from torch import nn
+
+import flexact
+
+STEPS = 1500
+
+
+def spirals(points: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points (n, 2) on two interleaved spirals, and which of the two each lies on."""
+    turn = 3 * math.pi * torch.rand(points, generator=generator).sqrt()
+    label = torch.randint(0, 2, (points,), generator=generator)
+    angle = turn + math.pi * label
+    x = torch.stack([turn * angle.cos(), turn * angle.sin()], dim=1) / 5
+    return x + 0.03 * torch.randn(points, 2, generator=generator), label
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    x, y = spirals(1000, generator)
+    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    model = flexact.convert(model)
+    optimizer = torch.optim.Adam(flexact.param_groups(model, lr=0.01))
+    schedule = flexact.Schedule(model, total_steps=STEPS)
+    for _ in track(range(STEPS), description="training"):
+        batch = torch.randint(0, len(x), (128,), generator=generator)
+        loss = nn.functional.cross_entropy(model(x[batch]), y[batch]) + flexact.penalty(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+    print(flexact.selection(model))
+    plain = flexact.extract(model).eval()
+    test_x, test_y = spirals(1000, generator)
+    accuracy = (plain(test_x).argmax(1) == test_y).float().mean()
+    print(f"\nThe plain network: {plain}\nAccuracy on new points: {100 * accuracy:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

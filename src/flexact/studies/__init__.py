@@ -1,0 +1,1 @@
+"""The paper's studies, one file a table, on a shared runner."""

@@ -1,0 +1,184 @@
+"""Which modules and calls are activations, and which candidate each of them is."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import flexact
+from flexact.activations import (
+    function_name,
+    is_activation,
+    is_activation_function,
+    is_method,
+    key_of,
+    module_of_call,
+)
+from flexact.candidates import known_names, lookup
+
+POINTS = torch.linspace(-7, 7, 141)
+
+BY_NAME = {
+    "relu": nn.ReLU(),
+    "leaky_relu": nn.LeakyReLU(),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+    "gelu": nn.GELU(),
+    "silu": nn.SiLU(),
+    "mish": nn.Mish(),
+    "elu": nn.ELU(),
+    "selu": nn.SELU(),
+    "softplus": nn.Softplus(),
+    "hardswish": nn.Hardswish(),
+    "relu6": nn.ReLU6(),
+    "softsign": nn.Softsign(),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_torch_type_of_the_candidate_list_is_its_candidate(name: str) -> None:
+    assert is_activation(BY_NAME[name])
+    assert key_of(BY_NAME[name]) == name
+    assert function_name(BY_NAME[name]) == name
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.LeakyReLU(inplace=True)])
+def test_in_place_is_not_a_setting_of_the_function(module: nn.Module) -> None:
+    assert key_of(module) in known_names()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.LeakyReLU(0.2),
+        nn.GELU(approximate="tanh"),
+        nn.ELU(alpha=0.5),
+        nn.Softplus(beta=2.0),
+        nn.Softplus(threshold=5),
+    ],
+    ids=repr,
+)
+def test_other_settings_are_another_function(module: nn.Module) -> None:
+    assert is_activation(module)
+    assert key_of(module) not in known_names()
+    assert torch.equal(lookup(key_of(module)).function(POINTS), module(POINTS))
+
+
+def test_same_type_and_settings_are_one_function_and_others_are_not() -> None:
+    assert key_of(nn.LeakyReLU(0.2)) == key_of(nn.LeakyReLU(0.2, inplace=True))
+    assert key_of(nn.LeakyReLU(0.2)) != key_of(nn.LeakyReLU(0.3))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Identity(),
+        nn.Linear(2, 2),
+        nn.Softmax(-1),
+        nn.PReLU(),
+        nn.Dropout(),
+        nn.BatchNorm1d(3),
+        nn.MultiheadAttention(2, 1),
+    ],
+    ids=repr,
+)
+def test_other_modules_are_none(module: nn.Module) -> None:
+    assert not is_activation(module)
+
+
+def _converts(act: nn.Module) -> nn.Module | str:
+    """The converted chain of a linear layer and an activation, or what was said where it is not converted."""
+    config = flexact.FlexConfig(init="original", init_probability=1 - 1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return flexact.convert(nn.Sequential(nn.Linear(3, 3), act), config=config).eval()
+        except flexact.FlexActError as error:
+            return str(error)
+
+
+def _timm_activations() -> list[str]:
+    from timm.layers import create_act
+
+    return sorted(set(create_act._ACT_LAYER_DEFAULT) - {"identity"})
+
+
+def _transformers_activations() -> list[str]:
+    from transformers.activations import ACT2CLS
+
+    return sorted(set(ACT2CLS) - {"linear"})
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_no_activation_of_timm_or_transformers_is_missed_in_silence(library: str) -> None:
+    from timm.layers.create_act import get_act_layer
+    from transformers.activations import ACT2FN
+
+    no_sites = set()
+    for name in _timm_activations() if library == "timm" else _transformers_activations():
+        act = get_act_layer(name)() if library == "timm" else ACT2FN[name]
+        converted = _converts(act)
+        if isinstance(converted, str):
+            assert "1: cannot be converted" in converted, name
+            no_sites.add(name)
+        else:
+            assert isinstance(converted[1], flexact.FlexAct), name
+            h = torch.randn(5, 3)
+            with torch.no_grad():
+                torch.testing.assert_close(converted(h), act(converted[0](h)), atol=1e-4, rtol=0, msg=name)
+    expected = {
+        "timm": {"celu", "prelu", "hard_sigmoid", "hardsigmoid", "hard_mish"},
+        "transformers": {"prelu", "xielu"},
+    }
+    assert no_sites == expected[library]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "expected"),
+    [
+        (F.relu, (), {}, nn.ReLU()),
+        (F.relu, (), {"inplace": True}, nn.ReLU()),
+        (F.relu_, (), {}, nn.ReLU()),
+        (torch.relu, (), {}, nn.ReLU()),
+        (torch.tanh, (), {}, nn.Tanh()),
+        (torch.sigmoid, (), {}, nn.Sigmoid()),
+        (torch.special.expit, (), {}, nn.Sigmoid()),
+        (F.leaky_relu, (0.2,), {}, nn.LeakyReLU(0.2)),
+        (F.leaky_relu, (0.2, True), {}, nn.LeakyReLU(0.2)),
+        (F.leaky_relu, (), {"negative_slope": 0.3}, nn.LeakyReLU(0.3)),
+        (F.elu, (0.5,), {}, nn.ELU(0.5)),
+        (F.gelu, (), {"approximate": "tanh"}, nn.GELU("tanh")),
+        (F.softplus, (2, 10), {}, nn.Softplus(2, 10)),
+        (F.silu, (), {}, nn.SiLU()),
+        (F.mish, (), {}, nn.Mish()),
+        (F.selu, (), {}, nn.SELU()),
+        (F.relu6, (), {}, nn.ReLU6()),
+        (F.hardswish, (), {}, nn.Hardswish()),
+        (F.softsign, (), {}, nn.Softsign()),
+    ],
+)
+def test_a_functional_call_and_its_module_compute_the_same(function, args, kwargs, expected) -> None:
+    module = module_of_call("call_function", function, args, kwargs)
+    assert repr(module) == repr(expected)
+    assert torch.equal(module(POINTS), function(POINTS.clone(), *args, **kwargs))
+
+
+@pytest.mark.parametrize("name", ["relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"])
+def test_a_method_and_its_module_compute_the_same(name: str) -> None:
+    module = module_of_call("call_method", name, (), {})
+    assert is_method(name)
+    assert torch.equal(module(POINTS), getattr(POINTS.clone(), name)())
+
+
+def test_a_call_with_a_computed_setting_or_an_output_is_no_site() -> None:
+    assert module_of_call("call_function", F.leaky_relu, (torch.tensor(0.1),), {}) is None
+    assert module_of_call("call_function", torch.tanh, (), {"out": torch.empty(3)}) is None
+
+
+@pytest.mark.parametrize("value", [F.dropout, torch.add, "relu", [F.relu], None, 3])
+def test_other_values_are_no_activation_functions(value: object) -> None:
+    assert not is_activation_function(value)

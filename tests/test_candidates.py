@@ -1,0 +1,249 @@
+"""The candidates: their values, their derivatives, and what may be registered as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import flexact
+from flexact import FlexActError, candidates
+from flexact.candidates import lookup, original, register_candidate
+
+TORCH_MODULES: dict[str, nn.Module] = {
+    "relu": nn.ReLU(),
+    "leaky_relu": nn.LeakyReLU(0.01),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+    "identity": nn.Identity(),
+    "gelu": nn.GELU(),
+    "silu": nn.SiLU(),
+    "mish": nn.Mish(),
+    "elu": nn.ELU(),
+    "selu": nn.SELU(),
+    "softplus": nn.Softplus(),
+    "hardswish": nn.Hardswish(),
+    "relu6": nn.ReLU6(),
+    "softsign": nn.Softsign(),
+}
+KINKS = (0.0, -0.0, 3.0, -3.0, 6.0, 20.0)
+EXTREMES = (1e-30, -1e-30, 1e4, -1e4, 1e30, -1e30, 88.0, -88.0, -104.0, 19.999, 20.001)
+
+every_candidate = pytest.mark.parametrize("name", TORCH_MODULES)
+floats = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_a_test_registers() -> Iterator[None]:
+    registered, originals = dict(candidates._registry), dict(candidates._originals)
+    yield
+    for registry, before in ((candidates._registry, registered), (candidates._originals, originals)):
+        registry.clear()
+        registry.update(before)
+
+
+def points(dtype: torch.dtype) -> Tensor:
+    ordinary = torch.linspace(-25, 25, 1001, dtype=dtype)
+    return torch.cat([ordinary, torch.tensor([*KINKS, *EXTREMES], dtype=dtype)])
+
+
+def slope_by_autograd(module: nn.Module, h: Tensor) -> Tensor:
+    leaf = h.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(module(leaf).sum(), leaf)
+    return slope
+
+
+def test_the_built_in_names_are_those_of_the_design() -> None:
+    assert {candidate.name for candidate in candidates._BUILT_IN} == set(TORCH_MODULES)
+
+
+@every_candidate
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_value_is_torchs_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    h = torch.cat([points(dtype), torch.tensor([torch.inf, -torch.inf, torch.nan], dtype=dtype)])
+    torch.testing.assert_close(lookup(name).function(h), TORCH_MODULES[name](h), rtol=0, atol=0, equal_nan=True)
+
+
+@every_candidate
+def test_module_is_torchs_own_type_with_its_settings(name: str) -> None:
+    assert repr(lookup(name).module()) == repr(TORCH_MODULES[name])
+
+
+@every_candidate
+@floats
+def test_derivative_is_autograds_also_at_kinks_and_extremes(name: str, dtype: torch.dtype) -> None:
+    h, candidate = points(dtype), lookup(name)
+    ours = candidate.derivative(h, candidate.function(h))
+    # torch differentiates softsign by the quotient rule, which cancels where h is large: the closed form does not.
+    exact = 1 / (1 + h.double().abs()).square() if name == "softsign" else slope_by_autograd(TORCH_MODULES[name], h)
+    torch.testing.assert_close(ours, exact.to(dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
+    assert ours.isfinite().all()
+
+
+@every_candidate
+@given(h=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40))
+def test_derivative_is_autograds_anywhere(name: str, h: list[float]) -> None:
+    at, candidate = torch.tensor(h, dtype=torch.float64), lookup(name)
+    ours = candidate.derivative(at, candidate.function(at))
+    torch.testing.assert_close(ours, slope_by_autograd(TORCH_MODULES[name], at), rtol=1e-12, atol=1e-12)
+
+
+@every_candidate
+def test_derivative_keeps_shape_and_dtype_for_any_layout(name: str) -> None:
+    candidate = lookup(name)
+    for h in (torch.randn(()), torch.randn(0, 3), torch.randn(4, 6).t(), torch.randn(4, 6)[:, ::2]):
+        slope = candidate.derivative(h, candidate.function(h))
+        assert (slope.shape, slope.dtype) == (h.shape, h.dtype)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(FlexActError, match="unknown candidate 'sigmod'; did you mean 'sigmoid'"):
+        lookup("sigmod")
+
+
+def test_a_function_alone_gets_its_derivative_by_autograd_and_a_module() -> None:
+    register_candidate("sine", torch.sin)
+    h = torch.linspace(-4, 4, 50, dtype=torch.float64)
+    sine = lookup("sine")
+    torch.testing.assert_close(sine.derivative(h, sine.function(h)), torch.cos(h))
+    module = sine.module()
+    assert torch.equal(module(h), torch.sin(h))
+    assert repr(module) == "_Function(sine)"
+
+
+def test_autograd_derivative_works_where_gradients_are_off() -> None:
+    register_candidate("sine", torch.sin)
+    with torch.no_grad():
+        assert torch.equal(lookup("sine").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
+    with torch.inference_mode():
+        assert torch.equal(lookup("sine").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
+
+
+def test_a_constant_function_has_derivative_zero() -> None:
+    register_candidate("one", lambda h: torch.ones_like(h))
+    assert torch.equal(lookup("one").derivative(torch.randn(3), torch.ones(3)), torch.zeros(3))
+
+
+def test_given_derivative_and_module_are_used() -> None:
+    register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h) + 1e-7, module=nn.Tanhshrink)
+    assert float(lookup("sine").derivative(torch.zeros((), dtype=torch.float64), torch.zeros(()))) == 1 + 1e-7
+    assert isinstance(lookup("sine").module(), nn.Tanhshrink)
+
+
+def test_a_registered_candidate_can_be_routed_to() -> None:
+    register_candidate("cube", lambda h: h**3, derivative=lambda h: 3 * h * h)
+    h = torch.linspace(-2, 2, 20, requires_grad=True)
+    x = flexact.FlexAct(candidates=("cube", "identity"))(h)
+    torch.testing.assert_close(x, (h**3 + h) / 2)
+    (gradient,) = torch.autograd.grad(x.sum(), h)
+    torch.testing.assert_close(gradient, (3 * h * h + 1) / 2)
+
+
+def test_derivative_that_returns_its_input_does_not_get_it_overwritten() -> None:
+    register_candidate("half_square", lambda h: h * h / 2, derivative=lambda h: h)
+    h = torch.linspace(-2, 2, 20)
+    before = h.clone()
+    flexact.FlexAct(candidates=("half_square", "identity"))(h)
+    assert torch.equal(h, before)
+
+
+def test_a_wrong_derivative_is_refused_and_the_error_shows_where_it_differs() -> None:
+    with pytest.raises(FlexActError, match=r"worst at h = -?[\d.]+: given -?[\d.]+, numerical -?[\d.]+") as refusal:
+        register_candidate("sine", torch.sin, derivative=torch.sin)
+    assert "sine" in str(refusal.value)
+    with pytest.raises(FlexActError, match="unknown"):
+        lookup("sine")
+
+
+@given(at=st.floats(-5.5, 5.0), off=st.sampled_from([1.0, -0.1, torch.nan]))
+def test_a_derivative_wrong_in_one_place_is_refused_there(at: float, off: float) -> None:
+    def wrong(h: Tensor) -> Tensor:
+        return torch.where((h > at) & (h < at + 0.5), torch.cos(h) + off, torch.cos(h))
+
+    with pytest.raises(FlexActError, match="worst at h = ") as refusal:
+        register_candidate("sine", torch.sin, derivative=wrong)
+    shown = float(str(refusal.value).split("worst at h = ")[1].split(":")[0])
+    assert at - 1e-3 <= shown <= at + 0.5 + 1e-3
+
+
+def test_a_kink_of_the_users_function_is_no_wrong_derivative() -> None:
+    register_candidate("abs", torch.abs, derivative=torch.sign)
+    register_candidate("shrink", F.hardshrink)  # jumps
+    assert "abs" in candidates.known_names()
+
+
+def test_a_derivative_of_another_shape_is_refused() -> None:
+    with pytest.raises(FlexActError, match="shape"):
+        register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h).sum())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: torch.softmax(h.flatten(), 0).reshape(h.shape),
+        lambda h: h - h.mean(),
+        lambda h: h / (h.norm() + 1),
+        lambda h: h.flatten().cumsum(0).reshape(h.shape),
+        lambda h: F.dropout(h, 0.5),
+    ],
+    ids=["softmax", "centred", "normed", "cumsum", "dropout"],
+)
+def test_what_is_not_elementwise_is_refused(function: object) -> None:
+    with pytest.raises(FlexActError, match="elementwise"):
+        register_candidate("mixing", function)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [(torch.sum, r"\(\)"), (lambda h: h.float(), r".*float32"), (lambda h: 1.0, "float"), (lambda h: h[:2], r"\(2,\)")],
+    ids=["sum", "dtype", "number", "slice"],
+)
+def test_another_shape_or_dtype_is_refused_and_shown(function: object, shown: str) -> None:
+    with pytest.raises(FlexActError, match=f"same shape and dtype.* gave {shown}"):
+        register_candidate("odd", function)  # type: ignore[arg-type]
+
+
+def test_a_function_that_overwrites_its_input_is_refused() -> None:
+    with pytest.raises(FlexActError, match="overwrites its input"):
+        register_candidate("inplace", lambda h: h.relu_())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"fn": None}, {"fn": torch.sin, "derivative": 1}, {"fn": torch.sin, "module": 1}]
+)
+def test_what_cannot_be_called_is_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(FlexActError, match="must be callable"):
+        register_candidate("uncallable", **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "two words", "9lives", "original", "a-b", None, 3, "line\nbreak"])
+def test_bad_names_are_refused(name: object) -> None:
+    with pytest.raises(FlexActError, match="must be a Python identifier"):
+        register_candidate(name, torch.sin)  # type: ignore[arg-type]
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(FlexActError, match="'relu' is registered already"):
+        register_candidate("relu", torch.sin)
+
+
+def test_originals_of_one_type_and_settings_are_one_function() -> None:
+    assert original(nn.LeakyReLU(0.2)) == original(nn.LeakyReLU(0.2, inplace=True))
+    assert original(nn.LeakyReLU(0.2)) != original(nn.LeakyReLU(0.3))
+
+
+def test_an_original_in_place_module_leaves_its_input_alone() -> None:
+    module = nn.LeakyReLU(0.2, inplace=True)
+    h = torch.tensor([-1.0, 2.0])
+    candidate = lookup(original(module))
+    value = candidate.function(h)
+    assert torch.equal(h, torch.tensor([-1.0, 2.0]))
+    assert torch.equal(value, torch.tensor([-0.2, 2.0]))
+    assert torch.equal(candidate.derivative(h, value), torch.tensor([0.2, 1.0]))
+    assert candidate.module() is module
+    assert module.inplace

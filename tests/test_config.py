@@ -1,0 +1,184 @@
+"""FlexConfig: every bad value is an error that says so, and what is saved comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexact import FlexActError, FlexConfig
+from flexact.config import PAPER_CANDIDATES
+
+NAN, INF = float("nan"), float("inf")
+FIELDS = [field.name for field in dataclasses.fields(FlexConfig)]
+
+
+def test_default_candidates_are_the_papers_five() -> None:
+    assert FlexConfig().candidates == ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+
+
+def test_papers_policy_has_the_papers_noise_and_weight() -> None:
+    paper = FlexConfig.paper()
+    assert (paper.noise, paper.alpha, paper.alpha_kind, paper.eliminate) == (1.0, 0.3, "absolute", False)
+    assert FlexConfig.paper(alpha=0.1, seed=4) == dataclasses.replace(paper, alpha=0.1, seed=4)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FlexConfig().alpha = 1.0  # type: ignore[misc]
+
+
+def test_candidates_become_a_tuple() -> None:
+    assert FlexConfig(candidates=["relu", "tanh"]).candidates == ("relu", "tanh")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "told"),
+    [
+        (("relu", "tahn"), "unknown candidate 'tahn'; did you mean 'tanh'"),
+        ((), "at least two candidates; got 0"),
+        (("relu",), "at least two candidates; got 1"),
+        (("relu", "tanh", "relu"), "repeated: relu"),
+        ("relu", "must be a sequence of names"),
+        (None, "must be a sequence of names"),
+        (("relu", 3), "given by its name; got 3"),
+        (("relu", abs), "flexact.register_candidate"),
+    ],
+)
+def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        FlexConfig(candidates=candidates)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [0, 0.0, -1.0, NAN, INF, "hot", None, True]),
+        ("final_temperature", [0, -0.5, NAN, INF]),
+        ("noise", [-1, NAN, INF, "on", None]),
+        ("alpha", [-0.1, NAN, INF, "0.3", None]),
+        ("alpha_until", [0, 1.5, NAN]),
+        ("clip", [0, -1, NAN]),
+        ("lam", [0, -1, NAN, "tau"]),
+        ("init_probability", [0, 1, 1.5, NAN]),
+        ("warmup", [-0.1, 1.0, NAN]),
+        ("commit_at", [0, 1.1, NAN, "end", True]),
+        ("seed", [1.5, "0", None, True]),
+        ("channel_dim", [1.0, None]),
+        ("eliminate", [1, "false", None]),
+    ],
+)
+def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(FlexActError, match=f"{field} must be") as refusal:
+            FlexConfig(**{field: value})
+        assert repr(value) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "nearest"),
+    [
+        ("forward", "soff", "soft"),
+        ("eval", "blnd", "blend"),
+        ("anneal", "exponental", "exponential"),
+        ("correction", "grad_norm", "grad_norm_kl"),
+        ("advantage", "normalised", "normalized"),
+        ("alpha_kind", "relativ", "relative"),
+        ("alpha_schedule", "fall", "falling"),
+        ("kl_on", "pie", "pi"),
+        ("granularity", "channels", "channel"),
+        ("init", "orignal", "original"),
+    ],
+)
+def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest: str) -> None:
+    with pytest.raises(FlexActError, match=f"{field}='{value}' is not a choice; did you mean '{nearest}'"):
+        FlexConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_choices_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(FlexActError, match=r"warmup=0.8 must end before commit_at=0.7"):
+        FlexConfig(warmup=0.8)
+    with pytest.raises(FlexActError, match="eliminate=True ends in a commitment"):
+        FlexConfig(commit_at=None)
+    assert FlexConfig(commit_at=None, eliminate=False).commit_at is None
+
+
+configs = st.builds(
+    FlexConfig,
+    candidates=st.lists(st.sampled_from([*PAPER_CANDIDATES, "original", "gelu"]), min_size=2, unique=True).map(tuple),
+    forward=st.sampled_from(["soft", "hard"]),
+    eval=st.sampled_from(["blend", "pick"]),
+    noise=st.floats(0, 5),
+    temperature=st.floats(0.001, 10),
+    correction=st.sampled_from(["none", "grad_norm_kl", "clip_logit_gradient", "clipped_norm_kl", "output_norm"]),
+    alpha=st.floats(0, 3),
+    lam=st.floats(0.01, 3) | st.just("temperature"),
+    granularity=st.sampled_from(["layer", "channel"]),
+    seed=st.integers(),
+)
+
+
+@given(config=configs)
+def test_dictionary_and_json_give_the_same_config_back(config: FlexConfig) -> None:
+    assert FlexConfig.from_dict(config.to_dict()) == config
+    assert FlexConfig.from_json(config.to_json()) == config
+    assert json.loads(config.to_json()) == config.to_dict()
+
+
+def test_saved_config_says_its_version() -> None:
+    assert FlexConfig().to_dict()["flexact_config"] == 1
+
+
+def test_fields_not_saved_keep_their_defaults() -> None:
+    assert FlexConfig.from_dict({"flexact_config": 1, "seed": 3}) == FlexConfig(seed=3)
+
+
+def test_a_newer_version_asks_for_an_update() -> None:
+    with pytest.raises(FlexActError, match="version 2, and this flexact reads up to 1; update flexact"):
+        FlexConfig.from_dict({**FlexConfig().to_dict(), "flexact_config": 2})
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", 1.0, None, True])
+def test_a_version_that_is_none_is_refused(version: Any) -> None:
+    with pytest.raises(FlexActError, match="must be a version number"):
+        FlexConfig.from_dict({"flexact_config": version})
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 3, {}, {"alpha": 0.3}])
+def test_what_is_no_config_is_refused(data: Any) -> None:
+    with pytest.raises(FlexActError, match="not a FlexConfig"):
+        FlexConfig.from_dict(data)
+
+
+def test_an_unknown_field_suggests_the_nearest() -> None:
+    with pytest.raises(FlexActError, match="unknown config field 'temprature'; did you mean 'temperature'"):
+        FlexConfig.from_dict({"flexact_config": 1, "temprature": 1.0})
+    with pytest.raises(FlexActError, match="unknown config field 5"):
+        FlexConfig.from_dict({"flexact_config": 1, 5: 1.0})  # type: ignore[dict-item]
+
+
+@given(length=st.integers(0, len(FlexConfig().to_json()) - 1))
+def test_truncated_json_is_refused(length: int) -> None:
+    with pytest.raises(FlexActError, match="not valid JSON at line"):
+        FlexConfig.from_json(FlexConfig().to_json()[:length])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(10**400, 10**401) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@settings(max_examples=300)
+@given(field=st.sampled_from([*FIELDS, "flexact_config"]), value=json_values)
+def test_hand_edited_json_is_a_config_or_an_error_of_ours(field: str, value: Any) -> None:
+    edited = json.dumps({**FlexConfig().to_dict(), field: value})
+    try:
+        config = FlexConfig.from_json(edited)
+    except FlexActError:
+        return
+    assert FlexConfig.from_json(config.to_json()) == config

@@ -1,0 +1,181 @@
+"""Execution order and channels, seen by running the model once on example inputs, which changes nothing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import flexact
+
+CHANNEL = flexact.FlexConfig(granularity="channel")
+
+
+def order(model: nn.Module, example_inputs: object, **options: object) -> list[str]:
+    return list(flexact.selection(flexact.convert(model, example_inputs=example_inputs, **options)).picks)
+
+
+class Backwards(nn.Module):
+    """Defined last to first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act_c = nn.Tanh()
+        self.act_b = nn.ReLU()
+        self.act_a = nn.GELU()
+        self.unused = nn.SiLU()
+        self.layers = nn.ModuleList(nn.Linear(4, width) for width in (4, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, act in zip(self.layers, (self.act_a, self.act_b, self.act_c), strict=True):
+            x = act(layer(x))
+        return x
+
+
+def test_sites_come_in_execution_order_with_example_inputs_and_in_definition_order_without() -> None:
+    x = torch.randn(2, 4)
+    assert order(Backwards(), x) == ["act_a", "act_b", "act_c", "unused"]
+    assert list(flexact.selection(flexact.convert(Backwards())).picks) == ["act_c", "act_b", "act_a", "unused"]
+
+
+def test_penultimate_is_the_last_that_runs_or_without_inputs_the_last_defined() -> None:
+    assert order(Backwards(), torch.randn(2, 4), where="penultimate") == ["act_c"]
+    assert list(flexact.selection(flexact.convert(Backwards(), "penultimate")).picks) == ["unused"]
+
+
+class CallsWithin(nn.Module):
+    """Functional calls before, between and after a child's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.keep = F.silu
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.child(torch.tanh(x))
+        x = self.keep(x)
+        return F.gelu(x).sigmoid()
+
+
+def test_functional_calls_and_function_attributes_have_their_place_in_the_order() -> None:
+    expected = ["tanh", "child.1", "keep", "gelu", "sigmoid"]
+    assert order(CallsWithin(), torch.randn(2, 4)) == expected
+    assert order(CallsWithin(), torch.randn(2, 4), where="penultimate") == ["sigmoid"]
+
+
+class LastIsShared(nn.Module):
+    """The first activation to run is also the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.tanh = nn.ReLU(), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.tanh(self.relu(x)))
+
+
+def test_penultimate_counts_an_activations_last_call() -> None:
+    assert order(LastIsShared(), torch.randn(2, 4), where="penultimate") == ["relu"]
+    per_call = order(LastIsShared(), torch.randn(2, 4), per_call=True)
+    assert len(per_call) == 3
+    assert per_call[1] == "tanh"
+    assert order(LastIsShared(), torch.randn(2, 4), where="penultimate", per_call=True) == [per_call[2]]
+
+
+def test_calls_of_one_module_under_several_names_are_told_apart() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 7), relu)
+    converted = flexact.convert(model, config=CHANNEL, example_inputs=torch.randn(2, 4), per_call=True)
+    assert [converted[i].rows for i in (1, 3)] == [5, 7]
+
+
+class SharedWidths(nn.Module):
+    """One attribute called on two widths, with one function call between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 7)
+        self.activation = F.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.c(F.relu(self.b(self.activation(input=self.a(x))))))
+
+
+def test_channels_are_counted_call_by_call() -> None:
+    converted = flexact.convert(SharedWidths(), config=CHANNEL, example_inputs=torch.randn(2, 4), per_call=True)
+    sites = [module for module in converted.modules() if isinstance(module, flexact.FlexAct)]
+    assert sorted(site.rows for site in sites) == [5, 6, 7]
+    assert converted(torch.randn(3, 4)).shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [torch.randn(2, 4), (torch.randn(2, 4),), [torch.randn(2, 4)], {"input": torch.randn(2, 4)}],
+    ids=["tensor", "tuple", "list", "dictionary"],
+)
+def test_example_inputs_are_what_the_model_is_called_with(inputs: object) -> None:
+    assert order(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), inputs) == ["1"]
+
+
+def test_inputs_that_do_not_fit_are_an_error_and_change_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    before = repr(model)
+    with pytest.raises(flexact.FlexActError, match=r"could not be run on example_inputs.*RuntimeError"):
+        flexact.convert(model, example_inputs=torch.randn(2, 3))
+    assert repr(model) == before
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_dry_run_leaves_mode_statistics_gradients_and_random_numbers_alone() -> None:
+    class Restless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x + torch.randn_like(x))
+
+    model = Restless()
+    model.layers[1].eval()
+    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    converted = flexact.convert(model, example_inputs=torch.randn(8, 4, generator=torch.Generator()))
+    assert torch.equal(torch.rand(3), expected)
+    assert [module.training for module in converted.layers] == [True, False, True, True]
+    assert all(torch.equal(converted.state_dict()[name], value) for name, value in state.items())
+    assert all(parameter.grad is None for parameter in converted.parameters())
+
+
+def test_the_activation_of_a_transformer_layer_is_seen_despite_its_fused_path() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    assert order(model, torch.randn(2, 5, 8)) == ["layers.0.activation", "layers.1.activation"]
+    masked = {
+        "src": torch.randn(2, 5, 8),
+        "src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
+    }
+    assert order(nn.TransformerEncoder(layer, 2), masked) == ["layers.0.activation", "layers.1.activation"]
+
+
+def test_a_site_that_was_not_reached_has_no_channels() -> None:
+    with pytest.raises(flexact.FlexActError, match="unused was not reached"):
+        flexact.convert(Backwards(), config=CHANNEL, example_inputs=torch.randn(2, 4))
+    converted = flexact.convert(Backwards(), "act_*", CHANNEL, example_inputs=torch.randn(2, 4))
+    assert [site.rows for site in (converted.act_a, converted.act_b, converted.act_c)] == [4, 4, 3]
+
+
+def test_a_dimension_that_is_not_there_is_an_error() -> None:
+    config = flexact.FlexConfig(granularity="channel", channel_dim=3)
+    with pytest.raises(flexact.FlexActError, match="no dimension 3"):
+        flexact.convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), config=config, example_inputs=torch.randn(2, 4))
+
+
+def test_the_root_itself_can_be_run() -> None:
+    converted = flexact.convert(nn.ReLU(), config=CHANNEL, example_inputs=torch.randn(2, 5))
+    assert isinstance(converted, flexact.FlexAct)
+    assert converted.rows == 5

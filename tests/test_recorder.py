@@ -1,0 +1,213 @@
+"""The history of the picks: in memory, as JSON lines, in TensorBoard."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flexact import FlexActError, Recorder, convert, selection
+
+
+def network() -> nn.Sequential:
+    return convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+
+
+def nudge(model: nn.Sequential, amount: float) -> None:
+    with torch.no_grad():
+        model[1].logits[2] += amount
+
+
+def recorded(path: Path, steps: int) -> nn.Sequential:
+    model = network()
+    with Recorder(model, path) as recorder:
+        for step in range(steps):
+            recorder.record(step, loss=1 / (step + 1))
+            nudge(model, 0.5)
+    return model
+
+
+def test_memory_keeps_probabilities_picks_and_the_users_numbers() -> None:
+    model = network()
+    recorder = Recorder(model)
+    recorder.record(0, loss=1.5)
+    nudge(model, 2.0)
+    recorder.record(10, loss=torch.tensor(0.5, requires_grad=True), accuracy=1)
+    first, second = recorder.history
+    assert first == {
+        "step": 0,
+        "sites": {name: dict.fromkeys(first["sites"][name], pytest.approx(0.2)) for name in ("1", "3")},
+        "picks": {"1": "relu", "3": "relu"},
+        "loss": 1.5,
+    }
+    assert second["sites"]["1"] == selection(model)[0].probabilities
+    assert second["picks"] == {"1": "tanh", "3": "relu"}
+    assert (second["loss"], second["accuracy"]) == (0.5, 1.0)
+
+
+def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "history.jsonl"
+    model = network()
+    recorder = Recorder(model, path)
+    for step in (0, 5, 9):
+        recorder.record(step, loss=float(step))
+        lines = path.read_text().splitlines()  # written at once, not at the end
+        assert json.loads(lines[-1])["step"] == step
+        nudge(model, 1.0)
+    recorder.close()
+    assert json.loads(path.read_text().splitlines()[0]) == {"flexact_history": 1}
+    assert Recorder.load(path) == recorder.history
+    assert len(Recorder.load(path)) == 3
+
+
+def test_an_existing_file_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    model = recorded(path, 3)
+    with Recorder(model, path) as recorder:
+        assert [entry["step"] for entry in recorder.history] == [0, 1, 2]
+        recorder.record(3)
+    assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2, 3]
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loading(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    model = recorded(path, 3)
+    text = path.read_text()
+    path.write_text(text[:-25])
+    with pytest.raises(FlexActError, match=r"history.jsonl, line 4: not valid JSON"):
+        Recorder.load(path)
+    with Recorder(model, path) as recorder:
+        assert [entry["step"] for entry in recorder.history] == [0, 1]
+        recorder.record(2)
+    assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
+
+
+def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"flexact_his')
+    with Recorder(network(), path) as recorder:
+        recorder.record(0)
+    assert len(Recorder.load(path)) == 1
+
+
+@pytest.mark.parametrize("line", ["{not json", '["a", "list"]', '{"step": "two", "sites": {}}', '{"step": 2}', ""])
+def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "history.jsonl"
+    model = recorded(path, 3)
+    lines = path.read_text().splitlines()
+    lines[2] = line
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_text()
+    for read in (Recorder.load, lambda path: Recorder(model, path)):
+        with pytest.raises(FlexActError, match=r"history.jsonl, line 3: not "):
+            read(path)
+    assert path.read_text() == before
+
+
+def test_a_newer_version_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"flexact_history": 2}\n')
+    with pytest.raises(FlexActError, match="has version 2, and this flexact reads up to 1; update flexact"):
+        Recorder.load(path)
+    path.write_text('{"other": 1}\n')
+    with pytest.raises(FlexActError, match="is not a history of flexact"):
+        Recorder(network(), path)
+    assert path.read_text() == '{"other": 1}\n'
+
+
+def test_a_missing_file_is_an_error_on_loading(tmp_path: Path) -> None:
+    with pytest.raises(FlexActError, match="there is no history at"):
+        Recorder.load(tmp_path / "nowhere.jsonl")
+
+
+def test_rewinding_forgets_what_came_after_a_step_in_memory_and_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    model = recorded(path, 5)
+    with Recorder(model, path) as recorder:
+        recorder.rewind(2)
+        assert [entry["step"] for entry in recorder.history] == [0, 1, 2]
+        assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
+        recorder.record(3, loss=9.0)
+    assert Recorder.load(path)[-1]["loss"] == 9.0
+    assert [file.name for file in tmp_path.iterdir()] == ["history.jsonl"]
+
+
+def test_steps_come_once_and_in_order() -> None:
+    recorder = Recorder(network())
+    recorder.record(5)
+    for step in (5, 4):
+        with pytest.raises(FlexActError, match=r"recorder.rewind\(step\)"):
+            recorder.record(step)
+    recorder.rewind(3)
+    recorder.record(4)
+
+
+@pytest.mark.parametrize(
+    "values", [{"loss": "low"}, {"loss": torch.ones(2)}, {"loss": None}, {"sites": 1.0}, {"picks": 1}]
+)
+def test_what_is_no_number_is_an_error_and_records_nothing(tmp_path: Path, values: dict[str, object]) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(network(), path) as recorder:
+        with pytest.raises(FlexActError):
+            recorder.record(0, **values)
+        assert recorder.history == []
+    assert Recorder.load(path) == []
+
+
+def test_a_loss_that_is_not_finite_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(network(), path) as recorder:
+        recorder.record(0, loss=math.nan)
+        recorder.record(1, loss=math.inf)
+    loaded = Recorder.load(path)
+    assert math.isnan(loaded[0]["loss"])
+    assert loaded[1]["loss"] == math.inf
+
+
+def test_tensorboard_gets_a_scalar_a_candidate_and_the_users_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = network()
+    with Recorder(model, tensorboard=tmp_path / "events") as recorder:
+        for step in range(3):
+            recorder.record(step, loss=3.0 - step)
+            nudge(model, 1.0)
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    names = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+    assert set(tags) == {"loss", *(f"flexact/{site}/{name}" for site in (1, 3) for name in names)}
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 3.0), (1, 2.0), (2, 1.0)]
+    written = [event.value for event in events.Scalars("flexact/1/tanh")]
+    assert written == pytest.approx([entry["sites"]["1"]["tanh"] for entry in recorder.history])
+
+
+def test_without_tensorboard_the_error_names_the_extra_and_no_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without_tensorboard(name: str, *args: object, **kwargs: object) -> object:
+        if name.partition(".")[0] == "tensorboard" or name == "torch.utils.tensorboard":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without_tensorboard)
+    with pytest.raises(FlexActError, match=r"pip install 'flexact\[tensorboard\]'"):
+        Recorder(network(), tmp_path / "history.jsonl", tensorboard=tmp_path / "events")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
+    recorder = Recorder(network(), tmp_path / "history.jsonl")
+    recorder.record(0)
+    recorder.close()
+    recorder.close()
+    assert len(recorder.history) == 1

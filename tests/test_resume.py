@@ -1,0 +1,95 @@
+"""Saving mid-run, loading in a new process and going on gives the same losses, bit for bit, as not having stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEPS = 40
+
+RUN = """
+import json, sys
+import torch, flexact
+from torch import nn
+from torch.nn import functional as F
+
+folder, policy, form, cut, resumes = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] == "resume"
+STEPS = 40
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.second(F.relu(self.first(x)))) + x)
+
+torch.manual_seed(0 if not resumes else 99)
+policies = {
+    "default": flexact.FlexConfig(noise=1.0),
+    "paper": flexact.FlexConfig.paper(),
+    "channel": flexact.FlexConfig(noise=1.0, granularity="channel", advantage="normalized", forward="hard"),
+}
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Block(), nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 1))
+model = flexact.convert(model, config=policies[policy], example_inputs=torch.zeros(2, 4))
+optimizer = torch.optim.Adam(flexact.param_groups(model, weight_decay=1e-3), lr=0.02)
+schedule = flexact.Schedule(model, total_steps=STEPS, optimizer=optimizer)
+
+def save():
+    if form == "safetensors":
+        from safetensors.torch import save_file
+        save_file(model.state_dict(), f"{folder}/model.safetensors")
+    else:
+        torch.save(model.state_dict(), f"{folder}/model.pt")
+    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, f"{folder}/rest.pt")
+
+def load():
+    if form == "safetensors":
+        from safetensors.torch import load_file
+        model.load_state_dict(load_file(f"{folder}/model.safetensors"))
+    else:
+        model.load_state_dict(torch.load(f"{folder}/model.pt", weights_only=True))
+    rest = torch.load(f"{folder}/rest.pt", weights_only=True)
+    optimizer.load_state_dict(rest["optimizer"])
+    schedule.load_state_dict(rest["schedule"])
+
+if resumes:
+    load()
+losses = []
+for step in range(cut if resumes else 0, STEPS):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 4, generator=generator)
+    loss = (model(x) - x.prod(1, keepdim=True)).square().mean()
+    (loss + flexact.penalty(model)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    schedule.step()
+    losses.append(loss.item().hex())
+    if step + 1 == cut and not resumes:
+        save()
+print(json.dumps({"losses": losses, "selection": flexact.selection(model).to_dict()}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "form", "cut"),
+    [("default", "safetensors", 15), ("default", "torch", 33), ("paper", "torch", 15), ("channel", "safetensors", 15)],
+)
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(policy: str, form: str, cut: int, tmp_path: Path) -> None:
+    def run(mode: str) -> dict[str, object]:
+        command = [sys.executable, "-c", RUN, str(tmp_path), policy, form, str(cut), mode]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return json.loads(done.stdout)
+
+    whole, rest = run("whole"), run("resume")
+    assert len(whole["losses"]) == STEPS
+    assert rest["losses"] == whole["losses"][cut:]
+    assert rest["selection"] == whole["selection"]
+    assert len(set(whole["losses"])) == STEPS
+    assert all(row["committed"] for row in rest["selection"]["rows"])

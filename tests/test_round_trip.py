@@ -1,0 +1,187 @@
+"""Real models in and out: what goes in comes out without a trace."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flexact
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+TOKENS = {"input_ids": torch.arange(14).reshape(2, 7)}
+PIXELS = {"pixel_values": IMAGES}
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TEXT = {"vocab_size": 20, "max_position_embeddings": 16}
+
+
+def _torchvision(name: str) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights=None)
+
+
+def _timm(name: str, **options: Any) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, pretrained=False, **options)
+
+
+def _transformers(name: str, config: str, **settings: Any) -> nn.Module:
+    import transformers
+
+    return getattr(transformers, name)(getattr(transformers, config)(**settings))
+
+
+def _distilbert(name: str) -> nn.Module:
+    sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+    return _transformers(name, "DistilBertConfig", **TEXT, **sizes)
+
+
+def _gpt2(name: str) -> nn.Module:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+    return _transformers(name, "GPT2Config", **sizes, bos_token_id=0, eos_token_id=0)
+
+
+# What makes the model, what it is called with, how many sites it has, and a part of what is said about the rest.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
+    "resnet18": (lambda: _torchvision("resnet18"), IMAGES, 9, None),
+    "resnet50": (lambda: _torchvision("resnet50"), IMAGES, 17, None),
+    "vit_tiny": (lambda: _timm("vit_tiny_patch16_224", img_size=32), IMAGES, 12, None),
+    "mobilenetv3_small_100": (
+        lambda: _timm("mobilenetv3_small_100"),
+        IMAGES,
+        33,
+        "blocks.0.0.se.gate: Hardsigmoid is no candidate",
+    ),
+    "convnext_atto": (lambda: _timm("convnext_atto"), IMAGES, 12, None),
+    "bert": (lambda: _transformers("BertModel", "BertConfig", **SMALL, **TEXT), TOKENS, 3, None),
+    "bert_classifier": (
+        lambda: _transformers("BertForSequenceClassification", "BertConfig", **SMALL, **TEXT),
+        TOKENS,
+        3,
+        None,
+    ),
+    "distilbert": (lambda: _distilbert("DistilBertModel"), TOKENS, 2, None),
+    "distilbert_classifier": (
+        lambda: _distilbert("DistilBertForSequenceClassification"),
+        TOKENS,
+        2,
+        "DistilBertForSequenceClassification: its forward makes a new ReLU",
+    ),
+    "gpt2": (lambda: _gpt2("GPT2LMHeadModel"), TOKENS, 2, None),
+    "vit": (
+        lambda: _transformers("ViTModel", "ViTConfig", **SMALL, image_size=32, patch_size=8),
+        PIXELS,
+        3,
+        None,
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Any, int, str | None]:
+    """A plain model in eval mode whose batch norms have statistics like a trained one's, and its inputs."""
+    make, inputs, sites, told = MODELS[request.param]
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # a running average, from the first batch on
+        outputs(model.train(), inputs)
+    return model.eval(), inputs, sites, told
+
+
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    with torch.no_grad():
+        result = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return list(_tensors(result))
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, dict):
+        for value in result.values():
+            yield from _tensors(value)
+    elif isinstance(result, (tuple, list)):
+        for value in result:
+            yield from _tensors(value)
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) > 0 and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def described(model: nn.Module) -> list[tuple[str, type]]:
+    return [(name, type(module)) for name, module in model.named_modules(remove_duplicate=False)]
+
+
+def converted(model: nn.Module, told: str | None, probability: float = 0.9) -> nn.Module:
+    """A converted copy; anything that is said about it must be expected."""
+    config = flexact.FlexConfig(init="original", init_probability=probability)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        copied = flexact.convert(copy.deepcopy(model), config=config)
+    said = [str(warning.message) for warning in caught if "flexact" in str(warning.message)]
+    assert len(said) == (told is not None), said
+    assert all(told in one for one in said)
+    return copied
+
+
+def test_committed_to_the_original_everywhere_the_untouched_model_comes_back(case: Any, pick: Callable) -> None:
+    plain, inputs, sites, told = case
+    model = converted(plain, told)
+    assert len(flexact.selection(model)) == sites
+    flexact.commit(pick(model, None))
+    back = flexact.extract(model)
+    assert same(outputs(back, inputs), outputs(plain, inputs))
+    assert same(outputs(model, inputs), outputs(plain, inputs))
+    assert list(back.state_dict()) == list(plain.state_dict())
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in plain.state_dict().items())
+    assert described(back) == described(plain)
+    assert b"flexact" not in pickle.dumps(back)
+    fresh = copy.deepcopy(plain)
+    for parameter in fresh.parameters():
+        nn.init.zeros_(parameter)
+    fresh.load_state_dict(back.state_dict(), strict=True)
+    assert same(outputs(fresh, inputs), outputs(plain, inputs))
+
+
+def test_before_commitment_a_model_that_starts_at_the_original_computes_the_same(case: Any) -> None:
+    plain, inputs, _, told = case
+    for left, right in zip(outputs(converted(plain, told, 1 - 1e-7), inputs), outputs(plain, inputs), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4 * float(right.abs().max()), rtol=0)
+
+
+def test_another_pick_everywhere_is_extracted_to_the_bit_and_leaves_nothing_behind(case: Any, pick: Callable) -> None:
+    plain, inputs, sites, told = case
+    model = flexact.commit(pick(converted(plain, told), "tanh"))
+    extracted = flexact.extract(model)
+    assert same(outputs(extracted, inputs), outputs(model, inputs))
+    assert not same(outputs(extracted, inputs), outputs(plain, inputs))
+    assert list(extracted.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(extracted.state_dict(), strict=True)
+    assert [name for name, _ in described(extracted)] == [name for name, _ in described(plain)]
+    changed = [cls for (_, cls), (_, first) in zip(described(extracted), described(plain), strict=True) if cls != first]
+    assert set(changed) <= {nn.Tanh}
+    assert len(set(map(id, (m for m in extracted.modules() if isinstance(m, nn.Tanh))))) >= sites
+    assert b"flexact" not in pickle.dumps(extracted)
+
+
+def test_a_converted_model_trains(case: Any) -> None:
+    plain, inputs, sites, told = case
+    model = converted(plain, told).train()
+    result = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    sum(tensor.float().square().mean() for tensor in _tensors(result)).backward()
+    gradients = [m.logits.grad for m in model.modules() if isinstance(m, flexact.FlexAct)]
+    assert len(gradients) == sites
+    assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients)

@@ -1,0 +1,509 @@
+"""How a run goes: temperature, correction weight, elimination rounds, commitment, and the optimizer's groups."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+
+import flexact
+from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact.ops import reference
+
+FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+
+
+def network(config: FlexConfig | None = None, width: int = 6) -> nn.Sequential:
+    torch.manual_seed(0)
+    return convert(nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 1)), config=config)
+
+
+def ranked(model: nn.Sequential, logits: list[float]) -> None:
+    with torch.no_grad():
+        model[1].logits.copy_(torch.tensor(logits))
+
+
+# Temperature and the correction's weight
+
+
+@pytest.mark.parametrize(
+    ("anneal", "curve"),
+    [
+        ("exponential", lambda p: 2.0 * (0.05 / 2.0) ** p),
+        ("linear", lambda p: 2.0 + (0.05 - 2.0) * p),
+        ("cosine", lambda p: 0.05 + (2.0 - 0.05) * (1 + math.cos(math.pi * p)) / 2),
+        ("constant", lambda p: 2.0),
+    ],
+)
+@pytest.mark.parametrize(("warmup", "commit_at"), [(0.0, 0.5), (0.2, 0.7), (0.0, 1.0), (0.1, None)])
+def test_temperature_follows_its_curve_from_the_warmup_to_the_commitment(
+    anneal: str, curve: Callable[[float], float], warmup: float, commit_at: float | None
+) -> None:
+    config = FlexConfig(
+        anneal=anneal,
+        temperature=2.0,
+        final_temperature=0.05,
+        warmup=warmup,
+        commit_at=commit_at,
+        eliminate=False,
+    )
+    model = network(config)
+    schedule = Schedule(model, total_steps=40)
+    start, end = 40 * warmup, 40 * (1.0 if commit_at is None else commit_at)
+    for step in range(41):
+        progress = min(max((step - start) / (end - start), 0.0), 1.0)
+        assert float(model[1].temperature) == pytest.approx(curve(progress), rel=1e-5)
+        if step < 40:
+            schedule.step()
+
+
+@pytest.mark.parametrize("kind", ["falling", "constant"])
+def test_the_weight_of_the_correction_falls_linearly_to_the_commitment_or_stays(kind: str) -> None:
+    config = FlexConfig(
+        alpha=0.4, alpha_kind="absolute", alpha_schedule=kind, alpha_until=1.0, eliminate=False, commit_at=0.5
+    )
+    model = network(config)
+    schedule = Schedule(model, total_steps=40)
+    x = torch.randn(16, 3)
+    model(x)
+    first = flexact.penalty(model).item()
+    assert first > 0
+    for step in range(1, 20):
+        schedule.step()
+        model(x)
+        expected = first * (1 - step / 20) if kind == "falling" else first
+        assert flexact.penalty(model).item() == pytest.approx(expected, rel=1e-5)
+    schedule.step()
+    model(x)
+    assert flexact.penalty(model).item() == 0
+
+
+# Elimination and commitment
+
+
+@pytest.mark.parametrize(
+    ("total", "warmup", "commit_at", "expected"),
+    [(100, 0.0, 0.8, [20, 40, 60, 80]), (100, 0.2, 0.6, [30, 40, 50, 60]), (40, 0.0, 1.0, [10, 20, 30, 40])],
+)
+def test_the_weakest_goes_at_evenly_spaced_rounds_and_the_last_round_commits(
+    total: int, warmup: float, commit_at: float, expected: list[int]
+) -> None:
+    model = network(FlexConfig(warmup=warmup, commit_at=commit_at))
+    ranked(model, [0.1, 0.5, 0.3, 0.2, 0.4])  # weakest to strongest: relu, leaky_relu, tanh, identity, sigmoid
+    schedule = Schedule(model, total)
+    for step in range(1, total + 1):
+        schedule.step()
+        row = selection(model)[0]
+        assert len(row.dropped) == sum(round_ <= step for round_ in expected)
+        assert row.committed == schedule.committed == (step >= expected[-1])
+    assert selection(model)[0].dropped == dict(zip(("relu", "leaky_relu", "tanh", "identity"), expected, strict=True))
+    assert selection(model)[0].pick == "sigmoid"
+
+
+def test_each_round_drops_what_is_weakest_then() -> None:
+    model = network(FlexConfig(commit_at=0.8))
+    schedule = Schedule(model, 10)
+    for weakest in (2, 0, 4, 1):
+        logits = torch.zeros(5)
+        logits[weakest] = -1.0
+        ranked(model, logits.tolist())
+        schedule.step()
+        schedule.step()
+        assert FIVE[weakest] in selection(model)[0].dropped
+    assert selection(model)[0].pick == "leaky_relu"
+
+
+def test_sites_with_other_numbers_of_candidates_have_rounds_of_their_own() -> None:
+    model = nn.Sequential(FlexAct(FIVE), FlexAct(("relu", "tanh", "gelu")), FlexAct(("relu", "tanh")))
+    schedule = Schedule(model, 100)
+    for _ in range(70):
+        schedule.step()
+    # commit_at is 0.7 by default: 4 rounds, 2 rounds and 1.
+    assert [sorted(row.dropped.values()) for row in selection(model)] == [[18, 35, 52, 70], [35, 70], [70]]
+    assert schedule.committed
+
+
+def test_channels_drop_each_its_own_weakest() -> None:
+    config = FlexConfig(granularity="channel", candidates=("relu", "tanh", "identity"), commit_at=1.0)
+    model = convert(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), config=config, example_inputs=torch.randn(1, 3))
+    ranked(model, [0.0, 1.0, 2.0, 2.0, 1.0, 0.0])
+    schedule = Schedule(model, 4)
+    schedule.step()
+    schedule.step()
+    assert [row.dropped for row in selection(model)] == [{"relu": 2}, {"identity": 2}]
+    schedule.step()
+    schedule.step()
+    assert [row.pick for row in selection(model)] == ["identity", "relu"]
+
+
+def test_without_elimination_everything_but_the_likeliest_goes_at_the_commitment() -> None:
+    model = network(FlexConfig.paper())
+    ranked(model, [0.0, 0.0, 3.0, 0.0, 0.0])
+    schedule = Schedule(model, 10)
+    for _ in range(6):
+        schedule.step()
+        assert not selection(model)[0].dropped
+    schedule.step()
+    assert selection(model)[0].committed
+    assert selection(model)[0].dropped == dict.fromkeys(set(FIVE) - {"tanh"}, 7)
+
+
+def test_a_policy_without_commitment_never_commits() -> None:
+    model = network(FlexConfig(eliminate=False, commit_at=None))
+    schedule = Schedule(model, 5)
+    for _ in range(5):
+        schedule.step()
+    assert not schedule.committed
+    assert schedule.commit_step > 5
+
+
+def test_after_the_commitment_the_function_runs_alone_and_only_the_weights_train() -> None:
+    model = network()
+    ranked(model, [0.0, 0.0, 2.0, 0.0, 0.0])
+    optimizer = torch.optim.SGD(param_groups(model, lr=0.1))
+    schedule = Schedule(model, 10)
+    for _ in range(7):
+        schedule.step()
+    x = torch.randn(8, 3)
+    for _ in range(3):
+        expected = model[2](torch.tanh(model[0](x)))
+        assert torch.equal(model(x), expected)
+        before = model[1].logits.detach().clone()
+        weight = model[0].weight.detach().clone()
+        (model(x).square().mean() + flexact.penalty(model)).backward()
+        assert model[1].logits.grad is None
+        optimizer.step()
+        schedule.step()
+        assert torch.equal(model[1].logits, before)
+        assert not torch.equal(model[0].weight, weight)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3])
+def test_runs_with_fewer_steps_than_rounds_still_end_committed(total: int) -> None:
+    model = network()
+    ranked(model, [0.0, 0.4, 0.1, 0.2, 0.3])
+    schedule = Schedule(model, total)
+    for _ in range(total):
+        schedule.step()
+    assert schedule.committed
+    assert selection(model)[0].pick == "sigmoid"
+    assert len(selection(model)[0].dropped) == 4
+
+
+def test_a_commitment_by_hand_is_respected(pick: Callable) -> None:
+    model = flexact.commit(pick(network(), "tanh"))
+    schedule = Schedule(model, 10)
+    for _ in range(10):
+        schedule.step()
+    assert selection(model)[0].pick == "tanh"
+
+
+# Bad input
+
+
+def test_a_step_beyond_the_end_is_an_error_and_changes_nothing() -> None:
+    schedule = Schedule(network(), 2)
+    schedule.step()
+    schedule.step()
+    with pytest.raises(FlexActError, match="made for 2 steps, and all of them are done"):
+        schedule.step()
+    assert schedule.state_dict()["step"] == 2
+
+
+@pytest.mark.parametrize("total", [0, -3, 1.5, "10", True, None])
+def test_total_steps_must_be_a_positive_integer(total: object) -> None:
+    with pytest.raises(FlexActError, match="total_steps must be"):
+        Schedule(network(), total)
+
+
+def test_a_model_without_sites_is_an_error() -> None:
+    with pytest.raises(FlexActError, match=r"Linear has no FlexAct sites to schedule; call flexact.convert"):
+        Schedule(nn.Linear(2, 2), 10)
+
+
+def test_an_optimizer_that_does_not_hold_the_logits_is_an_error_that_names_the_sites() -> None:
+    plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model = convert(plain)
+    with pytest.raises(FlexActError, match=r"does not hold the logits of 1 of 1 sites \(1\)"):
+        Schedule(model, 10, optimizer=optimizer)
+    Schedule(model, 10, optimizer=torch.optim.SGD(param_groups(model), lr=0.1))
+
+
+def test_sites_with_different_policies_are_an_error() -> None:
+    model = nn.Sequential(FlexAct(), FlexAct(config=FlexConfig.paper()))
+    with pytest.raises(FlexActError, match="must share one policy"):
+        Schedule(model, 10)
+
+
+# State
+
+
+def test_state_goes_back_and_forth_in_the_middle_of_a_run() -> None:
+    config = FlexConfig(noise=1.0, final_temperature=0.1, alpha_kind="absolute")
+    x = torch.randn(8, 3)
+    model = network(config)
+    ranked(model, [0.0, 0.4, 0.1, 0.2, 0.3])
+    schedule = Schedule(model, 20)
+    for _ in range(8):
+        schedule.step()
+    twin = network(config)
+    other = Schedule(twin, 20)
+    other.load_state_dict(schedule.state_dict())
+    twin.load_state_dict(model.state_dict())
+    for _ in range(12):
+        assert torch.equal(model(x), twin(x))
+        assert torch.equal(flexact.penalty(model), flexact.penalty(twin))
+        assert selection(model).to_dict() == selection(twin).to_dict()
+        schedule.step()
+        other.step()
+    assert other.committed
+
+
+def test_the_order_of_loading_model_and_schedule_does_not_matter() -> None:
+    config = FlexConfig(noise=1.0, final_temperature=0.1)
+    model = network(config)
+    schedule = Schedule(model, 20)
+    for _ in range(8):
+        schedule.step()
+    x = torch.randn(8, 3)
+    for model_first in (True, False):
+        twin = network(config)
+        other = Schedule(twin, 20)
+        for load_model in (model_first, not model_first):
+            if load_model:
+                twin.load_state_dict(model.state_dict())
+            else:
+                other.load_state_dict(schedule.state_dict())
+        assert torch.equal(model(x), twin(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"total_steps": 30}, "saved run has 30 steps and this one 20"),
+        ({"version": 99}, "version 99; update flexact"),
+        ({"step": 21}, "step 21 is outside"),
+        ({"step": -1}, "step -1 is outside"),
+        ({"step": "3"}, "not a Schedule's state: step"),
+        ({"version": None}, "not a Schedule's state: version"),
+    ],
+)
+def test_a_wrong_state_is_an_error_and_changes_nothing(change: dict[str, object], told: str) -> None:
+    schedule = Schedule(network(), 20)
+    schedule.step()
+    with pytest.raises(FlexActError, match=told):
+        schedule.load_state_dict({**schedule.state_dict(), **change})
+    assert schedule.state_dict()["step"] == 1
+
+
+# Draws
+
+
+def test_sites_placed_by_hand_draw_together_once_a_step() -> None:
+    noisy = FlexConfig(noise=1.0)
+    model = nn.Sequential(nn.Linear(3, 4), FlexAct(config=noisy), nn.Linear(4, 4), FlexAct(config=noisy))
+    x = torch.randn(5, 3)
+    assert not torch.equal(model(x), model(x))  # on their own, sites draw at every forward
+    schedule = Schedule(model, 10)
+    assert model[1].router is model[3].router
+    first = model(x)
+    assert torch.equal(model(x), first)
+    noise = model[1].router.noise
+    assert noise.shape == (2, 5)
+    assert not torch.equal(noise[0], noise[1])
+    schedule.step()
+    assert not torch.equal(model(x), first)
+
+
+def test_a_scheduled_draw_depends_on_seed_and_step_alone() -> None:
+    x = torch.randn(5, 3)
+
+    def run(seed: int) -> list[Tensor]:
+        model = network(FlexConfig(noise=1.0, seed=seed))
+        schedule = Schedule(model, 10)
+        outputs = []
+        for _ in range(4):
+            torch.rand(7)  # other random numbers do not matter
+            outputs.append(model(x).detach())
+            schedule.step()
+        return outputs
+
+    first, again, other = run(1), run(1), run(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# Corrections of the logit gradient
+
+
+def corrected(model: nn.Sequential, h: Tensor, gradient: Tensor, alpha: float, lam: float) -> Tensor:
+    """The default policy's gradient from its definition: the KL's, scaled to α times the task's."""
+    sensitivity = reference.mean_sensitivity(h, FIVE)[0]
+    target = torch.softmax(-sensitivity / lam, -1)
+    pull = torch.softmax(model[1].logits.detach(), -1) - target
+    return gradient + alpha * gradient.norm() * pull / pull.norm()
+
+
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_logit_gradient_is_corrected_once_before_the_optimizers_step(
+    passes_optimizer: bool, micro_batches: int
+) -> None:
+    config = FlexConfig(alpha=0.5, lam=0.3, alpha_until=1.0)
+    model = network(config)
+    ranked(model, [0.3, -0.2, 0.1, 0.0, 0.2])
+    optimizer = torch.optim.SGD(param_groups(model, lr=0.1, logit_lr=1.0))
+    schedule = Schedule(model, 100, optimizer=optimizer if passes_optimizer else None)
+    for step in range(3):
+        for _ in range(micro_batches):
+            x = torch.randn(16, 3)
+            h = model[0](x).detach()
+            (model(x).square().mean() / micro_batches + flexact.penalty(model)).backward()
+        before, gradient = model[1].logits.detach().clone(), model[1].logits.grad.clone()
+        expected = corrected(model, h, gradient, 0.5 * (1 - step / 70), 0.3)
+        assert (expected - gradient).norm() > 0.1 * gradient.norm()
+        optimizer.step()
+        torch.testing.assert_close(before - model[1].logits, expected)
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def test_the_steps_of_other_optimizers_correct_nothing() -> None:
+    model, other = network(), nn.Linear(3, 1)
+    own = torch.optim.SGD(param_groups(model), lr=0.1)
+    foreign = torch.optim.SGD(other.parameters(), lr=0.1)
+    weights_only = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    for optimizer in (None, own):
+        schedule = Schedule(model, 10, optimizer=optimizer)
+        x = torch.randn(8, 3)
+        model(x).square().mean().backward()
+        other(x).sum().backward()
+        gradient = model[1].logits.grad.clone()
+        foreign.step()
+        weights_only.step()
+        assert torch.equal(model[1].logits.grad, gradient)
+        own.step()
+        assert not torch.equal(model[1].logits.grad, gradient)
+        own.zero_grad()
+        del schedule
+
+
+def test_a_policy_without_correction_leaves_gradients_alone() -> None:
+    model = network(FlexConfig(correction="none"))
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    schedule = Schedule(model, 10)
+    model(torch.randn(8, 3)).square().mean().backward()
+    gradient = model[1].logits.grad.clone()
+    optimizer.step()
+    assert torch.equal(model[1].logits.grad, gradient)
+    assert not schedule.committed
+
+
+def hooks(optimizer: torch.optim.Optimizer) -> int:
+    return len(torch_optimizer._global_optimizer_pre_hooks) + len(optimizer._optimizer_step_pre_hooks)
+
+
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_hooks_are_gone_after_the_commitment(passes_optimizer: bool) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    before = hooks(optimizer)
+    schedule = Schedule(model, 10, optimizer=optimizer if passes_optimizer else None)
+    assert hooks(optimizer) == before + 1
+    for _ in range(7):
+        schedule.step()
+    assert hooks(optimizer) == before
+    schedule.step()
+
+
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_hooks_are_gone_with_the_schedule(passes_optimizer: bool) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    before = hooks(optimizer)
+    schedule = Schedule(model, 10, optimizer=optimizer if passes_optimizer else None)
+    del schedule
+    gc.collect()
+    assert hooks(optimizer) == before
+
+
+def test_runs_side_by_side_end_each_in_its_own_time() -> None:
+    models = [network(FlexConfig(commit_at=at)) for at in (0.3, 0.6, 0.9)]
+    optimizers = [torch.optim.SGD(param_groups(model), lr=0.1) for model in models]
+    schedules = [Schedule(model, 10) for model in models]
+    for _ in range(10):
+        for model, optimizer, schedule in zip(models, optimizers, schedules, strict=True):
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    assert all(schedule.committed for schedule in schedules)
+
+
+# Optimizer groups
+
+
+def test_logits_are_never_decayed() -> None:
+    model = network()
+    ranked(model, [1.0, 2.0, 3.0, 4.0, 5.0])
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.AdamW(param_groups(model, weight_decay=0.5), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(model[1].logits, before["1.logits"])
+    assert torch.allclose(model[0].weight, before["0.weight"] * (1 - 0.1 * 0.5))
+
+
+def test_groups_hold_every_parameter_once_with_its_learning_rate() -> None:
+    model = network()
+    weights, logits = param_groups(model, weight_decay=0.1, lr=0.2, logit_lr=0.3)
+    assert [id(p) for p in logits["params"]] == [id(model[1].logits)]
+    assert sorted(map(id, weights["params"] + logits["params"])) == sorted(map(id, model.parameters()))
+    assert (weights["lr"], weights["weight_decay"], logits["lr"], logits["weight_decay"]) == (0.2, 0.1, 0.3, 0.0)
+    weights, logits = param_groups(model, lr=0.2)
+    assert logits["lr"] == 0.2
+    assert all("lr" not in group for group in param_groups(model))
+
+
+def test_shared_weights_and_sites_are_held_once() -> None:
+    relu, layer = nn.ReLU(), nn.Linear(3, 3)
+    model = convert(nn.Sequential(layer, relu, layer, relu))
+    groups = param_groups(model)
+    assert [len(group["params"]) for group in groups] == [2, 1]
+    torch.optim.SGD(groups, lr=0.1)
+
+
+def test_a_plain_model_has_one_group() -> None:
+    assert len(param_groups(nn.Linear(2, 2), weight_decay=0.1)) == 1
+    assert len(param_groups(FlexAct())) == 1
+
+
+def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> None:
+    """y = tanh(5 x₁) with one unit: the pick is tanh, and the extracted network does what no straight line can."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.rand(400, 1) * 2 - 1, torch.randn(400, 3)], 1)
+    y = torch.tanh(5 * x[:, :1])
+    model = convert(nn.Sequential(nn.Linear(4, 1), nn.ReLU()))
+    optimizer = torch.optim.Adam(param_groups(model), lr=0.05)
+    epochs = 60
+    schedule = Schedule(model, total_steps=epochs * 8)
+    for _ in range(epochs):
+        for batch in torch.randperm(400).split(50):
+            loss = F.mse_loss(model(x[batch]), y[batch]) + flexact.penalty(model)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    assert selection(model).picks == {"1": "tanh"}
+    assert F.mse_loss(flexact.extract(model)(x), y) < 0.005
+    line = x @ torch.linalg.lstsq(x, y).solution
+    assert F.mse_loss(line, y) > 0.05
