@@ -1,8 +1,9 @@
 """Many small networks trained at once.
 
-A replica is one linear unit, or one two-layer network, with its own data, its own start and its own batches. R of them are
-one network with R channels: every tensor has a replica dimension, the loss is the sum over replicas, and an optimizer that
-works element by element trains each as if it were alone. A per-channel `FlexAct` then picks for each replica on its own.
+A replica is one linear unit, or one two-layer network, with its own data, its own start and its own batches. R of them
+are one network with R channels: every tensor has a replica dimension, the loss is the sum over replicas, and an
+optimizer that works element by element trains each as if it were alone. A per-channel `FlexAct` then picks for each
+replica on its own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import flexact
 from flexact.candidates import lookup
 from flexact.layer import FlexAct
+from flexact.policy import penalty
+from flexact.schedule import Schedule, param_groups
+
+BATCH = 32
+LEARNING_RATE = 0.01
+GRID = 401
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,11 @@ class Replicas(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.einsum("brd,rdh->brh", x, self.weight) + self.bias
-        a = self.activation(h)
+        a: Tensor = self.activation(h)
         if not self.has_readout:
             return a.squeeze(-1)
-        return torch.einsum("brh,rh->br", a, self.outer) + self.outer_bias
+        y: Tensor = torch.einsum("brh,rh->br", a, self.outer) + self.outer_bias
+        return y
 
 
 def _start(seed: int, d: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,3 +99,62 @@ def _start(seed: int, d: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
     bias = (2 * torch.rand(width, generator=generator) - 1) / math.sqrt(d)
     outer = (2 * torch.rand(width, generator=generator) - 1) / math.sqrt(width)
     return weight, bias, outer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of training R replicas, in the order of their cells."""
+
+    mse: list[float]
+    """Against the noise-free truth, on the grid over x₁ (one unit) or on the inputs (two layers)."""
+    spread: list[float]
+    """The standard deviation of the squared error over that grid, which the paper prints behind its ±."""
+    grid: Tensor
+    """x₁, (GRID,)."""
+    predictions: Tensor
+    """On the grid with the distractors at 0, (GRID, R)."""
+
+
+def train(
+    task: Task,
+    cells: list[Cell],
+    activation: nn.Module,
+    epochs: int,
+    after_epoch: Callable[[int], None] = lambda epoch: None,
+) -> Trained:
+    """Train a replica for each cell with Adam, every `FlexAct` among them under its policy's schedule.
+
+    activation: takes (B, R, width) and keeps its shape; a `FlexAct` by channel, or any module.
+    after_epoch: called with the number of epochs done, 1 to epochs.
+    """
+    data = [dataset(task, cell) for cell in cells]
+    x, y = torch.stack([inputs for inputs, _ in data], 1), torch.stack([targets for _, targets in data], 1)
+    network = Replicas(task, cells, activation)
+    optimizer = torch.optim.Adam(param_groups(network, lr=LEARNING_RATE))
+    batches = math.ceil(task.samples / BATCH)
+    schedule = Schedule(network, epochs * batches) if isinstance(activation, FlexAct) else None
+    shuffles = {cell.seed: torch.Generator().manual_seed(cell.seed + 3_000_003) for cell in cells}
+    for epoch in range(1, epochs + 1):
+        orders = {seed: torch.randperm(task.samples, generator=shuffle) for seed, shuffle in shuffles.items()}
+        order = torch.stack([orders[cell.seed] for cell in cells], 1)
+        epoch_x, epoch_y = x.gather(0, order.unsqueeze(-1).expand_as(x)), y.gather(0, order)
+        for batch_x, batch_y in zip(epoch_x.split(BATCH), epoch_y.split(BATCH), strict=True):
+            loss = (network(batch_x) - batch_y).square().mean(0).sum() + penalty(network)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if schedule is not None:
+                schedule.step()
+        after_epoch(epoch)
+    return _measured(task, cells, network.eval(), x)
+
+
+def _measured(task: Task, cells: list[Cell], network: Replicas, x: Tensor) -> Trained:
+    grid = torch.linspace(-1, 1, GRID)
+    on_grid = torch.zeros(GRID, len(cells), x.shape[2])
+    on_grid[:, :, 0] = grid.unsqueeze(1)
+    inputs = x if task.hidden else on_grid
+    with torch.no_grad():
+        truth = torch.stack([target(task, cell, inputs[:, i]) for i, cell in enumerate(cells)], 1)
+        error = (network(inputs) - truth).square()
+        return Trained(error.mean(0).tolist(), error.std(0).tolist(), grid, network(on_grid))
