@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -39,12 +40,11 @@ floats = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 
 
 @pytest.fixture(autouse=True)
-def _forget_what_a_test_registers() -> Iterator[None]:
-    registered, originals = dict(candidates._registry), dict(candidates._originals)
-    yield
-    for registry, before in ((candidates._registry, registered), (candidates._originals, originals)):
-        registry.clear()
-        registry.update(before)
+def _own_registry() -> Iterator[None]:
+    """What a test registers is forgotten after it, and it does not meet what others have registered."""
+    own = {candidate.name: candidate for candidate in candidates._BUILT_IN}
+    with mock.patch.object(candidates, "_registry", own), mock.patch.object(candidates, "_originals", {}):
+        yield
 
 
 def points(dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flexact.candidates import Candidate, lookup
 
 BLOCK = 1 << 17
-"""Elements a block for each thread of a CPU: measured best of 2^14 to 2^20 (benchmarks/op_cpu.py); 512 KiB in float32."""
+"""Elements a block for each thread of a CPU: best of 2^14 to 2^20 on what benchmarks/op_cpu.py times; 512 KiB each."""
 
 SENSITIVITY, DEVIATION = 1, 2
 """Flags: which statistics the forward sweep gathers."""

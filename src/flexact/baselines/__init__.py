@@ -1,0 +1,48 @@
+"""What the paper compares with: learnable activations, one file each, with one set of parameters a layer or a channel.
+
+>>> import torch
+>>> from flexact import baselines
+>>> baselines.make("swish_beta")(torch.tensor([0.0, 1.0]))
+tensor([0.0000, 0.7311], grad_fn=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from flexact.baselines.combinations import AffineCombination, ConvexCombination
+from flexact.baselines.parametric import GeneralParametric
+from flexact.baselines.prelu import PReLU
+from flexact.baselines.splash import Splash
+from flexact.baselines.swish_beta import SwishBeta
+from flexact.errors import FlexActError, suggestion
+
+__all__ = [
+    "BASELINES",
+    "AffineCombination",
+    "ConvexCombination",
+    "GeneralParametric",
+    "PReLU",
+    "Splash",
+    "SwishBeta",
+    "make",
+]
+
+BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
+    "prelu": PReLU,
+    "swish_beta": SwishBeta,
+    "splash": Splash,
+    "affine": AffineCombination,
+    "convex": ConvexCombination,
+    "parametric": GeneralParametric,
+}
+"""By name; each is built with (channels, channel_dim)."""
+
+
+def make(name: str, channels: int | None = None, channel_dim: int = 1) -> nn.Module:
+    """A baseline by its name, with one set of parameters for the layer, or one for each of the channels."""
+    if name not in BASELINES:
+        raise FlexActError(f"unknown baseline {name!r};{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+    return BASELINES[name](channels, channel_dim)

@@ -1,0 +1,26 @@
+"""SPLASH: piecewise linear, with symmetric hinges that stay where they are (Tavakoli et al., 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexact.baselines.learnable import Learnable
+
+HINGES = (0.0, 1.0, 2.0, 2.5)
+"""The authors' own: S = 7 hinges, at 0 and on both sides of it."""
+
+
+class Splash(Learnable):
+    """Σ_s a⁺_s·max(0, z − b_s) + a⁻_s·max(0, −z − b_s): the S + 1 slopes a are learned; it starts as a ReLU."""
+
+    def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
+        super().__init__(channels, channel_dim)
+        self.right = self._parameter(1.0, 0.0, 0.0, 0.0)
+        self.left = self._parameter(0.0, 0.0, 0.0, 0.0)
+
+    def forward(self, z: Tensor) -> Tensor:
+        total = torch.zeros_like(z)
+        for hinge, right, left in zip(HINGES, self._columns(self.right, z), self._columns(self.left, z), strict=True):
+            total = total + right * torch.relu(z - hinge) + left * torch.relu(-z - hinge)
+        return total
