@@ -31,8 +31,8 @@ format: install ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: install ## train the two-spirals example
-	$(BIN)/python examples/two_spirals.py
+demo: install ## reproduce the paper's first table: a minute, a table, and a page to look at
+	$(BIN)/flexact reproduce synthetic --out runs/demo --overwrite
 
 constraints: install ## write constraints.txt anew from what is installed in .venv
 	@{ sed -n '/^#/p' constraints.txt; \

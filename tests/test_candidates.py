@@ -129,10 +129,15 @@ def test_a_constant_function_has_derivative_zero() -> None:
     assert torch.equal(lookup("one").derivative(torch.randn(3), torch.ones(3)), torch.zeros(3))
 
 
+class Sine(nn.Module):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.sin(h)
+
+
 def test_given_derivative_and_module_are_used() -> None:
-    register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h) + 1e-7, module=nn.Tanhshrink)
+    register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h) + 1e-7, module=Sine)
     assert float(lookup("sine").derivative(torch.zeros((), dtype=torch.float64), torch.zeros(()))) == 1 + 1e-7
-    assert isinstance(lookup("sine").module(), nn.Tanhshrink)
+    assert isinstance(lookup("sine").module(), Sine)
 
 
 def test_a_registered_candidate_can_be_routed_to() -> None:
@@ -245,5 +250,60 @@ def test_an_original_in_place_module_leaves_its_input_alone() -> None:
     assert torch.equal(h, torch.tensor([-1.0, 2.0]))
     assert torch.equal(value, torch.tensor([-0.2, 2.0]))
     assert torch.equal(candidate.derivative(h, value), torch.tensor([0.2, 1.0]))
-    assert candidate.module() is module
+    assert candidate.module().negative_slope == 0.2
     assert module.inplace
+
+
+def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_in() -> None:
+    fired = []
+    module = nn.LeakyReLU(0.375)
+    module.register_forward_hook(lambda *_: fired.append("forward"))
+    module.register_forward_pre_hook(lambda *_: fired.append("before"))
+    candidate = lookup(original(module))
+    candidate.function(torch.ones(2))
+    candidate.module()(torch.ones(2))
+    assert fired == []
+    module(torch.ones(2))
+    assert fired == ["before", "forward"]
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (nn.Tanh, r"another function than the one given: at h = .* it gives"),
+        (lambda: torch.sin, "must build a torch.nn.Module"),
+        (lambda: nn.Linear(1, 1), "raised RuntimeError"),
+        (lambda wanted: Sine(), "raised TypeError"),
+        (lambda: nn.Flatten(0, -1), "another function"),
+    ],
+)
+def test_a_module_that_is_not_the_function_is_refused(module: object, told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        register_candidate("bad_module", torch.sin, module=module)
+    with pytest.raises(FlexActError, match="unknown candidate"):
+        lookup("bad_module")
+
+
+def test_a_module_with_weights_and_one_that_overwrites_its_input_are_taken() -> None:
+    register_candidate("quarter_leak", lambda h: torch.where(h > 0, h, h * 0.25), module=nn.PReLU)
+    register_candidate("another_relu", torch.relu, module=lambda: nn.ReLU(inplace=True))
+    assert isinstance(lookup("quarter_leak").module(), nn.PReLU)
+
+
+def _fails(h: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("arguments", [{"fn": _fails}, {"fn": torch.sin, "derivative": _fails}])
+def test_what_a_function_raises_is_told(arguments: dict[str, object]) -> None:
+    with pytest.raises(FlexActError, match="'failing' raised ZeroDivisionError while it was checked: on purpose"):
+        register_candidate("failing", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [(torch.log, "is nan at h = -6"), (torch.sqrt, "is nan at h = -6"), (torch.reciprocal, "is inf at h = 0")],
+)
+def test_a_function_that_is_not_finite_at_a_finite_point_is_refused_with_the_point(function: object, told: str) -> None:
+    with pytest.raises(FlexActError, match=f"{told}; a candidate must be finite for every finite h"):
+        register_candidate("infinite", function)

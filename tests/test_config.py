@@ -61,7 +61,7 @@ def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
         ("final_temperature", [0, -0.5, NAN, INF]),
         ("noise", [-1, NAN, INF, "on", None]),
         ("alpha", [-0.1, NAN, INF, "0.3", None]),
-        ("alpha_until", [0, 1.5, NAN]),
+        ("pace", [0, -1, NAN]),
         ("clip", [0, -1, NAN]),
         ("lam", [0, -1, NAN, "tau"]),
         ("init_probability", [0, 1, 1.5, NAN]),

@@ -603,3 +603,30 @@ def test_a_committed_state_loads_as_committed_and_back() -> None:
     assert torch.equal(other(x), model(x))
     other.load_state_dict(fresh)
     assert not any(row.committed for row in selection(other))
+
+
+@pytest.mark.parametrize("where", [123, None, nn.ReLU, nn.ReLU()])
+def test_a_where_of_another_kind_is_an_error_that_says_what_it_takes(where: object) -> None:
+    model = mlp()
+    with pytest.raises(FlexActError, match=r"where (must be 'all'|takes names, or a function)"):
+        convert(model, where)
+    assert not any(isinstance(module, FlexAct) for module in model.modules())
+
+
+def test_a_class_as_where_is_told_how_to_choose_by_type() -> None:
+    with pytest.raises(FlexActError, match=r"lambda name, module: isinstance\(module, ReLU\)"):
+        convert(mlp(), nn.ReLU)
+
+
+def test_a_config_must_be_a_config() -> None:
+    with pytest.raises(FlexActError, match=r"FlexConfig.from_dict"):
+        convert(mlp(), config={"seed": 3})
+    with pytest.raises(FlexActError, match="config must be a FlexConfig; got 'paper'"):
+        convert(mlp(), config="paper")
+
+
+@pytest.mark.parametrize("verb", [flexact.commit, extract])
+@pytest.mark.parametrize("value", [None, 3, nn.ReLU])
+def test_only_modules_can_be_committed_or_extracted(verb: Callable, value: object) -> None:
+    with pytest.raises(FlexActError, match=f"{verb.__name__} needs a torch.nn.Module; got"):
+        verb(value)

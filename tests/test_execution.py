@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import warnings
 
 import pytest
 import torch
@@ -179,3 +181,32 @@ def test_the_root_itself_can_be_run() -> None:
     converted = flexact.convert(nn.ReLU(), config=CHANNEL, example_inputs=torch.randn(2, 5))
     assert isinstance(converted, flexact.FlexAct)
     assert converted.rows == 5
+
+
+class Hidden(nn.Module):
+    """Activations that no source shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = [lambda h: F.relu(h), functools.partial(F.leaky_relu, negative_slope=0.2), torch.tanh]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for function in self.functions:
+            x = function(x)
+        return getattr(F, "silu")(x)  # noqa: B009
+
+
+def test_activations_that_run_and_were_not_found_are_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Hidden())
+    with pytest.warns(UserWarning, match="left these as they are:\n  2: calls relu, leaky_relu, tanh, silu in a way"):
+        flexact.convert(model, example_inputs=torch.randn(2, 4))
+    with pytest.raises(flexact.FlexActError, match="Hidden: cannot be converted: calls relu, leaky_relu"):
+        flexact.convert(Hidden(), example_inputs=torch.randn(2, 4))
+
+
+def test_nothing_is_said_where_every_activation_that_runs_was_found() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (Backwards, CallsWithin, LastIsShared):
+            for per_call in (False, True):
+                order(make(), torch.randn(2, 4), per_call=per_call)

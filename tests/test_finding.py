@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -268,3 +269,42 @@ def test_activations_of_a_subclass_of_a_torch_type_are_found() -> None:
 def test_definition_order_is_kept() -> None:
     model = nn.Sequential(nn.Tanh(), nn.Sequential(nn.ReLU(), nn.Linear(1, 1), nn.GELU()), nn.SiLU())
     assert names(model) == ["0", "1.0", "1.2", "2"]
+
+
+class Head(nn.Module):
+    """`fc2` is defined first, and what stands before its relu has activations of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc2 = nn.Linear(4, 4)
+        self.keep = F.silu
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.fc1 = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(self.body(self.keep(torch.sigmoid(x))))))
+
+
+class KeepsAFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = F.relu
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.body(x))
+
+
+def test_a_forwards_own_calls_stand_behind_the_children_that_it_called_before() -> None:
+    assert names(Head()) == ["sigmoid", "keep", "body.1", "relu"]
+    assert names(nn.Sequential(Head(), nn.GELU())) == ["0.sigmoid", "0.keep", "0.body.1", "0.relu", "1"]
+    assert names(FunctionalTwice(), per_call=True) == ["relu", "relu_1"]
+
+
+def test_a_function_of_an_untraced_forward_stands_behind_all_children() -> None:
+    assert names(KeepsAFunction()) == ["body.1", "activation"]
+
+
+def test_penultimate_is_the_last_call_and_not_a_stems(resnets: ModuleType) -> None:
+    assert names(resnets.FunctionalResNet())[-1].startswith("layer4.")
+    assert list(flexact.selection(flexact.convert(Head(), "penultimate")).picks) == ["relu"]

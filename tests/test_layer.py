@@ -459,7 +459,7 @@ def test_committing_to_the_original_gives_the_very_module_back() -> None:
 
 
 def test_only_the_logits_are_parameters_and_they_are_one_dimensional() -> None:
-    site = FlexAct(original=nn.PReLU())
+    site = FlexAct(original=nn.GELU("tanh"))
     assert [name for name, _ in site.named_parameters()] == ["logits"]
     assert site.logits.dim() == 1
     assert not list(site.children())

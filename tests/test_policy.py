@@ -12,6 +12,7 @@ import flexact
 from flexact import FlexAct, FlexConfig, policy
 from flexact.layer import sites_of
 from flexact.ops import reference
+from flexact.pace import RunningGradient
 
 FIVE = FlexConfig().candidates
 
@@ -134,11 +135,17 @@ def test_penalty_ignores_dropped_candidates_and_has_a_finite_gradient() -> None:
         ({"alpha_kind": "relative"}, True),
         ({"alpha_kind": "absolute"}, False),
         ({"alpha_kind": "relative", "alpha": 0.0}, False),
+        ({"correction": "none", "logit_step": "paced"}, True),
     ],
     ids=str,
 )
-def test_which_policies_act_on_gradients(changes: dict[str, Any], acts: bool) -> None:
-    assert policy.corrects_gradients(FlexConfig(**changes)) is acts
+def test_which_policies_act_before_steps(changes: dict[str, Any], acts: bool) -> None:
+    assert policy.acts_before_steps(FlexConfig.paper(**changes)) is acts
+
+
+def act(site: FlexAct, step_size: float = 0.0) -> None:
+    router = site.router
+    policy.before_step(router, RunningGradient(router.rows, router.k, router.device), step_size)
 
 
 def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,18 +154,42 @@ def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     site(h).backward(delta)
     assert site.logits.grad is not None
     before = site.logits.grad.clone()
-    policy.correct_gradients(site.router)
+    act(site)
     return before, site.logits.grad
 
 
 @pytest.mark.parametrize("kl_on", ["pi", "p"])
-def test_relative_kl_adds_alpha_times_the_task_gradients_norm_towards_the_target(kl_on: str) -> None:
+def test_relative_kl_adds_alpha_times_the_task_gradients_size_towards_the_target(kl_on: str) -> None:
     h, delta = torch.randn(50), torch.randn(50)
     site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative", alpha=0.4, lam=0.5, kl_on=kl_on)
     before, after = corrected(site, h, delta)
     q = site.pi()[0] if kl_on == "pi" else site.router.p[0]
     pull = q - torch.softmax(-reference.mean_sensitivity(h, FIVE)[0] / 0.5, -1)
-    torch.testing.assert_close(after, before + 0.4 * before.norm() * pull / pull.norm())
+    torch.testing.assert_close(after, before + 0.4 * before.square().mean().sqrt() * pull)
+
+
+def test_a_paced_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to_no_optimizer() -> None:
+    h, delta = torch.randn(50), torch.randn(50)
+    site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative", alpha=0.4, lam=0.5, logit_step="paced")
+    site(h).backward(delta)
+    gradient, before = site.logits.grad.clone(), site.logits.detach().clone()
+    pull = site.pi()[0] - torch.softmax(-reference.mean_sensitivity(h, FIVE)[0] / 0.5, -1)
+    act(site, step_size=0.05)
+    assert site.logits.grad is None
+    moved = gradient / gradient.square().mean().sqrt() + 0.4 * pull
+    torch.testing.assert_close(site.logits.detach(), before - 0.05 * moved)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_a_paced_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
+    h, delta = torch.randn(50), torch.randn(50)
+    moved = []
+    for factor in (1.0, scale):
+        site = site_with(logit_step="paced", alpha_kind="relative", noise=0.0)
+        site(h).backward(factor * delta)
+        act(site, step_size=1.0)
+        moved.append(site.logits.detach())
+    torch.testing.assert_close(moved[0], moved[1])
 
 
 def test_clipping_bounds_each_sites_logit_gradient() -> None:
@@ -187,11 +218,13 @@ def test_output_norm_with_normalised_advantage_still_trains() -> None:
 def test_a_site_without_a_gradient_is_left_alone() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()))
     first, second = sites_of(model)
-    policy.correct_gradients(first.router)  # before any forward
+    act(first)  # before any forward
     model(torch.randn(5, 3)).sum().backward()
     second.logits.grad = None
-    policy.correct_gradients(first.router)
+    act(first, step_size=1.0)
     assert second.logits.grad is None
+    assert not second.logits.detach().any()
+    assert first.logits.detach().any()
 
 
 def test_a_site_that_only_ran_in_eval_mode_is_not_pulled() -> None:
@@ -204,7 +237,7 @@ def test_the_schedule_applies_the_policy_before_the_optimizers_step() -> None:
     torch.manual_seed(0)
     model = flexact.convert(
         nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)),
-        config=FlexConfig(correction="clip_logit_gradient", clip=1e-3),
+        config=FlexConfig(correction="clip_logit_gradient", clip=1e-3, logit_step="optimizer"),
     )
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=1.0))
     schedule = flexact.Schedule(model, total_steps=10, optimizer=optimizer)

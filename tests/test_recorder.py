@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -211,3 +212,40 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
     recorder.close()
     recorder.close()
     assert len(recorder.history) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"my": "data"}', b"hello", b"\x89PNG\r\n\xff", b'{"flexact_history": 2}', b"\n", b"a,b\n1,2\n"]
+)
+def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(FlexActError, match=r"not a history of flexact|has version 2"):
+        Recorder(network(), path)
+    with pytest.raises(FlexActError):
+        Recorder.load(path)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FlexActError, match="is a folder"):
+        Recorder(network(), tmp_path)
+
+
+def test_whole_numbers_of_numpy_and_torch_are_steps(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(network(), path) as recorder:
+        recorder.record(numpy.int64(1))
+        recorder.record(torch.tensor(2))
+    assert [entry["step"] for entry in Recorder.load(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("step", [1.0, "a", None, torch.tensor(1.0), numpy.float32(1)])
+def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: object) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(network(), path) as recorder:
+        with pytest.raises(FlexActError, match="a step is a whole number; got step="):
+            recorder.record(step)
+        assert recorder.history == []
+    assert Recorder.load(path) == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, convert, selection
+from flexact.selection import Selection
 
 
 def network(config: FlexConfig | None = None) -> nn.Sequential:
@@ -173,3 +176,77 @@ def test_a_model_without_sites_says_what_to_do(pick: Callable) -> None:
 
 def test_a_lone_site_has_a_name() -> None:
     assert list(selection(FlexAct()).picks) == ["FlexAct"]
+
+
+class HasAModule(nn.Module):
+    """Not a wrapper, though its child has a wrapper's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+def test_names_are_those_of_the_plain_model_under_averaging_and_data_parallelism(tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for wrap in (nn.parallel.DistributedDataParallel, AveragedModel):
+            assert list(selection(wrap(network())).picks) == ["1", "3"]
+            assert list(selection(wrap(convert(HasAModule()))).picks) == ["module.1"]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_buffers_that_were_copied_without_notice_are_read(pick: Callable) -> None:
+    """As an average of weights does it: into the tensors, past load_state_dict."""
+    source = flexact.commit(pick(network(), "tanh"))
+    for read in (selection, flexact.commit, flexact.extract):
+        copied = network()
+        for mine, theirs in zip(copied.buffers(), source.buffers(), strict=True):
+            mine.data.copy_(theirs)
+        read(copied)
+        assert [site.committed for site in (copied[1], copied[3])] == [True, True]
+    assert [row.committed for row in selection(copied)] == [True, True]
+    assert selection(copied).picks == {"1": "tanh", "3": "tanh"}
+
+
+def test_a_selection_comes_back_from_its_dictionary() -> None:
+    model = network()
+    model[1].drop_weakest(step=3)
+    chosen = selection(model)
+    assert Selection.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+
+
+def _with(**fields: object) -> dict[str, object]:
+    data = selection(network()).to_dict()
+    data["rows"][1].update(fields)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (3, "not a Selection"),
+        ({"rows": []}, "not a Selection"),
+        ({"flexact_selection": "1", "rows": []}, "not a Selection"),
+        ({"flexact_selection": 2, "rows": []}, "has version 2"),
+        ({"flexact_selection": 1}, "needs 'rows'"),
+        ({"flexact_selection": 1, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
+        (_with(more=1), "row 1 of a selection needs the fields"),
+        (_with(pick=3), "row 1 of a selection: pick cannot be 3"),
+        (_with(probability=True), "probability cannot be True"),
+        (_with(dropped={"relu": "soon"}), "dropped cannot be"),
+    ],
+)
+def test_what_is_no_selection_is_refused(data: object, told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Selection.from_dict(data)
+
+
+@pytest.mark.parametrize("value", [None, 3, nn.ReLU, "model"])
+def test_only_modules_have_a_selection(value: object) -> None:
+    with pytest.raises(FlexActError, match=r"selection needs a torch.nn.Module; got"):
+        selection(value)

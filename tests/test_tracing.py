@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import pickle
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import relu as r
+from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact.tracing import Rewritten, first_class
@@ -273,6 +275,7 @@ class Dropping(Net):
         return F.dropout(F.relu(h), p=self.p, training=self.training)
 
 
+@pytest.mark.filterwarnings("ignore:these settings are fixed")
 def test_dropout_keeps_following_the_mode() -> None:
     torch.manual_seed(0)
     plain = Dropping()
@@ -436,7 +439,58 @@ class ByModeOtherActivations(Net):
         return F.relu(h) if self.training else torch.tanh(h)
 
 
+class Checkpointed(Net):
+    def act(self, h):
+        return F.relu(checkpoint(functional_relu, h, use_reentrant=False))
+
+
+class CheckpointedByPath(Net):
+    def act(self, h):
+        return torch.utils.checkpoint.checkpoint(F.relu, h, use_reentrant=False)
+
+
+class CheckpointedByAttribute(Net):
+    def __init__(self):
+        super().__init__()
+        self.run = functools.partial(checkpoint, use_reentrant=False)
+
+    def act(self, h):
+        return F.relu(self.run(torch.cos, h))
+
+
+class Mapped(Net):
+    def act(self, h):
+        return F.relu(torch.func.vmap(torch.cos)(h))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+class OwnBackward(Net):
+    def act(self, h):
+        return F.relu(Doubled.apply(h))
+
+
+class StoringByAnotherName(Net):
+    def forward(this, x):
+        this.features = F.relu(this.first(x))
+        return this.second(this.features)
+
+
 LEFT_ALONE = {
+    Checkpointed: "uses checkpoint, which a trace loses",
+    CheckpointedByPath: "uses torch.utils.checkpoint.checkpoint, which a trace loses",
+    CheckpointedByAttribute: "uses self.run, which a trace loses",
+    Mapped: "uses torch.func.vmap, which a trace loses",
+    OwnBackward: "uses Doubled.apply, which a trace loses",
+    StoringByAnotherName: "changes this.features",
     Masked: "decides by the argument 'mask' (mask is None)",
     MaskedInHelper: "calls masked, which decides by the argument 'mask'",
     ByType: "isinstance(x, (list, tuple))",
@@ -576,6 +630,7 @@ class MathOnNumbers(Net):
         return F.relu(h) * math.tanh(self.p)
 
 
+@pytest.mark.filterwarnings("ignore:these settings are fixed")
 def test_math_functions_on_numbers_are_no_sites() -> None:
     assert list(flexact.selection(flexact.convert(MathOnNumbers())).picks) == ["relu"]
 
@@ -689,3 +744,37 @@ def test_nothing_is_said_about_models_without_functional_activations() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Softmax(-1), nn.Identity()))
+
+
+class AnotherNameForSelf(Net):
+    def forward(this, x):
+        return this.second(this.helper(this.first(x)))
+
+    def helper(net, h):
+        return F.relu(h)
+
+
+def test_the_module_may_have_any_name_in_its_forward() -> None:
+    plain = AnotherNameForSelf().eval()
+    converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(converted(x), plain(x), atol=1e-4, rtol=0)
+
+
+class Scaled(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.flag, self.unread = 2.0, True, 3
+
+    def act(self, h):
+        h = F.relu(h) * self.scale if self.flag else h
+        return h * 2 if self.training else h
+
+
+def test_the_settings_that_a_rewritten_forward_fixes_are_named() -> None:
+    with pytest.warns(UserWarning, match="these settings are fixed by the conversion") as caught:
+        flexact.convert(nn.Sequential(Scaled(), nn.Tanh(), Scaled()))
+    assert [line for line in str(caught[0].message).splitlines() if "Scaled" in line] == ["  Scaled: flag, scale"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flexact.convert(nn.Sequential(Scaled(), nn.Tanh()), "1")

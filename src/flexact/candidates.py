@@ -130,12 +130,20 @@ def original(module: nn.Module) -> str:
     }
     key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings}"
     if key not in _originals:
-        function = module
-        if getattr(module, "inplace", False):  # a blend needs its input for every candidate
-            function = copy.copy(module)
+        function = _bare_copy(module)
+        if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
-        _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: module)
+        _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
     return key
+
+
+def _bare_copy(module: nn.Module) -> nn.Module:
+    """A copy without the hooks that a user put on this one module; they may hold the whole model."""
+    bare = copy.copy(module)
+    for name, value in vars(module).items():
+        if "_hooks" in name and isinstance(value, dict):
+            setattr(bare, name, type(value)())
+    return copy.deepcopy(bare)
 
 
 def register_candidate(
@@ -150,7 +158,8 @@ def register_candidate(
     derivative: its derivative at h; by autograd where it is left out.
     module: builds the plain module that extraction puts in place; by default one that calls `fn`.
 
-    The derivative is compared with a numerical one here, so that a wrong one never trains a network.
+    The derivative is compared with a numerical one here, and the module with the function, so that a wrong one never
+    trains a network.
 
     >>> import torch, flexact
     >>> flexact.register_candidate("doctest_sine", torch.sin, derivative=torch.cos)
@@ -167,7 +176,25 @@ def register_candidate(
     for role, given in (("function", fn), ("derivative", derivative), ("module", module)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
+    try:
+        _register(name, fn, derivative, module)
+    except FlexActError:
+        raise
+    except Exception as error:
+        raise FlexActError(
+            f"candidate {name!r} raised {type(error).__name__} while it was checked: {error}. Its function, derivative "
+            "and module must take a float64 tensor of any shape."
+        ) from error
+
+
+def _register(
+    name: str,
+    fn: Callable[[Tensor], Tensor],
+    derivative: Callable[[Tensor], Tensor] | None,
+    module: Callable[[], nn.Module] | None,
+) -> None:
     _check_elementwise(name, fn)
+    _check_finite(name, fn)
     if derivative is None:
         slope = autograd_derivative(fn)
     else:
@@ -177,6 +204,8 @@ def register_candidate(
             return of_input(h)
 
     _check_derivative(name, fn, slope)
+    if module is not None:
+        _check_module(name, fn, module)
     build = module if module is not None else (lambda: _Function(name, fn))
     _registry[name] = Candidate(name, fn, slope, build)
 
@@ -203,6 +232,37 @@ def _check_elementwise(name: str, fn: Callable[[Tensor], Tensor]) -> None:
                 f"candidate {name!r} is not elementwise: its value at one element depends on the others. Only "
                 "elementwise functions can be picked."
             )
+
+
+def _check_finite(name: str, fn: Callable[[Tensor], Tensor]) -> None:
+    h = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    value = fn(h)
+    bad = torch.nonzero(~value.isfinite()).flatten()
+    if bad.numel():
+        at = int(bad[0])
+        raise FlexActError(
+            f"candidate {name!r} is {value[at].item()} at h = {h[at].item():g}; a candidate must be finite for every "
+            "finite h."
+        )
+
+
+def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[], nn.Module]) -> None:
+    """What extraction puts in place must compute the function that was trained."""
+    module = build()
+    if not isinstance(module, nn.Module):
+        raise FlexActError(f"the module of candidate {name!r} must build a torch.nn.Module; it gave {module!r}.")
+    h = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    with torch.no_grad():
+        expected, value = fn(h), copy.deepcopy(module).double()(h.clone())
+    if not isinstance(value, Tensor) or value.shape != h.shape:
+        raise FlexActError(f"the module of candidate {name!r} does not keep its input's shape {tuple(h.shape)}.")
+    difference = (value - expected).abs()
+    if not torch.allclose(value, expected, rtol=1e-4, atol=1e-6):
+        worst = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
+        raise FlexActError(
+            f"the module of candidate {name!r} is another function than the one given: at h = {h[worst]:.4g} it gives "
+            f"{value[worst]:.6g}, the function {expected[worst]:.6g}."
+        )
 
 
 def _check_derivative(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find
 from flexact.layer import FlexAct, bind, sites_of, unbind
+from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
 
 _NESTED = "flexact_used_nested_tensor"
@@ -51,6 +52,7 @@ def convert(
     """
     config = FlexConfig() if config is None else config
     _check_convertible(model)
+    _check_choices(where, config)
     findings = find(model, per_call)
     seen = None if example_inputs is None else run_order(model, findings, example_inputs)
     chosen = _choose(findings, where, seen)
@@ -59,9 +61,11 @@ def convert(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
-    if findings.left_alone:
-        told = "\n".join(f"  {name}: {reason}" for name, reason in findings.left_alone.items())
-        warnings.warn(f"flexact.convert left these as they are:\n{told}", stacklevel=2)
+    told = _told("flexact.convert left these as they are", findings.left_alone)
+    fixed = {first_class(owner).__name__: ", ".join(names) for owner, _ in classes if (names := settings_read(owner))}
+    told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
+    if told:
+        warnings.warn("\n".join(told), stacklevel=2)
     # From here on nothing can fail.
     for owner, cls in classes:
         owner.__class__ = cls
@@ -132,6 +136,27 @@ def _check_convertible(model: nn.Module) -> None:
             raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise FlexActError("this model is compiled already; convert the plain model first, then call torch.compile.")
+
+
+def _check_choices(where: Any, config: Any) -> None:
+    if isinstance(config, dict):
+        raise FlexActError("config must be a FlexConfig; got a dictionary. Make one with FlexConfig.from_dict(...).")
+    if not isinstance(config, FlexConfig):
+        raise FlexActError(f"config must be a FlexConfig; got {config!r}.")
+    if isinstance(where, type):
+        raise FlexActError(
+            f"where takes names, or a function of a name and a module; got the class {where.__name__}. To choose by "
+            f"type, give where=lambda name, module: isinstance(module, {where.__name__})."
+        )
+    if isinstance(where, nn.Module) or not (isinstance(where, (str, Sequence, Set)) or callable(where)):
+        raise FlexActError(
+            f"where must be 'all', 'penultimate', names or patterns, or a function of a name and a module; got "
+            f"{where!r}."
+        )
+
+
+def _told(title: str, lines: dict[str, str]) -> list[str]:
+    return [f"{title}:", *(f"  {name}: {text}" for name, text in lines.items())] if lines else []
 
 
 def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> list[Found]:
@@ -253,7 +278,11 @@ def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
 
 
 def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"{verb} needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
+    for site in sites:
+        site.update_alive()  # what averages weights, as an EMA does, copies buffers without notice
     if not sites:
         raise FlexActError(
             f"this {type(model).__name__} has no FlexAct sites to {verb}; it was not converted, or is extracted "

@@ -3,7 +3,7 @@
 The routing gradient grows with the size of a candidate's output, so unbounded candidates win whatever the data says
 (Corollary 1). Each correction below is one function:
 
-- grad_norm_kl: `target` and `kl`, in the loss (`penalty`) or scaled to the task gradient (`relative_kl`);
+- grad_norm_kl: `target` and `kl`, in the loss (`penalty`) or in units of the task gradient (`relative_kl`);
 - clipped_norm_kl: the same from `clipped` sensitivities;
 - clip_logit_gradient: `clip_rows`;
 - output_norm: `normalised_blend`;
@@ -66,12 +66,12 @@ def normalised_advantage(gradient: Tensor, deviation: Tensor, alive: Tensor) -> 
     return torch.where(mean > 0, gradient * mean / size.clamp(min=1e-6 * mean + _TINY), gradient)
 
 
-def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor) -> Tensor:
-    """The gradient plus the KL's, the latter scaled to α times the former's norm: α is a pure number."""
-    pull = q - target
-    unit = pull / torch.linalg.vector_norm(pull, dim=-1, keepdim=True).clamp(min=_TINY)
-    pulled: Tensor = gradient + alpha * torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) * unit
-    return pulled
+def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size: Tensor) -> Tensor:
+    """The gradient plus α·size·(q − p̃), where size (rows, 1) is the task gradient's running root-mean-square.
+
+    In these units α is a pure number: how steadily the loss must ask for a steep candidate to have it.
+    """
+    return gradient + alpha * size * (q - target)
 
 
 def normalised_blend(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flexact.activations import module_of_call
+from flexact.activations import is_activation, module_of_call
 from flexact.errors import FlexActError
 from flexact.finding import Findings, Found
 
@@ -33,9 +33,10 @@ class Seen:
 def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict[int, Seen]:
     """Run the model once in eval mode and see its activations called; by the id of what was found.
 
-    The model, its mode and torch's random numbers are as before when it is done.
+    The model, its mode and torch's random numbers are as before when it is done. Activations that run and are none of
+    the findings are added to what is left alone.
     """
-    log = _Log(findings)
+    log = _Log(findings, {id(module): name or type(module).__name__ for name, module in model.named_modules()})
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     model.eval()
@@ -55,18 +56,25 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict
     finally:
         for module, training in modes.items():
             module.training = training
+    for name, functions in log.hidden.items():
+        told = f"calls {', '.join(functions)} in a way that its source does not show; keep it as a module"
+        findings.left_alone.setdefault(name, told)
     return log.seen
 
 
 @dataclass
 class _Log:
     findings: Findings
+    names: dict[int, str]
+    """What each module of the model is called, by its id."""
     seen: dict[int, Seen] = field(default_factory=dict)
     count: int = 0
     running: list[nn.Module] = field(default_factory=list)
     done: dict[int, int] = field(default_factory=dict)
     """Calls so far in a traced owner's running forward, which come in the order of the trace."""
     quiet: bool = False
+    hidden: dict[str, list[str]] = field(default_factory=dict)
+    """The functions that belong to no finding, by the name of the module that called them."""
 
     def note(self, one: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
@@ -82,6 +90,11 @@ class _Log:
         for one in self.findings.found:
             if one.owner is owner and number in one.calls:
                 self.note(one, args, kwargs)
+
+    def note_hidden(self, function: str) -> None:
+        functions = self.hidden.setdefault(self.names[id(self.running[-1])], [])
+        if function not in functions:
+            functions.append(function)
 
     def noting(self, one: Found, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes each of its calls; those within it are its own affair."""
@@ -109,7 +122,7 @@ class _Noted(nn.Module):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the functional activations of traced forwards."""
+    """Sees the functional activations: those of traced forwards, and those that no finding knows of."""
 
     def __init__(self, log: _Log) -> None:
         super().__init__()
@@ -120,11 +133,14 @@ class _Calls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         log = self.log
-        if not log.quiet and log.running and id(log.running[-1]) in log.findings.traced:
+        if not log.quiet and log.running:
             name = getattr(function, "__name__", "")
             as_function = module_of_call("call_function", function, args[1:], kwargs)
             if as_function is not None or module_of_call("call_method", name, args[1:], kwargs) is not None:
-                log.note_call(args, kwargs)
+                if id(log.running[-1]) in log.findings.traced:
+                    log.note_call(args, kwargs)
+                elif not is_activation(log.running[-1]):
+                    log.note_hidden(name)
         return function(*args, **kwargs)
 
 

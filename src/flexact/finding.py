@@ -18,6 +18,9 @@ from flexact.sources import made_inline, may_call_again, names_activations
 from flexact.tracing import CannotTrace, TracedForward, trace
 
 Kind = Literal["module", "call", "function"]
+Place = tuple[tuple[int, int], ...]
+"""Where something stands in the order of definition: level by level, the number of a child, or that of the last child
+before a forward's own call, and then 0 for the child itself and 1, 2, ... for the calls behind it."""
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class Found:
     function: Callable[..., Any] | None = None
     child: str | None = None
     """The name of the attribute whose call this is; `where` can use it for all of that attribute's calls."""
+    place: Place = ()
 
     @property
     def name(self) -> str:
@@ -49,7 +53,8 @@ class Found:
 
 @dataclass
 class Findings:
-    """All of them in definition order, the traced forwards by their owner's id, and what cannot be a site and why."""
+    """All of them in definition order, with a forward's own calls between the children where it makes them; the traced
+    forwards by their owner's id; and what cannot be a site and why."""
 
     found: list[Found] = field(default_factory=list)
     traced: dict[int, TracedForward] = field(default_factory=dict)
@@ -72,12 +77,15 @@ def find(model: nn.Module, per_call: bool) -> Findings:
     """Look at every submodule once. With per_call, an activation called several times is found once a call."""
     search = _Search(model, per_call)
     modules = dict(model.named_modules(remove_duplicate=False))
+    places: dict[str, Place] = {}
     for name, module in modules.items():
         parent, _, attribute = name.rpartition(".")
+        places[name] = (*places[parent], (list(modules[parent]._modules.keys()).index(attribute), 0)) if name else ()
         if is_activation(module):
-            search.add_module(name, module, (id(modules[parent]) if name else 0, attribute))
+            search.add_module(name, module, (id(modules[parent]) if name else 0, attribute), places[name])
         else:
-            search.look_into(name, module, modules[parent] if name else None)
+            search.look_into(name, module, modules[parent] if name else None, places[name])
+    search.result.found.sort(key=lambda one: one.place)
     return search.result
 
 
@@ -86,23 +94,23 @@ class _Search:
         self.model = model
         self.per_call = per_call
         self.result = Findings()
-        self._places: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
+        self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
         self._shared: dict[int, Found] = {}
         self._visited: set[int] = set()
 
-    def add_module(self, name: str, module: nn.Module, place: tuple[int, str]) -> None:
+    def add_module(self, name: str, module: nn.Module, slot: tuple[int, str], place: Place) -> None:
         """An activation module; one that was found before, by another name, gets this name too."""
-        if place not in self._places:
+        if slot not in self._slots:
             found = None if self.per_call else self._shared.get(id(module))
             if found is None:
-                found = Found("module", [], module, self.model)
+                found = Found("module", [], module, self.model, place=place)
                 self.result.found.append(found)
-            self._places[place] = self._shared[id(module)] = found
-        known = self._places[place]
+            self._slots[slot] = self._shared[id(module)] = found
+        known = self._slots[slot]
         if known is not None:
             known.names.append(name)
 
-    def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None) -> None:
+    def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None, place: Place) -> None:
         """Any other module: its own attributes and its own forward."""
         if id(owner) in self._visited:
             return
@@ -113,17 +121,18 @@ class _Search:
             if reason is not None:
                 raise CannotTrace(reason)
             if not type(owner).__module__.startswith("torch.nn."):
-                functions = self._look_into_forward(name, owner, functions)
+                functions = self._look_into_forward(name, owner, functions, place)
         except CannotTrace as error:
             self.result.left_alone[name or type(owner).__name__] = str(error)
         for attribute, function in functions.items():
             original = module_of_call("call_function", function, (), {})
             if original is not None:
-                found = Found("function", [_joined(name, attribute)], original, owner, function=function)
+                at = (*place, self._own_place(owner, attribute))
+                found = Found("function", [_joined(name, attribute)], original, owner, function=function, place=at)
                 self.result.found.append(found)
 
     def _look_into_forward(
-        self, name: str, owner: nn.Module, functions: dict[str, Callable[..., Any]]
+        self, name: str, owner: nn.Module, functions: dict[str, Callable[..., Any]], place: Place
     ) -> dict[str, Callable[..., Any]]:
         """Find the calls of a forward. Returns the function attributes that are not found call by call."""
         made = made_inline(owner)
@@ -153,13 +162,26 @@ class _Search:
                 child = None if call.child is None else _joined(name, call.child)
                 groups[key] = Found("call", [_joined(name, attribute)], call.module, owner, child=child)
             groups[key].calls.append(i)
+            groups[key].place = (*place, self._own_place(owner, call.nodes[-1]))
         self.result.found.extend(groups.values())
         several = {call.child: call.module for call in forward.calls if call.child is not None}
         for parent in owner.modules():
             for attribute, child_module in parent._modules.items():
                 if any(child_module is module for module in several.values()):
-                    self._places[id(parent), attribute] = None
+                    self._slots[id(parent), attribute] = None
         return {attribute: function for attribute, function in functions.items() if attribute not in several}
+
+    def _own_place(self, owner: nn.Module, call: fx.Node | str) -> tuple[int, int]:
+        """Where an owner's own call, or the last one of a function that it keeps, stands among its children: behind
+        all that its eval forward calls before it, and behind all there are where the forward was not traced."""
+        forward = self.result.traced.get(id(owner))
+        children = list(owner._modules.keys())
+        nodes = list(forward.graphs[-1].nodes) if forward is not None else []
+        at = [i for i, node in enumerate(nodes) if node is call or (node.op == "call_module" and node.target == call)]
+        if not at:
+            return len(children), 1
+        before = {str(node.target).partition(".")[0] for node in nodes[: at[-1]] if node.op == "call_module"}
+        return max((i for i, child in enumerate(children) if child in before), default=-1), 1 + at[-1]
 
 
 def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:

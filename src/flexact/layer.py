@@ -33,6 +33,9 @@ class FlexAct(nn.Module):
     channels: the number of channels, for granularity="channel".
     inplace: accepted, as activations are, and ignored: the input is never overwritten while the site is undecided.
 
+    On its own a site draws its noise from the config's seed at each forward; two with one seed draw the same. Sites of
+    a converted model, or of one under a Schedule, draw together and differ.
+
     State: `logits` (rows·K,), one row for the layer or one a channel; `dropped_at` (rows, K), the step at which a
     candidate was dropped, −1 while it is in; `temperature`, τ; `signature` (K,), which candidates these are.
 
@@ -61,6 +64,10 @@ class FlexAct(nn.Module):
     ) -> None:
         super().__init__()
         config = FlexConfig() if config is None else config
+        if not isinstance(config, FlexConfig):
+            raise FlexActError(f"config must be a FlexConfig; got {type(config).__name__}. Try FlexConfig.from_dict.")
+        if original is not None and original.state_dict():
+            raise FlexActError(f"{type(original).__name__} has tensors of its own, so it cannot be a candidate.")
         if candidates is not None:
             config = dataclasses.replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
         self.config = config
@@ -284,15 +291,22 @@ def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix
             f"the state of site {prefix[:-1] or 'FlexAct'!r} has picks for {rows.shape[0]} rows; this model has "
             f"{site.rows}. Build it with the same granularity and channels."
         )
+    if bool((rows >= 0).all(-1).any()):
+        raise FlexActError(
+            f"the state of site {prefix[:-1] or 'FlexAct'!r} has every candidate dropped; it was edited."
+        )
 
 
 def _update_after_loading(site: nn.Module, _: Any) -> None:
     assert isinstance(site, FlexAct)
     site.update_alive()
+    site.router.current = False
 
 
 def sites_of(model: nn.Module) -> list[FlexAct]:
     """The sites of a model, each once, in depth order as far as it is known."""
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
     found = [module for module in model.modules() if isinstance(module, FlexAct)]
     order = {id(site): place for router in routers_of(found) for place, site in enumerate(router.sites)}
     return sorted(found, key=lambda site: order[id(site)]) if len(routers_of(found)) == 1 else found

@@ -1,4 +1,4 @@
-"""The corrections at work: what is added to the loss, and what is done to the logit gradients before a step."""
+"""The policy at work: what is added to the loss, and what is done to the logits before an optimizer's step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from flexact import corrections
 from flexact.config import FlexConfig
 from flexact.layer import routers_of, sites_of
+from flexact.pace import RunningGradient
 from flexact.routing import Router, log_pi
 
 
@@ -23,44 +24,62 @@ def penalty(model: nn.Module) -> Tensor:
     >>> bool(flexact.penalty(act) > 0)
     True
     """
-    routers = [router for router in routers_of(sites_of(model)) if _adds_to_loss(router.config) and router.ready]
+    sites = sites_of(model)
+    routers = [router for router in routers_of(sites) if _adds_to_loss(router.config) and router.ready]
     terms = [_penalty(router) for router in routers if not all(site.committed for site in router.sites)]
+    idle: list[Tensor] = [site.logits for site in sites if site.committed and site.logits.requires_grad]
+    if idle and torch.distributed.is_available() and torch.distributed.is_initialized():
+        terms.append(0 * torch.cat(idle).sum())  # DistributedDataParallel waits for a gradient of every parameter
     if terms:
         return torch.stack(terms).sum()
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return torch.zeros((), device=device)
 
 
-def corrects_gradients(config: FlexConfig) -> bool:
+def acts_before_steps(config: FlexConfig) -> bool:
     """Whether a policy acts on the logit gradients between the backward pass and the optimizer's step."""
-    return config.advantage == "normalized" or config.correction == "clip_logit_gradient" or _is_relative(config)
+    corrects = config.advantage == "normalized" or config.correction == "clip_logit_gradient"
+    return config.logit_step == "paced" or corrects or _is_relative(config)
 
 
-def correct_gradients(router: Router) -> None:
-    """Apply a router's policy to the gradients that its sites' logits hold now."""
-    held = [site for site in router.sites if site.logits.grad is not None]
+def before_step(router: Router, running: RunningGradient, step_size: float) -> None:
+    """Correct the gradients that the sites' logits hold; then move the logits, or leave that to the optimizer.
+
+    step_size: of a paced logit. Its gradient is taken away, so that the optimizer passes it over.
+    """
+    held = [site.logits for site in router.sites if site.logits.grad is not None]
     if not held or not router.ready:
         return
+    paced = router.config.logit_step == "paced"
+    running.to(router.device)
     with torch.no_grad():
         gradients = [torch.zeros_like(s.logits) if s.logits.grad is None else s.logits.grad for s in router.sites]
-        corrected = router.split(_corrected(router, router.table(gradients)))
-        for site, gradient in zip(router.sites, corrected, strict=True):
-            if site.logits.grad is not None:
-                site.logits.grad.copy_(gradient)
+        direction = _direction(router, router.table(gradients), running)
+        for site, own in zip(router.sites, router.split(direction), strict=True):
+            if site.logits.grad is None:
+                continue
+            if paced:
+                site.logits.sub_(step_size * own)
+                site.logits.grad = None
+            else:
+                site.logits.grad.copy_(own)
 
 
-def _corrected(router: Router, gradient: Tensor) -> Tensor:
+def _direction(router: Router, gradient: Tensor, running: RunningGradient) -> Tensor:
+    """The corrected gradient, or when paced its running mean in units of its running size."""
     config, alive = router.config, router.alive()
-    _, deviation = router.mean_statistics()
     if config.advantage == "normalized":
-        gradient = corrections.normalised_advantage(gradient, deviation, alive)
+        gradient = corrections.normalised_advantage(gradient, router.mean_statistics()[1], alive)
     if config.correction == "clip_logit_gradient":
         gradient = corrections.clip_rows(gradient, config.clip)
+    mean, size = running.update(gradient, alive)
+    if config.logit_step == "paced":
+        gradient = mean
     if _is_relative(config):
         q = router.pi if config.kl_on == "pi" else router.p
-        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha)
+        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha, size)
         gradient = torch.where(router.calls > 0, pulled, gradient)  # a site that was not called has no target
-    return gradient
+    return gradient / size if config.logit_step == "paced" else gradient
 
 
 def _penalty(router: Router) -> Tensor:

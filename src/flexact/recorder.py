@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from flexact.errors import FlexActError, missing_extra
 from flexact.selection import selection
 
 VERSION = 1
+_HEADER = json.dumps({"flexact_history": VERSION})
 
 
 class Recorder:
@@ -38,6 +40,9 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
         self._writer: Any = None
+        if path is not None:
+            self._path = Path(path)
+            self.history = _existing(self._path)
         if tensorboard is not None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -45,14 +50,12 @@ class Recorder:
                 raise missing_extra("tensorboard", "tensorboard") from None
             self._writer = SummaryWriter(str(tensorboard))
         if path is not None:
-            self._path = Path(path)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists():
-                self.history = _parsed(self._path, _without_cut_line(self._path.read_text(encoding="utf-8")))
             self._rewrite()
 
     def record(self, step: int, **values: float) -> None:
         """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
+        step = _index(step)
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
@@ -113,7 +116,7 @@ class Recorder:
         path = Path(path)
         if not path.is_file():
             raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
-        return _parsed(path, path.read_text(encoding="utf-8", errors="replace"))
+        return _parsed(path, _text(path))
 
     def _rewrite(self) -> None:
         """Write the file anew, whole or not at all, and go on at its end."""
@@ -121,8 +124,8 @@ class Recorder:
             self._file.close()
         fresh = self._path.with_name(self._path.name + ".new")
         with fresh.open("w", encoding="utf-8") as file:
-            for entry in [{"flexact_history": VERSION}, *self.history]:
-                file.write(json.dumps(entry) + "\n")
+            for line in [_HEADER, *map(json.dumps, self.history)]:
+                file.write(line + "\n")
         os.replace(fresh, self._path)
         self._file = self._path.open("a", encoding="utf-8")
 
@@ -141,9 +144,35 @@ def _number(name: str, value: Any) -> float:
         raise FlexActError(f"a record takes numbers; got {name}={value!r}.") from None
 
 
+def _index(step: Any) -> int:
+    """A step as an int: numpy's integers and integer tensors are steps too."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise FlexActError(f"a step is a whole number; got step={step!r}.") from None
+
+
+def _existing(path: Path) -> list[dict[str, Any]]:
+    """The records of a file to go on with; none where there is no file yet."""
+    if not path.exists():
+        return []
+    text = _text(path)
+    whole = _without_cut_line(text)
+    return _parsed(path, whole if whole or _HEADER.startswith(text) else text)
+
+
 def _without_cut_line(text: str) -> str:
     """A run that was killed may leave its last line unfinished; it was never a record."""
     return text[: text.rfind("\n") + 1]
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise FlexActError(f"{path} is a folder, not a history of flexact; give the path of a file.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise FlexActError(f"{path} is not a history of flexact: it is no text file.") from None
 
 
 def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
@@ -152,6 +181,8 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
+            if number == 1:
+                _check_header(path, None)
             raise FlexActError(
                 f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}). The file is cut off or "
                 "was edited; remove that line to read the rest."

@@ -77,14 +77,16 @@ class Router:
     def refresh(self, training: bool) -> None:
         """Turn the logits into this forward's probabilities, and start its statistics afresh."""
         self.place()
-        if training and not self.scheduled:
+        if training and not self.scheduled and not _recomputing():
             self.advance()
-        with torch.no_grad():
+        begins = not self.ready or (training and not (self.scheduled and self.current))
+        # Not as inference tensors, which a later training step could not use.
+        with torch.inference_mode(False), torch.no_grad():
             alive, temperature = self.alive(), self.temperature()
             self.log_pi = log_pi(self.logits(), alive)
             self.pi = self.log_pi.exp()
             self.p = probabilities(self.log_pi, self.noise, temperature)
-            if training or not self.ready:  # an eval forward gathers none, and leaves those of training alone
+            if begins:  # an eval forward leaves the statistics alone, and micro-batches of a step share theirs
                 self.statistics = torch.zeros(2, self.rows, self.k, device=self.device)
                 self.calls = torch.zeros(self.rows, 1, device=self.device)
         self.ready = self.current = True
@@ -139,6 +141,7 @@ class Router:
             return joined.view(self.rows, self.k)
         return torch.cat([joined, joined.new_zeros(1)])[self._index]
 
+    @torch.inference_mode(False)
     def place(self) -> None:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
         if self._device == self.device:
@@ -169,3 +172,8 @@ class Router:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """As a forward pre-hook of the model."""
         self.refresh(module.training)
+
+
+def _recomputing() -> bool:
+    """Whether this forward runs inside a backward pass, as activation checkpointing has it."""
+    return torch._C._current_graph_task_id() != -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch.utils.hooks import RemovableHandle
 from flexact.config import Anneal
 from flexact.errors import FlexActError
 from flexact.layer import FlexAct, bind, routers_of, sites_of
-from flexact.policy import correct_gradients, corrects_gradients
+from flexact.pace import RunningGradient
+from flexact.policy import acts_before_steps, before_step
 from flexact.routing import Router
 
 VERSION = 1
+
+_in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
+"""The schedule of each router, by its id."""
 
 
 class Schedule:
@@ -28,8 +33,8 @@ class Schedule:
     optimizer: if given, it is checked to hold the logits, and is the one whose steps are corrected; otherwise any
     optimizer that holds them is.
 
-    Call `step()` once after each optimizer step. Corrections of the logit gradient happen just before the optimizer's
-    step, when gradients are accumulated, averaged over ranks and unscaled.
+    Call `step()` once after each optimizer step. The logits are moved, or their gradients corrected, just before the
+    optimizer's step, when gradients are accumulated, averaged over ranks and unscaled.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
@@ -54,6 +59,11 @@ class Schedule:
             )
         if optimizer is not None:
             _check_holds_logits(optimizer, sites)
+        frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
+        if frozen:
+            warnings.warn(
+                f"the logits of {', '.join(frozen[:5])} have requires_grad=False: no pick there", stacklevel=2
+            )
         self.total_steps = total_steps
         self.steps_done = 0
         self.router = _one_router(model, sites)
@@ -63,8 +73,12 @@ class Schedule:
         self._steps_with_drops = {step for steps in self._milestones.values() for step in steps}
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
+        self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._apply()
-        self._correction = _correct_before_steps(self, optimizer) if corrects_gradients(self.config) else None
+        self._hook: RemovableHandle | None = None
+        if acts_before_steps(self.config):
+            self._hook = _act_before_steps(self, optimizer)
+            _only_newest(self)
 
     @property
     def commit_step(self) -> int:
@@ -88,16 +102,30 @@ class Schedule:
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
             self._drop()
-        if self._correction is not None and self.committed:
-            self._correction.remove()
+        if self._hook is not None and self.committed:
+            self._hook.remove()
         self._apply()
 
-    def state_dict(self) -> dict[str, int]:
+    def before_optimizer_step(self) -> None:
+        """What the policy does to the logits; a hook of the optimizer's calls it."""
+        warming_up = self.steps_done < self.config.warmup * self.total_steps
+        before_step(self.router, self._running, 0.0 if warming_up else self.config.pace / self._round_steps)
+
+    @property
+    def _round_steps(self) -> float:
+        """The length of an elimination round, also where nothing is eliminated."""
+        end = 1.0 if self.config.commit_at is None else self.config.commit_at
+        return max((end - self.config.warmup) * self.total_steps / (self.router.k - 1), 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
         """Where the run stands; the sites' own state travels with the model's."""
-        return {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
+        place = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
+        return place | {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stood. Load the model's state as well, before or after."""
+        if not isinstance(state, dict):
+            raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
         missing = [key for key in ("version", "step", "total_steps") if not isinstance(state.get(key), int)]
         if missing:
             raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or no integer in {state!r}.")
@@ -110,6 +138,7 @@ class Schedule:
             )
         if not 0 <= state["step"] <= self.total_steps:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
+        self._running.load_state_dict(state)
         self.steps_done = state["step"]
         self._apply()
 
@@ -123,10 +152,11 @@ class Schedule:
         for site in self.router.sites:
             site.temperature.fill_(temperature)
         falling = config.alpha_schedule == "falling"
-        self.router.set_alpha(config.alpha * max(1 - progress / config.alpha_until, 0.0) if falling else config.alpha)
+        self.router.set_alpha(config.alpha * (1 - progress) if falling else config.alpha)
         self.router.go_to(self.steps_done)
 
     def _drop(self) -> None:
+        self._running.reset()  # what is left is another contest, with gradients of another size
         for site, steps in self._milestones.items():
             left = site.k - sum(step <= self.steps_done for step in steps)
             while int((site.dropped_at < 0).sum(-1).max()) > left:
@@ -153,26 +183,32 @@ def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
 
 def param_groups(
     model: nn.Module,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     lr: float | None = None,
     logit_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """Optimizer groups: the weights, and the logits apart, which are never decayed.
 
-    lr, logit_lr: learning rates of the two; where left out, the optimizer's own.
+    weight_decay, lr: where left out, the optimizer's own.
+    logit_lr: of the logits, where the policy leaves them to the optimizer (`FlexConfig.logit_step`); `lr` by default.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU()))
     >>> [(len(g["params"]), g["weight_decay"]) for g in flexact.param_groups(model, weight_decay=5e-4)]
     [(2, 0.0005), (1, 0.0)]
     """
-    logits = [site.logits for site in sites_of(model)]
+    sites = sites_of(model)
+    if logit_lr is not None and any(site.config.logit_step == "paced" for site in sites):
+        raise FlexActError(
+            f"logit_lr={logit_lr} would have no effect: this policy moves the logits itself, at a pace set by the "
+            "length of the run. Leave it out, or convert with FlexConfig(logit_step='optimizer')."
+        )
+    logits = [site.logits for site in sites]
     known = {id(parameter) for parameter in logits}
     weights = [parameter for parameter in model.parameters() if id(parameter) not in known]
-    groups: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": weight_decay},
-        {"params": logits, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": logits, "weight_decay": 0.0}]
+    if weight_decay is not None:
+        groups[0]["weight_decay"] = weight_decay
     for group, rate in zip(groups, (lr, logit_lr if logit_lr is not None else lr), strict=True):
         if rate is not None:
             group["lr"] = rate
@@ -193,18 +229,26 @@ def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
     """The router of a converted model; sites built by hand get one together."""
     routers = routers_of(sites)
     if len(routers) == 1:
-        return routers[0]
-    first = sites[0].config
-    for site in sites[1:]:
-        if site.policy != sites[0].policy:
+        if len(routers[0].sites) != len(sites):
             raise FlexActError(
-                f"the sites of one model must share one policy; {sites[0].name or 'the first'} has {first} and "
-                f"{site.name or 'another'} has {site.config}. Only their candidates may differ."
+                f"{len(sites)} of the {len(routers[0].sites)} sites that were converted together are in this "
+                f"{type(model).__name__}; give the Schedule the whole model."
+            )
+        return routers[0]
+    first = sites[0].policy.to_dict()
+    for site in sites[1:]:
+        differing = [name for name, value in site.policy.to_dict().items() if value != first[name]]
+        if differing:
+            raise FlexActError(
+                f"the sites of one model must share one policy, but differ in {', '.join(differing)}. Only their "
+                "candidates may differ."
             )
     return bind(model, sites)
 
 
 def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise FlexActError(f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}.")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     lost = [site.name or "FlexAct" for site in sites if id(site.logits) not in held]
     if lost:
@@ -215,8 +259,8 @@ def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
         )
 
 
-def _correct_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
-    """Correct the logit gradients before each step of the optimizer that holds them, while the schedule lives."""
+def _act_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
+    """Let the policy act before each step of the optimizer that holds the logits, while the schedule lives."""
     reference = weakref.ref(schedule)
 
     def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
@@ -224,11 +268,19 @@ def _correct_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> Re
         if alive is None or alive.committed:
             return
         if optimizer is not None or _holds(stepping, alive.router.sites[0].logits):
-            correct_gradients(alive.router)
+            alive.before_optimizer_step()
 
     handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
     weakref.finalize(schedule, handle.remove).atexit = False
     return handle
+
+
+def _only_newest(schedule: Schedule) -> None:
+    """Of several schedules made for one model, only the newest acts."""
+    before = _in_force.get(id(schedule.router))
+    if before is not None and before._hook is not None:
+        before._hook.remove()
+    _in_force[id(schedule.router)] = schedule
 
 
 def _holds(optimizer: Optimizer, parameter: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.layer import FlexAct, sites_of
@@ -59,6 +60,19 @@ class Selection:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version."""
         return {"flexact_selection": VERSION, "rows": [asdict(row) for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Selection:
+        """The inverse of `to_dict`."""
+        version = data.get("flexact_selection") if isinstance(data, dict) else None
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise FlexActError(f"not a Selection: expected {{'flexact_selection': {VERSION}, ...}}; got {data!r:.80}.")
+        if version > VERSION:
+            raise FlexActError(f"this selection has version {version}, and this flexact reads up to {VERSION}; update.")
+        rows = data.get("rows")
+        if not isinstance(rows, list):
+            raise FlexActError(f"a selection needs 'rows', a list; got {rows!r:.80}.")
+        return cls(tuple(_row(number, row) for number, row in enumerate(rows)))
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table: one row a site, one column a candidate's probability."""
@@ -114,20 +128,32 @@ def selection(model: nn.Module) -> Selection:
     return Selection(tuple(row for site in _named_sites(model) for row in _rows(*site)))
 
 
+_HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)
+"""Wrappers that keep the model as their `module`."""
+
+
 def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
     """The sites in depth order with their names in this model, wrappers' prefixes left out."""
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"selection needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
+    for site in sites:
+        site.update_alive()  # what averages weights, as an EMA does, copies buffers without notice
     if not sites:
         raise FlexActError(
             f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
             "first. An extracted model has none left: print its modules."
         )
-    names: dict[int, str] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, FlexAct):
-            parts = [part for part in name.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module")]
-            names[id(module)] = ".".join(parts) or "FlexAct"
-    return [(names[id(site)], site) for site in sites]
+    names: dict[str, str] = {"": ""}  # without prefixes, by the name with them
+    modules = dict(model.named_modules())
+    for name in list(modules)[1:]:
+        parent, _, attribute = name.rpartition(".")
+        wraps = attribute in ("_orig_mod", "_fsdp_wrapped_module") or (
+            attribute == "module" and isinstance(modules[parent], _HOLD_A_MODULE)
+        )
+        names[name] = names[parent] if wraps else f"{names[parent]}.{attribute}".lstrip(".")
+    by_site = {id(module): names[name] or "FlexAct" for name, module in modules.items()}
+    return [(by_site[id(site)], site) for site in sites]
 
 
 def _rows(name: str, site: FlexAct) -> Iterator[Row]:
@@ -148,3 +174,32 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
             probabilities=dict(zip(site.candidates, pi, strict=True)),
             dropped=dropped,
         )
+
+
+def _row(number: int, data: Any) -> Row:
+    """A row of `Selection.to_dict`, with every field checked."""
+    if not isinstance(data, dict) or data.keys() != _FIELDS.keys():
+        raise FlexActError(f"row {number} of a selection needs the fields {', '.join(_FIELDS)}; got {data!r:.80}.")
+    for name, value in data.items():
+        is_right = isinstance(value, _FIELDS[name]) and (name == "committed" or not isinstance(value, bool))
+        if name in _NUMBERS_BY_NAME and is_right:
+            kinds = _NUMBERS_BY_NAME[name]
+            is_right = all(isinstance(key, str) and isinstance(one, kinds) for key, one in value.items())
+        if not is_right:
+            raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.")
+    fields: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in data.items()}
+    return Row(**fields)
+
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "site": (str,),
+    "channel": (int, type(None)),
+    "pick": (str,),
+    "probability": (float, int),
+    "runner_up": (str, type(None)),
+    "margin": (float, int),
+    "committed": (bool,),
+    "probabilities": (dict,),
+    "dropped": (dict,),
+}
+_NUMBERS_BY_NAME: dict[str, tuple[type, ...]] = {"probabilities": (float, int), "dropped": (int,)}

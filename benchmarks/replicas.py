@@ -1,0 +1,109 @@
+"""What training replicas together saves, against training them one after another.
+
+    python benchmarks/replicas.py [--out results/replicas.csv] [--epochs 4] [--seeds 5] [--repeats 3]
+
+The first table's cells (5 truths, 5 seeds) for each kind of model. Both ways run in turns within one process on one
+thread, and the figures are medians, so that a busy machine slows both down alike; the ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from flexact.studies.models import activation
+from flexact.studies.options import Options
+from flexact.studies.replicas import train
+from flexact.studies.workers import cores
+
+MODELS = ("flexact-default", "flexact-a0.3", "relu", "splash")
+TARGET = 10.0
+FIGURES = ("model", "replicas", "epochs", "together_s", "one_by_one_s", "times_faster", "target")
+COLUMNS = (*FIGURES, "device", "torch", "python", "commit", "date")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds for all replicas of one model, together and one after another."""
+
+    model: str
+    replicas: int
+    together: float
+    one_by_one: float
+
+    @property
+    def times_faster(self) -> float:
+        return self.one_by_one / self.together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("results/replicas.csv"), help="where the CSV goes")
+    parser.add_argument("--epochs", type=int, default=4, help="how long each replica is trained")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds a truth")
+    parser.add_argument("--repeats", type=int, default=3, help="how often each side is timed (medians are taken)")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    options = Options(seeds=arguments.seeds, epochs=arguments.epochs)
+    _together("flexact-default", replace(options, epochs=1))  # the first call loads what torch loads late
+    rows = [_row(model, options, arguments.repeats) for model in MODELS]
+    for row in rows:
+        print(
+            f"{row.model:16} {row.replicas} replicas: together {row.together:.2f} s, one by one {row.one_by_one:.2f} s "
+            f"- {row.times_faster:.1f} times faster (target {TARGET:g})"
+        )
+    _write(arguments.out, rows, arguments.epochs)
+
+
+def _row(model: str, options: Options, repeats: int) -> Row:
+    together, one_by_one = [], []
+    for _ in range(repeats):
+        together.append(_together(model, options))
+        one_by_one.append(sum(_together(model, alone) for alone in _each(options)))
+    return Row(model, len(options.cells), statistics.median(together), statistics.median(one_by_one))
+
+
+def _each(options: Options) -> list[Options]:
+    return [replace(options, truths=(cell.truth,), first_seed=cell.seed, seeds=1) for cell in options.cells]
+
+
+def _together(model: str, options: Options) -> float:
+    start = time.perf_counter()
+    train(options.task, options.cells, activation(model, options), options.epochs)
+    return time.perf_counter() - start
+
+
+def _write(path: Path, rows: list[Row], epochs: int) -> None:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
+    machine = [f"{_processor()}, {cores()} cores", torch.__version__, platform.python_version(), commit]
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in rows:
+            figures = [f"{row.together:.3f}", f"{row.one_by_one:.3f}", f"{row.times_faster:.1f}", f">= {TARGET:g}"]
+            writer.writerow([row.model, row.replicas, epochs, *figures, *machine, today])
+    print(f"written: {path}")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""How fast logits move: a step of their own, the same for every optimizer, loss scale and length of run.
+
+A site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that what counts
+is how steadily the loss asks for a candidate, not how loudly. The step is set by the length of a round: in one
+elimination round a logit can go `FlexConfig.pace` up or down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.errors import FlexActError
+
+MEAN_DECAY = 0.9
+SQUARE_DECAY = 0.99
+_TINY = 1e-12
+
+
+class RunningGradient:
+    """The running mean and root-mean-square of the logit gradients of all sites, (rows, K); begun anew each round."""
+
+    def __init__(self, rows: int, k: int, device: torch.device) -> None:
+        self.mean = torch.zeros(rows, k, device=device)
+        self.square = torch.zeros(rows, 1, device=device)
+        self.weights = torch.zeros(2, device=device)  # of what was averaged so far; 1 in the long run
+
+    def to(self, device: torch.device) -> None:
+        """Go where the model went."""
+        self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.state_dict().values())
+
+    def update(self, gradient: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean (rows, K) and the root-mean-square over a row (rows, 1), with one more gradient in them."""
+        square = gradient.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
+        decays = self.weights.new_tensor([MEAN_DECAY, SQUARE_DECAY])
+        self.mean.lerp_(gradient, 1 - MEAN_DECAY)
+        self.square.lerp_(square, 1 - SQUARE_DECAY)
+        self.weights.mul_(decays).add_(1 - decays)
+        return self.mean / self.weights[0], (self.square / self.weights[1]).sqrt().clamp(min=_TINY)
+
+    def reset(self) -> None:
+        for tensor in self.state_dict().values():
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "square": self.square, "weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, own in self.state_dict().items():
+            saved = state.get(name)
+            if not isinstance(saved, Tensor) or saved.shape != own.shape:
+                raise FlexActError(
+                    f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}."
+                )
+        for name, own in self.state_dict().items():
+            own.copy_(state[name])

@@ -1,0 +1,158 @@
+"""Pictures of a Recorder's history: what was picked, where and when.
+
+>>> history = [{"step": 0, "sites": {"1": {"relu": 0.4, "tanh": 0.6}}, "picks": {"1": "tanh"}, "loss": 1.5}]
+>>> [picture.title for picture in history_pictures(history)]
+['Pick by site and step', 'Probability by site and step', 'Final pick by depth', 'Recorded numbers']
+
+Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure().savefig("picks.png")``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from flexact.errors import FlexActError
+from flexact.picture import Bars, Grid, Line, Panel, Picture, candidate_colours
+
+MOST_COLUMNS = 300
+"""A heat map shows this many steps at most, evenly taken: more are narrower than a pixel."""
+
+
+def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
+    """All pictures of a Recorder's history."""
+    pictures = [picks(history, stem), probabilities(history, stem), final_picks(history, stem)]
+    if _numbers(history):
+        pictures.append(numbers(history, stem))
+    return pictures
+
+
+def picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
+    """Which candidate leads at each site and step."""
+    sites, candidates, table = _by_site(history)
+    shown = _evenly(len(history))
+    colours = candidate_colours(candidates)
+    values, notes = [], []
+    for site in sites:
+        leaders = [max(table[site][i].items(), key=lambda p: p[1], default=("", math.nan)) for i in shown]
+        values.append([candidates.index(name) if name else math.nan for name, _ in leaders])
+        notes.append([f"{name}, probability {p:.3f}" for name, p in leaders])
+    grid = Grid([history[i]["step"] for i in shown], values, [(name, colours[name]) for name in candidates], notes)
+    return Picture(
+        f"{stem}-picks",
+        "Pick by site and step",
+        "The candidate with the highest probability at each site (first layer on top) as training went on"
+        + _channels_note(history),
+        [Panel("", "step", "", rows=sites, grid=grid)],
+        across=1,
+    )
+
+
+def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
+    """The probability of each candidate by site and step: one heat map a candidate."""
+    sites, candidates, table = _by_site(history)
+    shown = _evenly(len(history))
+    steps = [history[i]["step"] for i in shown]
+    panels = [
+        Panel(
+            candidate,
+            "step",
+            rows=sites,
+            grid=Grid(steps, [[table[site][i].get(candidate, math.nan) for i in shown] for site in sites]),
+        )
+        for candidate in candidates
+    ]
+    return Picture(
+        f"{stem}-probabilities",
+        "Probability by site and step",
+        "How likely each candidate was at each site (first layer on top) as training went on" + _channels_note(history),
+        panels,
+    )
+
+
+def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
+    """The last record's probabilities, site by site in depth order."""
+    sites, candidates, table = _by_site(history)
+    colours = candidate_colours(candidates)
+    bars = [Bars(name, [table[site][-1].get(name, 0.0) for site in sites], colours[name]) for name in candidates]
+    return Picture(
+        f"{stem}-final",
+        "Final pick by depth",
+        f"Each site's probabilities at step {history[-1]['step']}, the first layer on top: the longest part of a "
+        "bar is its pick" + _channels_note(history),
+        [Panel("", "probability", "", rows=sites, bars=bars, stacked=True, value_range=(0.0, 1.0))],
+        across=1,
+    )
+
+
+def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
+    """The numbers that were recorded beside the picks: loss, accuracy."""
+    panels = []
+    for name in _numbers(history):
+        points = [(entry["step"], entry[name]) for entry in history if name in entry]
+        panels.append(Panel(name, "step", lines=[Line(name, [x for x, _ in points], [y for _, y in points])]))
+    if not panels:
+        raise FlexActError(
+            "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
+        )
+    return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
+
+
+def final_table(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, str, float]]:
+    """Site, pick, probability, runner-up and margin in the last record, in depth order."""
+    sites, _, table = _by_site(history)
+    rows = []
+    for site in sites:
+        ranked = sorted(table[site][-1].items(), key=lambda p: -p[1])
+        if ranked:
+            second = ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else ("", 0.0)
+            rows.append((site, *ranked[0], second[0], ranked[0][1] - second[1]))
+    return rows
+
+
+_CHANNEL = re.compile(r"(.+):\d+")
+
+
+def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
+    by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
+    return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
+
+
+def _by_site(
+    history: Sequence[Mapping[str, Any]],
+) -> tuple[list[str], list[str], dict[str, list[dict[str, float]]]]:
+    """Sites, candidates, and for each site one {candidate: probability} a record, the mean over a site's channels."""
+    if not history:
+        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
+    sites: dict[str, None] = {}
+    candidates: dict[str, None] = {}
+    records = []
+    for entry in history:
+        channels: dict[str, dict[str, list[float]]] = {}
+        for key, pi in entry["sites"].items():
+            match = _CHANNEL.fullmatch(key)
+            of_site = channels.setdefault(match[1] if match else key, {})
+            for candidate, p in pi.items():
+                of_site.setdefault(candidate, []).append(p)
+        sites.update(dict.fromkeys(channels))
+        candidates.update(dict.fromkeys(candidate for of_site in channels.values() for candidate in of_site))
+        records.append(channels)
+    table = {
+        site: [{name: fmean(ps) for name, ps in channels.get(site, {}).items()} for channels in records]
+        for site in sites
+    }
+    return list(sites), list(candidates), table
+
+
+def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for entry in history for key in entry if key not in ("step", "sites", "picks")))
+
+
+def _evenly(count: int) -> list[int]:
+    """The indexes of at most MOST_COLUMNS records, the first and the last among them."""
+    if count <= MOST_COLUMNS:
+        return list(range(count))
+    return [round(i * (count - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)]

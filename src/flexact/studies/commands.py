@@ -1,0 +1,134 @@
+"""The command line of the studies; `flexact.cli` is what runs it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexact.config import PAPER_CANDIDATES
+from flexact.studies.alpha import ALPHA
+from flexact.studies.corrections import CORRECTIONS
+from flexact.studies.options import Options
+from flexact.studies.progress import Progress
+from flexact.studies.runner import Study, run
+from flexact.studies.store import TABLE
+from flexact.studies.synthetic import SYNTHETIC
+
+app = typer.Typer(
+    help="Flexible activation functions for PyTorch: the studies of the paper, and reports of your own runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+reproduce = typer.Typer(help="Run one of the paper's studies and write its folder.", no_args_is_help=True)
+app.add_typer(reproduce, name="reproduce")
+
+Names = list[str] | None
+Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="the paper's number")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
+PolicyName = Annotated[
+    str,
+    typer.Option(
+        help="What the flexact-a… models and the corrections run: paper (the reading nearest its tables), literal (its "
+        "formulas as they stand) or default (FlexConfig())."
+    ),
+]
+Truths = Annotated[Names, typer.Option(help="The functions to find, separated by commas.", show_default="the paper's")]
+Candidates = Annotated[Names, typer.Option(help="The functions to pick from.", show_default="the paper's five")]
+Models = Annotated[Names, typer.Option(help="Only these models.", show_default="all of the study")]
+Slope = Annotated[float, typer.Option(help="K in y = a(K·x₁).")]
+LabelNoise = Annotated[float, typer.Option(help="Standard deviation of the noise on the labels.")]
+Distractors = Annotated[int, typer.Option(help="Inputs that say nothing.")]
+TargetScale = Annotated[float, typer.Option(help="A factor on the labels.")]
+Hidden = Annotated[int, typer.Option(help="Width of a two-layer teacher and student; 0 for the paper's one unit.")]
+Out = Annotated[Path | None, typer.Option(help="The folder to write.", show_default="runs/<study>")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes to use.", show_default="one a core")]
+
+
+def _add(study: Study) -> None:
+    """Make a study a command of `flexact reproduce`."""
+
+    @reproduce.command(study.name, help=study.title + ".")
+    def command(
+        seeds: Seeds = None,
+        first_seed: FirstSeed = 0,
+        epochs: Epochs = 100,
+        policy: PolicyName = "paper",
+        truths: Truths = None,
+        candidates: Candidates = None,
+        models: Models = None,
+        slope: Slope = 5.0,
+        label_noise: LabelNoise = 0.0,
+        distractors: Distractors = 3,
+        target_scale: TargetScale = 1.0,
+        hidden: Hidden = 0,
+        out: Out = None,
+        resume: Resume = False,
+        overwrite: Overwrite = False,
+        quiet: Quiet = False,
+        jobs: Jobs = None,
+    ) -> None:
+        chosen = _names(candidates) or PAPER_CANDIDATES
+        options = Options(
+            seeds=study.seeds if seeds is None else seeds,
+            first_seed=first_seed,
+            epochs=epochs,
+            policy=policy,
+            truths=study.truths if truths is None else _names(truths),
+            candidates=chosen,
+            models=study.models(chosen) if models is None else _names(models),
+            slope=slope,
+            label_noise=label_noise,
+            distractors=distractors,
+            target_scale=target_scale,
+            hidden=hidden,
+        )
+        folder = Path("runs", study.name) if out is None else out
+        try:
+            run(study, options, folder, resume=resume, overwrite=overwrite, jobs=jobs, progress=Progress(quiet))
+            page = _build_report(folder)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; the models that are done are kept. Go on with: {_again()}", file=sys.stderr)
+            raise typer.Exit(130) from None
+        if not quiet:
+            print((folder / TABLE).read_text(encoding="utf-8"))
+            print(f"Page: {page}")
+
+
+for _study in (SYNTHETIC, ALPHA, CORRECTIONS):
+    _add(_study)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A study's folder, or one that a Recorder wrote to.", show_default=False)],
+) -> None:
+    """Build figures and one self-contained page from a run."""
+    print(f"Page: {_build_report(run)}")
+
+
+def _build_report(folder: Path) -> Path:
+    from flexact.studies.report import build
+
+    page: Path = build(folder)
+    return page
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    """Names separated by commas, in one option or in several."""
+    names = [name.strip() for part in given or [] for name in part.split(",")]
+    return tuple(name for name in names if name)
+
+
+def _again() -> str:
+    """The command that goes on with this run."""
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--overwrite", "--resume")]
+    return shlex.join(["flexact", *arguments, "--resume"])

@@ -1,0 +1,174 @@
+"""The report's page: one HTML file with everything inside.
+
+All text that comes from a file is escaped; the page's own policy lets it load nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from flexact.errors import missing_extra
+from flexact.picture import INK, SHADES, Line, Picture
+from flexact.studies.report_charts import charts
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under its own heading: ready HTML, then figures."""
+
+    title: str
+    body: str
+    pictures: Sequence[Picture]
+
+
+def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
+    """The whole page. facts: a line under the title; details: what the collapsed part at the end holds."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise missing_extra("plotly", "report") from None
+    sources = files("flexact.studies")
+    style = (sources / "report.css").read_text(encoding="utf-8")
+    script = (sources / "report.js").read_text(encoding="utf-8")
+    line = " · ".join(f"{escape(name)} {escape(value)}" for name, value in facts.items() if value not in (None, ""))
+    body = "\n".join(_section(number, section) for number, section in enumerate(sections))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{escape(title)}</h1>
+<p class="facts">{line}</p>
+<noscript><p>The charts need JavaScript; the same figures lie in the folder <code>figures</code>.</p></noscript>
+</header>
+{body}
+{_details(details)}
+</main>
+<script>{get_plotlyjs()}</script>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def escape(value: object) -> str:
+    """Text for HTML."""
+    return html.escape(str(value))
+
+
+def markdown(text: str) -> str:
+    """Markdown as HTML, its own HTML shown as text; each table scrolls in a box of its own."""
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError:
+        raise missing_extra("markdown-it-py", "report") from None
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    tokens = reader.parse(text)
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1]) + 2)}"  # under the page's title and the section's
+    rendered: str = reader.renderer.render(tokens, reader.options, {})
+    return _boxed(rendered)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of plain cells."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    lines = ["<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows]
+    return _boxed(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
+
+
+def _cell(value: object) -> object:
+    return f"{value:.3f}" if isinstance(value, float) else value
+
+
+def _boxed(rendered: str) -> str:
+    # Only the renderer writes these two tags: what a file says is escaped by now.
+    opened = rendered.replace("<table>", '<div class="scroll" tabindex="0"><table>')
+    return opened.replace("</table>", "</table></div>")
+
+
+def _section(number: int, section: Section) -> str:
+    figures = "\n".join(_figure(f"s{number}-{i}", picture) for i, picture in enumerate(section.pictures))
+    return f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n{figures}\n</section>"
+
+
+def _figure(key: str, picture: Picture) -> str:
+    panels = []
+    for number, (panel, chart) in enumerate(zip(picture.panels, charts(picture), strict=True)):
+        name = f"{picture.title}: {panel.title}" if panel.title else picture.title
+        heading = f"<h4>{escape(panel.title)}</h4>\n" if panel.title else ""
+        panels.append(
+            f'<div class="panel">\n{heading}<div class="chart" id="{key}-{number}" role="img" '
+            f'aria-label="{escape(name)}" style="height:{chart["layout"]["height"]}px"></div>\n'
+            f'<script type="application/json">{_json(chart)}</script>\n</div>'
+        )
+    slug = escape(picture.slug)
+    across = {1: "one", 2: "two"}.get(picture.across, "many")
+    return (
+        f'<figure id="{slug}">\n<h3>{escape(picture.title)}</h3>\n<p>{escape(picture.sentence)}</p>\n'
+        f'{_legend(picture)}<div class="panels {across}">\n' + "\n".join(panels) + "\n</div>\n"
+        f'<p class="files"><a href="figures/{slug}.png">PNG</a> <a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
+    )
+
+
+def _legend(picture: Picture) -> str:
+    entries = picture.legend
+    chips = []
+    for number, (name, item) in enumerate(entries.items()):
+        colour = item[1] if isinstance(item, tuple) else item.colour
+        shade = "currentColor" if colour == INK else colour
+        if isinstance(item, tuple):
+            chips.append(f'<span class="chip"><i style="background:{shade}"></i>{escape(name)}</span>')
+            continue
+        on = "true" if not isinstance(item, Line) or item.shown else "false"
+        dash = "" if not isinstance(item, Line) else "star" if item.star else f"line {item.dash}"
+        chips.append(
+            f'<button type="button" class="chip" data-key="{number}" aria-pressed="{on}">'
+            f'<i class="{dash}" style="--shade:{shade}"></i>{escape(name)}</button>'
+        )
+    if picture.has_shades:
+        chips.append(f'<span class="chip">probability 0 <i class="shades" style="{_gradient()}"></i> 1</span>')
+    if len(chips) < 2 and not picture.has_shades:
+        return ""
+    return '<div class="legend">' + "\n".join(chips) + "</div>\n"
+
+
+def _gradient() -> str:
+    return f"background:linear-gradient(to right,{','.join(SHADES)})"
+
+
+def _details(details: Mapping[str, object]) -> str:
+    if not details:
+        return ""
+    parts = []
+    for name, value in details.items():
+        if isinstance(value, Mapping):
+            rows = [(key, entry if isinstance(entry, str) else json.dumps(entry)) for key, entry in value.items()]
+            parts.append(f"<h3>{escape(name)}</h3>\n{table(('name', 'value'), rows)}")
+        else:
+            parts.append(f"<h3>{escape(name)}</h3>\n<p>{escape(value)}</p>")
+    return "<details>\n<summary>Configuration and versions</summary>\n" + "\n".join(parts) + "\n</details>"
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script it stands in."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

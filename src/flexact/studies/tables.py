@@ -1,0 +1,74 @@
+"""The studies' tables in Markdown: ours, and the paper's under it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from flexact.studies.options import Options
+from flexact.studies.store import Result
+
+PAPERS_NAMES = {
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "leaky_relu": "LeakyReLU",
+    "identity": "Identity",
+}
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose columns line up in plain text too; the first is to the left, the others to the right.
+
+    >>> print(markdown(("a", "b"), [("x", "1.5"), ("yy", "2")]))
+    | a  |   b |
+    | -- | --: |
+    | x  | 1.5 |
+    | yy |   2 |
+    """
+    lines = [list(header), *map(list, rows)]
+    widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(header))]
+    rule = ["-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    aligned = [
+        [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in (lines[0], rule, *lines[1:])
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in aligned)
+
+
+def of(results: list[Result], model: str, truth: str | None = None) -> list[Result]:
+    """A model's rows, for one truth or for all."""
+    return [row for row in results if row.model == model and truth in (None, row.truth)]
+
+
+def mean(rows: list[Result], value: Callable[[Result], float]) -> float:
+    return statistics.fmean(value(row) for row in rows)
+
+
+def deviation(rows: list[Result]) -> float:
+    """The standard deviation of the error over the seeds; 0 for one of them."""
+    return statistics.stdev(row.mse for row in rows) if len(rows) > 1 else 0.0
+
+
+def right(rows: list[Result]) -> str:
+    """How many picks are the truth, as "20/20"."""
+    return f"{sum(row.pick == row.truth for row in rows)}/{len(rows)}"
+
+
+def picks(rows: list[Result]) -> str:
+    """What was picked, the most frequent first, as "relu 3, leaky_relu 2"."""
+    counts = {pick: sum(row.pick == pick for row in rows) for pick in dict.fromkeys(row.pick for row in rows)}
+    return ", ".join(f"{pick} {count}" for pick, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def seeds(options: Options) -> str:
+    """How many, in words."""
+    return "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
+
+
+def title(truth: str) -> str:
+    """A truth as the paper writes it."""
+    return PAPERS_NAMES.get(truth, truth)

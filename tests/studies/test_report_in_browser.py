@@ -1,0 +1,181 @@
+"""The page in a real browser: everything is there, nothing complains, and it fits narrow and wide windows."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flexact.studies import report
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="the page is opened in Debian's chromium; install it with: apt-get install chromium chromium-driver",
+)
+
+
+def _folders() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("report_folders", Path(__file__).with_name("report_folders.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+folders = _folders()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Headless chromium with a profile of its own."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+# What each page must hold: figures, charts and tables (the configuration's two among a study's).
+PAGES = {"synthetic": (4, 10, 4), "alpha": (4, 9, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 1)}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One page of each kind of folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_write_figures", lambda *_: None)  # test_report.py draws them; the page shows none
+        return {name: report.build(getattr(folders, f"{name}_folder")(tmp_path_factory.mktemp(name))) for name in PAGES}
+
+
+def _open(browser: Any, path: Path, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(path.as_uri())
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_complete_and_fits(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    _open(browser, pages[name], width)
+    assert browser.get_log("browser") == []
+    found = browser.execute_script(
+        """
+        const charts = [...document.querySelectorAll('.chart')];
+        const drawn = (c) => c.querySelector('svg.main-svg .trace, svg.main-svg .hm image');
+        const boxes = [...document.querySelectorAll('.chart svg.main-svg, .legend, .scroll, h1, h2, h3, h4, p, li')];
+        return {
+          counts: ['figure', '.chart', 'table'].map((kind) => document.querySelectorAll(kind).length),
+          empty: charts.filter((c) => !drawn(c)).map((c) => c.id),
+          low: charts.filter((c) => c.clientHeight < 100 || c.clientWidth < 250).map((c) => c.id),
+          scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+          outside: boxes.filter((b) => b.getBoundingClientRect().right > innerWidth + 1).map((b) => b.outerHTML),
+          small: [...document.querySelectorAll('p, td, th, li, .chip, .chart text')]
+            .filter((e) => parseFloat(getComputedStyle(e).fontSize) < 9).length,
+        };
+        """
+    )
+    assert found == {"counts": list(PAGES[name]), "empty": [], "low": [], "scrolls": False, "outside": [], "small": 0}
+
+
+def test_wide_table_scrolls_in_its_own_box(browser: Any, tmp_path: Path) -> None:
+    header = "|" + "a long title |" * 20
+    table = f"{header}\n{'|---' * 20}|\n{'| 1.0000 ± 0.0000 ' * 20}|\n"
+    path = report.build(folders.study_folder(tmp_path, "other", ["relu"], ["relu"], table))
+    _open(browser, path, 400)
+    inner, outer = browser.execute_script(
+        "const box = document.querySelector('.scroll'); return [box.scrollWidth, box.clientWidth];"
+    )
+    assert inner > outer
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+
+
+def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> None:
+    _open(browser, pages["recorder"], 1400)
+    site = folders.HOSTILE + ".1"
+    cells = browser.execute_script("return [...document.querySelectorAll('td:first-child')].map((e) => e.textContent)")
+    assert cells == ["1", "3", site, "head $x_1$ %{x}.0"]
+    labels = browser.execute_script(
+        "return [...document.querySelectorAll('#history-final .ytick text')].map((e) => e.textContent)"
+    )
+    assert labels == ["1", "3", "…" + site[-17:], "head $x_1$ %{x}.0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "at", "shows"),
+    [
+        ("recorder", "#history-picks", (0.99, 0.9), ["head $x_1$ %{x}.0", "step: 11", ", probability "]),
+        ("recorder", "#history-probabilities", (0.99, 0.6), [folders.HOSTILE + ".1", "step: 11", "probability: "]),
+        (
+            "synthetic",
+            "#selection-flexact-default",
+            (0.98, 0.03),
+            ["relu", "truth: relu", "epoch: 20", "probability: 0.99"],
+        ),
+    ],
+)
+def test_hovering_shows_site_time_and_probability(
+    browser: Any, pages: dict[str, Path], name: str, figure: str, at: tuple[float, float], shows: list[str]
+) -> None:
+    _open(browser, pages[name], 1400)
+    x, y = browser.execute_script(
+        """
+        const area = document.querySelector(arguments[0] + ' .nsewdrag');
+        area.scrollIntoView({ block: 'center' });
+        const box = area.getBoundingClientRect();
+        return [box.left + box.width * arguments[1], box.top + box.height * arguments[2]];
+        """,
+        figure,
+        *at,
+    )
+    read = f"return [...document.querySelectorAll('{figure} .hoverlayer text')].map((e) => e.textContent).join(' ')"
+    shown = ""
+    for attempt in range(50):
+        mouse = {"type": "mouseMoved", "x": x - attempt % 2, "y": y}
+        browser.execute_cdp_cmd("Input.dispatchMouseEvent", mouse)
+        if shown := browser.execute_script(read):
+            break
+        time.sleep(0.1)
+    assert [part for part in shows if part not in shown] == [], shown
+
+
+def test_legend_switches_a_curve_on_and_off(browser: Any, pages: dict[str, Path]) -> None:
+    _open(browser, pages["synthetic"], 1400)
+    count = "return document.querySelectorAll('#curves .scatterlayer .trace').length"
+    chip = "return [...document.querySelectorAll('#curves button.chip')].find((b) => b.textContent === 'prelu')"
+    before = browser.execute_script(count)
+    for after in (before + 2, before):  # two panels
+        browser.execute_script(chip).click()
+        assert browser.execute_script(count) == after
+
+
+def test_dark_page_has_light_text(browser: Any, pages: dict[str, Path]) -> None:
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    try:
+        _open(browser, pages["alpha"], 1400)
+        colours = browser.execute_script(
+            "const text = [document.body, document.querySelector('.xtick text')].map((e) => getComputedStyle(e));"
+            "return [text[0].color, text[1].fill];"
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    for colour in colours:
+        assert min(int(part) for part in colour[4:-1].split(",")) > 140

@@ -1,0 +1,110 @@
+"""The command line as a user meets it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flexact.cli import main
+
+TINY = ["--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu,flexact-default"]
+
+
+def told(capsys, *arguments: str) -> str:
+    """What the command says to bad input: one line, exit code 2, nothing else."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("flexact: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be a whole number from 1"),
+        (["--truths", "relu,tahn"], "unknown truth 'tahn'; did you mean 'tanh'?"),
+        (["--candidates", "relu,sigmod"], "unknown candidate 'sigmod'; did you mean 'sigmoid'?"),
+        (["--models", "flexact-defualt"], "unknown model 'flexact-defualt'; did you mean 'flexact-default'?"),
+        (["--models", "splsh"], "unknown model 'splsh'; did you mean 'splash'?"),
+        (["--models", ","], "--models names nothing"),
+        (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
+        (["--epochs", "0"], "--epochs must be"),
+        (["--resume", "--overwrite"], "give one of the two"),
+    ],
+)
+@pytest.mark.parametrize("study", ["synthetic", "alpha", "corrections"])
+def test_bad_input_is_one_clear_line(capsys, tmp_path, study, arguments, message):
+    assert message in told(capsys, "reproduce", study, "--out", str(tmp_path), *arguments)
+
+
+def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
+    out = str(tmp_path / "run")
+    with pytest.raises(SystemExit) as exit_:
+        main(["reproduce", "synthetic", *TINY, "--out", out])
+    assert exit_.value.code == 0
+    captured = capsys.readouterr()
+    assert "| flexact-default |" in captured.out
+    assert "report.html" in captured.out
+    assert "2/2" in captured.err
+    for name in ("config.json", "results.csv", "history.csv", "curves.csv", "table.md", "report.html"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+
+    assert "already; go on with it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
+    assert "study 'synthetic', not of 'alpha'" in told(capsys, "reproduce", "alpha", "--out", out)
+    assert "epochs: 1 → 2" in told(capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume")
+    results = tmp_path / "run" / "results.csv"
+    before = results.read_bytes()
+    with pytest.raises(SystemExit) as exit_:
+        main(["reproduce", "synthetic", *TINY, "--out", out, "--resume", "--quiet"])
+    assert exit_.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+    assert results.read_bytes() == before
+
+    results.write_text(before.decode().replace(",relu,", ",relu,x", 1))
+    assert "results.csv, line 2:" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out, "--resume")
+
+
+def test_an_unknown_folder_has_no_report(capsys, tmp_path):
+    told(capsys, "report", str(tmp_path / "nowhere"))
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    arguments = ["reproduce", "synthetic", "--seeds", "1", "--epochs", "40", "--truths", "relu", "--jobs", "2"]
+    command = [sys.executable, "-m", "flexact", *arguments, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "results.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert f"flexact {' '.join(arguments)} --out {tmp_path / 'run'} --resume" in err
+    assert (tmp_path / "run" / "results.csv").read_text().count("\n") > 1
+    assert out == ""
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_extra_the_command_names_it(package):
+    script = f"import sys; sys.modules[{package!r}] = None; from flexact.cli import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "flexact[cli]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_the_studies():
+    done = subprocess.run([sys.executable, "-m", "flexact", "reproduce", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    for study in ("synthetic", "alpha", "corrections"):
+        assert study in done.stdout

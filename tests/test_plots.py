@@ -1,0 +1,143 @@
+"""Pictures of a Recorder's history, and how they are drawn."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import math
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from flexact import FlexActError, plots
+from flexact.drawing import STYLE
+from flexact.picture import Bars, Line, Panel, Picture, candidate_colours, short_names, value_range
+
+
+def _history(steps: int = 5, **numbers: float) -> list[dict[str, Any]]:
+    """Two sites: the first goes to tanh, the second stays with relu."""
+    history = []
+    for step in range(steps):
+        p = step / max(1, steps - 1)
+        sites = {"a": {"relu": 1 - p, "tanh": p}, "b": {"relu": 0.9, "tanh": 0.1}}
+        history.append({"step": step * 10, "sites": sites, "picks": {"a": "", "b": ""}, **numbers})
+    return history
+
+
+def test_pick_map_shows_who_leads_at_each_site_and_step() -> None:
+    (panel,) = plots.picks(_history()).panels
+    assert panel.rows == ["a", "b"]
+    assert panel.grid is not None
+    assert panel.grid.columns == [0, 10, 20, 30, 40]
+    names = [name for name, _ in panel.grid.categories]
+    leaders = [[names[int(i)] for i in row] for row in panel.grid.values]
+    assert leaders == [["relu", "relu", "relu", "tanh", "tanh"], ["relu"] * 5]
+    assert panel.grid.notes[0][-1] == "tanh, probability 1.000"
+
+
+def test_probabilities_have_one_heat_map_a_candidate() -> None:
+    panels = plots.probabilities(_history()).panels
+    assert [panel.title for panel in panels] == ["relu", "tanh"]
+    assert panels[1].grid is not None
+    assert panels[1].grid.values == [[0.0, 0.25, 0.5, 0.75, 1.0], [0.1] * 5]
+
+
+def test_final_bars_are_the_last_record() -> None:
+    (panel,) = plots.final_picks(_history()).panels
+    assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.0, 0.9], "tanh": [1.0, 0.1]}
+    assert plots.final_table(_history()) == [("a", "tanh", 1.0, "", 1.0), ("b", "relu", 0.9, "tanh", 0.8)]
+
+
+def test_channels_of_a_site_are_shown_as_their_mean() -> None:
+    history = [{"step": 0, "sites": {"a:0": {"relu": 1.0, "tanh": 0.0}, "a:1": {"relu": 0.5, "tanh": 0.5}}}]
+    (panel,) = plots.final_picks(history).panels
+    assert panel.rows == ["a"]
+    assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.75], "tanh": [0.25]}
+    assert "mean over its channels" in plots.picks(history).sentence
+
+
+def test_candidate_that_a_site_does_not_have_is_an_empty_cell() -> None:
+    history = [{"step": 0, "sites": {"a": {"relu": 1.0}, "b": {"gelu": 1.0}}}]
+    gelu = plots.probabilities(history).panels[1]
+    assert gelu.grid is not None
+    assert math.isnan(gelu.grid.values[0][0])
+    plots.probabilities(history).figure()
+
+
+def test_long_history_is_thinned_but_keeps_its_ends() -> None:
+    (panel,) = plots.picks(_history(5000)).panels
+    assert panel.grid is not None
+    assert len(panel.grid.columns) == plots.MOST_COLUMNS
+    assert (panel.grid.columns[0], panel.grid.columns[-1]) == (0, 49990)
+
+
+def test_numbers_are_curves_of_their_own() -> None:
+    assert [panel.title for panel in plots.numbers(_history(loss=1.0, accuracy=0.5)).panels] == ["loss", "accuracy"]
+    with pytest.raises(FlexActError, match="no numbers"):
+        plots.numbers(_history())
+
+
+def test_empty_history_says_what_to_do() -> None:
+    with pytest.raises(FlexActError, match=r"call record\(step\)"):
+        plots.picks([])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_every_picture_of_a_history_is_drawn(steps: int) -> None:
+    for picture in plots.history_pictures(_history(steps, loss=math.nan)):
+        figure = picture.figure()
+        assert isinstance(figure, Figure)
+        assert len([ax for ax in figure.axes if ax.axison]) >= len(picture.panels)
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    names = ["$x_1", "_hidden", "<b>", r"\frac{"]
+    lines = [Line(name, [0, 1], [0, 1], "#0072b2") for name in names]
+    figure = Picture("p", "$t$", "s", [Panel("$", "$x$", "$", lines)]).figure()
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        data = io.BytesIO()
+        figure.savefig(data, format="svg")
+    text = data.getvalue().decode()
+    for shown in ("$x_1", "_hidden", "&lt;b&gt;", r"\frac{", "$t$"):
+        assert shown in text
+
+
+def test_whisker_that_reaches_zero_ends_at_the_edge_of_a_logarithmic_axis() -> None:
+    panel = Panel(rows=["a"], bars=[Bars("ours", [0.01], "#0072b2", [0.02])], log_values=True)
+    limits = value_range(panel)
+    assert limits is not None
+    assert 0 < limits[0] < 0.01 < 0.03 < limits[1]
+    Picture("p", "t", "s", [panel]).figure()
+
+
+def test_builtin_candidates_have_one_colour_each() -> None:
+    from flexact.candidates import known_names
+
+    names = known_names()
+    colours = candidate_colours([*names, "mine", "yours"])
+    assert len(set(colours.values())) == len(colours)
+    assert candidate_colours(["tanh"])["tanh"] == colours["tanh"]
+
+
+def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
+    assert short_names(["net.0.act", "net.1.act"]) == ["0.act", "1.act"]
+    assert short_names(["1"]) == ["1"]
+    assert short_names(["a", "a.b"]) == ["a", "a.b"]
+    assert [len(name) for name in short_names(["x" * 40, "y" * 40], most=18)] == [18, 18]
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    picture = plots.picks(_history())
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(FlexActError, match=r"flexact\[plots\]"):
+        picture.figure()
