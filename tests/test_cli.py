@@ -34,6 +34,8 @@ def told(capsys, *arguments: str) -> str:
         (["--models", "flexact-defualt"], "unknown model 'flexact-defualt'; did you mean 'flexact-default'?"),
         (["--models", "splsh"], "unknown model 'splsh'; did you mean 'splash'?"),
         (["--models", ","], "--models names nothing"),
+        (["--candidates", ","], "at least two candidates"),
+        (["--truths", ","], "--truths names nothing"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--epochs", "0"], "--epochs must be"),
         (["--resume", "--overwrite"], "give one of the two"),

@@ -104,8 +104,9 @@ def test_normalised_advantage_leaves_rows_without_deviations_alone() -> None:
 def test_relative_kl_adds_the_kl_gradient_in_units_of_the_task_gradient(seed: int, alpha: float, size: float) -> None:
     gradient, q, target = doubles(seed), torch.softmax(doubles(seed + 1), -1), torch.softmax(doubles(seed + 2), -1)
     sizes = torch.full((3, 1), size, dtype=torch.float64)
-    pulled = corrections.relative_kl(gradient, q, target, torch.tensor(alpha, dtype=torch.float64), sizes)
-    torch.testing.assert_close(pulled, gradient + alpha * size * (q - target))
+    widths = torch.tensor([[1], [16], [4]])
+    pulled = corrections.relative_kl(gradient, q, target, torch.tensor(alpha, dtype=torch.float64), sizes, widths)
+    torch.testing.assert_close(pulled, gradient + alpha * size / widths * (q - target))
 
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")

@@ -142,7 +142,7 @@ def test_channels_drop_each_its_own_weakest() -> None:
 
 
 def test_without_elimination_everything_but_the_likeliest_goes_at_the_commitment() -> None:
-    model = network(FlexConfig.paper())
+    model = network(FlexConfig.paper(commit_at=0.7))
     ranked(model, [0.0, 0.0, 3.0, 0.0, 0.0])
     schedule = Schedule(model, 10)
     for _ in range(6):
@@ -347,7 +347,7 @@ def corrected(model: nn.Sequential, h: Tensor, gradient: Tensor, alpha: float, l
     sensitivity = reference.mean_sensitivity(h, FIVE)[0]
     target = torch.softmax(-sensitivity / lam, -1)
     pull = torch.softmax(model[1].logits.detach(), -1) - target
-    return gradient + alpha * gradient.square().mean().sqrt() * pull
+    return gradient + alpha * gradient.square().mean().sqrt() * pull / h.shape[1]
 
 
 @pytest.mark.parametrize("passes_optimizer", [True, False])
@@ -355,7 +355,7 @@ def corrected(model: nn.Sequential, h: Tensor, gradient: Tensor, alpha: float, l
 def test_the_logit_gradient_is_corrected_once_before_the_optimizers_step(
     passes_optimizer: bool, micro_batches: int
 ) -> None:
-    config = FlexConfig(alpha=5.0, lam=0.3, alpha_schedule="falling", logit_step="optimizer")
+    config = FlexConfig(alpha=20.0, lam=0.3, alpha_schedule="falling", logit_step="optimizer")
     model = network(config)
     ranked(model, [0.3, -0.2, 0.1, 0.0, 0.2])
     optimizer = torch.optim.SGD(param_groups(model, lr=0.1, logit_lr=1.0))
@@ -367,7 +367,7 @@ def test_the_logit_gradient_is_corrected_once_before_the_optimizers_step(
         for x in inputs:
             (model(x).square().mean() / micro_batches + flexact.penalty(model)).backward()
         before, gradient = model[1].logits.detach().clone(), model[1].logits.grad.clone()
-        expected = corrected(model, h, gradient, 5.0 * (1 - step / 70), 0.3)
+        expected = corrected(model, h, gradient, 20.0 * (1 - step / 70), 0.3)
         assert (expected - gradient).norm() > 0.1 * gradient.norm()
         optimizer.step()
         torch.testing.assert_close(before - model[1].logits, expected)

@@ -66,12 +66,15 @@ def normalised_advantage(gradient: Tensor, deviation: Tensor, alive: Tensor) -> 
     return torch.where(mean > 0, gradient * mean / size.clamp(min=1e-6 * mean + _TINY), gradient)
 
 
-def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size: Tensor) -> Tensor:
-    """The gradient plus α·size·(q − p̃), where size (rows, 1) is the task gradient's running root-mean-square.
+def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size: Tensor, width: Tensor) -> Tensor:
+    """The gradient plus α·size/width·(q − p̃).
 
-    In these units α is a pure number: how steadily the loss must ask for a steep candidate to have it.
+    size: (rows, 1), the task gradient's running root-mean-square. In its units α is a pure number: how steadily the
+    loss must ask for a steep candidate to have it.
+    width: (rows, 1), elements of a sample at the site. The loss speaks once for each of them and the KL once a site, as
+    it does when α·KL is a term of the loss.
     """
-    return gradient + alpha * size * (q - target)
+    return gradient + alpha * size / width * (q - target)
 
 
 def normalised_blend(

@@ -86,6 +86,7 @@ class FlexAct(nn.Module):
         self.register_buffer("signature", torch.tensor([_signature(key) for key in self.keys]))
         self.update_alive()
         self.first_row = 0
+        self.width = 1
         self.router = Router([self], self.config, standalone=True)
         self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
@@ -100,6 +101,7 @@ class FlexAct(nn.Module):
             router.refresh(self.training)
         rows = slice(self.first_row, self.first_row + self.rows)
         if self.training:
+            self.width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
             p, temperature, statistics = router.p[rows, : self.k], self.temperature, statistics_needed(self.config)
             hard = self.config.forward == "hard"
         else:

@@ -77,7 +77,7 @@ def _direction(router: Router, gradient: Tensor, running: RunningGradient) -> Te
         gradient = mean
     if _is_relative(config):
         q = router.pi if config.kl_on == "pi" else router.p
-        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha, size)
+        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha, size, router.width())
         gradient = torch.where(router.calls > 0, pulled, gradient)  # a site that was not called has no target
     return gradient / size if config.logit_step == "paced" else gradient
 

@@ -69,6 +69,7 @@ class Router:
             site.router, site.first_row = self, start
             start += site.rows
         self._device: torch.device | None = None
+        self._widths: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -119,6 +120,14 @@ class Router:
         """τ of each row, (rows, 1)."""
         return torch.stack([site.temperature for site in self.sites])[self._site_of_row].unsqueeze(1)
 
+    def width(self) -> Tensor:
+        """Elements of a sample behind each row, (rows, 1)."""
+        widths = tuple(site.width for site in self.sites)
+        if self._widths != widths:
+            self._widths = widths
+            self._width = torch.tensor(widths, device=self.device)[self._site_of_row].unsqueeze(1)
+        return self._width
+
     def gather(self, rows: slice, statistics: Tensor) -> None:
         """Add one call's statistics, (2, rows, K), to those of the site's other calls in this forward."""
         self.statistics[:, rows, : statistics.shape[-1]] += statistics
@@ -146,7 +155,7 @@ class Router:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
         if self._device == self.device:
             return
-        self._device = self.device
+        self._device, self._widths = self.device, ()
         self.ready = self.current = False
         counts = torch.tensor([site.rows for site in self.sites])
         self._site_of_row = torch.arange(len(self.sites)).repeat_interleave(counts).to(self.device)

@@ -76,7 +76,7 @@ def _add(study: Study) -> None:
         quiet: Quiet = False,
         jobs: Jobs = None,
     ) -> None:
-        chosen = _names(candidates) or PAPER_CANDIDATES
+        chosen = PAPER_CANDIDATES if candidates is None else _names(candidates)
         options = Options(
             seeds=study.seeds if seeds is None else seeds,
             first_seed=first_seed,
@@ -92,9 +92,11 @@ def _add(study: Study) -> None:
             hidden=hidden,
         )
         folder = Path("runs", study.name) if out is None else out
+        progress = Progress(quiet)
         try:
-            run(study, options, folder, resume=resume, overwrite=overwrite, jobs=jobs, progress=Progress(quiet))
-            page = _build_report(folder)
+            run(study, options, folder, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
+            with progress.during("building the page"):
+                page = _build_report(folder)
         except KeyboardInterrupt:
             print(f"\ninterrupted; the models that are done are kept. Go on with: {_again()}", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -112,7 +114,9 @@ def report(
     run: Annotated[Path, typer.Argument(help="A study's folder, or one that a Recorder wrote to.", show_default=False)],
 ) -> None:
     """Build figures and one self-contained page from a run."""
-    print(f"Page: {_build_report(run)}")
+    with Progress().during("building the page"):
+        page = _build_report(run)
+    print(f"Page: {page}")
 
 
 def _build_report(folder: Path) -> Path:

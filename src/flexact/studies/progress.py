@@ -45,6 +45,17 @@ class Progress:
             finally:
                 self._bar = None
 
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Around one piece of work whose end is not known, such as the building of a page."""
+        if self.quiet or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(what):
+            yield
+
     def at(self, piece: int, share: float) -> None:
         """One piece is done to a share between 0 and 1."""
         self._shares[piece] = share

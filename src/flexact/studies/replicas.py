@@ -60,11 +60,19 @@ def target(task: Task, cell: Cell, x: Tensor) -> Tensor:
     truth = lookup(cell.truth).function
     if task.hidden == 0:
         return task.target_scale * truth(task.slope * x[:, 0])
-    generator = torch.Generator().manual_seed(cell.seed + 1_000_003)
-    inner = task.slope * torch.randn(x.shape[1], task.hidden, generator=generator) / math.sqrt(x.shape[1])
+    inner, shift, outer = teacher(task, cell.seed)
+    return truth(x @ inner + shift) @ outer
+
+
+def teacher(task: Task, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights (inner, shift, outer) of a two-layer teacher. Its student starts from them, and is to find the
+    function between them; from a random start two functions of a kind fit the same data equally well."""
+    generator = torch.Generator().manual_seed(seed + 1_000_003)
+    d = 1 + task.distractors
+    inner = task.slope * torch.randn(d, task.hidden, generator=generator) / math.sqrt(d)
     shift = torch.randn(task.hidden, generator=generator)
-    outer = torch.randn(task.hidden, generator=generator) / math.sqrt(task.hidden)
-    return task.target_scale * truth(x @ inner + shift) @ outer
+    outer = task.target_scale * torch.randn(task.hidden, generator=generator) / math.sqrt(task.hidden)
+    return inner, shift, outer
 
 
 class Replicas(nn.Module):
@@ -73,13 +81,13 @@ class Replicas(nn.Module):
     def __init__(self, task: Task, cells: list[Cell], activation: nn.Module) -> None:
         super().__init__()
         d, width = 1 + task.distractors, max(task.hidden, 1)
-        starts = [_start(cell.seed, d, task.hidden) for cell in cells]
-        self.weight = nn.Parameter(torch.stack([start[0] for start in starts]))
-        self.bias = nn.Parameter(torch.stack([start[1] for start in starts]))
+        starts = [teacher(task, cell.seed) if task.hidden else _start(cell.seed, d) for cell in cells]
+        weights, biases, readouts = (torch.stack(part) for part in zip(*starts, strict=True))
+        self.weight, self.bias = nn.Parameter(weights), nn.Parameter(biases)
         self.activation = activation
         self.has_readout = task.hidden > 0
         if self.has_readout:
-            self.outer = nn.Parameter(torch.stack([start[2] for start in starts]))
+            self.outer = nn.Parameter(readouts)
             self.outer_bias = nn.Parameter(torch.zeros(len(cells)))
         assert self.weight.shape == (len(cells), d, width)
 
@@ -92,14 +100,12 @@ class Replicas(nn.Module):
         return y
 
 
-def _start(seed: int, d: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own initialisation of a linear layer (and of a readout), from the replica's seed."""
+def _start(seed: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's own initialisation of a linear layer of one unit, from the replica's seed; its readout is 1."""
     generator = torch.Generator().manual_seed(seed + 2_000_003)
-    width = max(hidden, 1)
-    weight = (2 * torch.rand(d, width, generator=generator) - 1) / math.sqrt(d)
-    bias = (2 * torch.rand(width, generator=generator) - 1) / math.sqrt(d)
-    outer = (2 * torch.rand(width, generator=generator) - 1) / math.sqrt(width)
-    return weight, bias, outer
+    weight = (2 * torch.rand(d, 1, generator=generator) - 1) / math.sqrt(d)
+    bias = (2 * torch.rand(1, generator=generator) - 1) / math.sqrt(d)
+    return weight, bias, torch.ones(1)
 
 
 @dataclass(frozen=True)
