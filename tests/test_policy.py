@@ -246,3 +246,20 @@ def test_the_schedule_applies_the_policy_before_the_optimizers_step() -> None:
     optimizer.step()
     schedule.step()
     assert site.logits.detach().norm().item() == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_a_model_in_distributed_data_parallel_trains_past_its_commitment() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+        parallel = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(flexact.param_groups(model), lr=0.1)
+        schedule = flexact.Schedule(model, total_steps=10)
+        for _ in range(10):
+            (parallel(torch.randn(8, 3)).square().mean() + flexact.penalty(model)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        assert schedule.committed
+    finally:
+        torch.distributed.destroy_process_group()
