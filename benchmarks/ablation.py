@@ -6,6 +6,7 @@ Writes results/synthetic/ablation.csv; docs/policy.md shows it. About ten minute
 from __future__ import annotations
 
 import csv
+import datetime
 import multiprocessing
 import subprocess
 from dataclasses import replace
@@ -50,10 +51,11 @@ def main() -> None:
     # Undivided, α is what it is by default wherever a sample has one element.
     jobs = [(v, c) for v in VARIANTS for c in CONDITIONS if c == "hidden-16" or v != "α not divided by the width"]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    today = datetime.date.today().isoformat()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         rows = []
         for row in pool.imap(right_picks, jobs):
-            rows.append(row | {"device": "cpu", "torch": torch.__version__, "commit": commit.strip()})
+            rows.append(row | {"device": "cpu", "torch": torch.__version__, "commit": commit.strip(), "date": today})
             print(row, flush=True)
     fresh = OUT.with_suffix(".new")
     with fresh.open("w", newline="") as file:

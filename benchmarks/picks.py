@@ -7,6 +7,7 @@ run's results.csv as CONDITION.csv and a summary picks.csv with the command that
 from __future__ import annotations
 
 import csv
+import datetime
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def main() -> None:
             "device": "cpu",
             "torch": torch.__version__,
             "commit": commit.strip(),
+            "date": datetime.date.today().isoformat(),
         }
         print(
             name, lines[name]["right"], "of", lines[name]["of"], "largest error", lines[name]["largest_mse"], flush=True
