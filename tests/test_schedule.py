@@ -118,6 +118,27 @@ def test_each_round_drops_what_is_weakest_then() -> None:
     assert selection(model)[0].pick == "leaky_relu"
 
 
+@pytest.mark.parametrize(("settle", "still"), [(0.0, []), (0.5, [20, 24, 40, 44, 60, 64]), (0.99, [20, 38, 40, 58])])
+def test_after_each_drop_paced_logits_hold_still_until_the_weights_have_settled(
+    settle: float, still: list[int]
+) -> None:
+    model = network(FlexConfig(commit_at=0.8, settle=settle))
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 100, optimizer)
+    moving = []
+    for _ in range(80):
+        before = model[1].logits.detach().clone()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        moving.append(not torch.equal(before, model[1].logits))
+        schedule.step()
+    assert not any(moving[step] for step in still)
+    assert all(moving[:20])
+    assert all(moving[step] for step in (39, 59, 79))
+    assert sum(moving) == 80 - 3 * min(round(settle * 20), 19)
+
+
 def test_sites_with_other_numbers_of_candidates_have_rounds_of_their_own() -> None:
     model = nn.Sequential(FlexAct(FIVE), FlexAct(("relu", "tanh", "gelu")), FlexAct(("relu", "tanh")))
     schedule = Schedule(model, 100)

@@ -77,7 +77,10 @@ class FlexConfig:
     logit_step: LogitStep = "paced"
     """"paced": the Schedule moves the logits itself (see `flexact.pace`); "optimizer": your optimizer does."""
     pace: float = 10.0
-    """How far a logit can go in one elimination round, when paced."""
+    """How far a logit can go in an elimination round once the weights have settled, when paced."""
+    settle: float = 0.5
+    """The fraction of each round but the first for which paced logits hold still: the weights first have to get used to
+    the candidate that was dropped."""
     eliminate: bool = True
     """Drop each site's weakest candidate at evenly spaced rounds until one is left at the commitment."""
     warmup: float = 0.0
@@ -138,6 +141,7 @@ class FlexConfig:
         self._check_number("noise", at_least=0)
         self._check_number("alpha", at_least=0)
         self._check_number("pace", above=0)
+        self._check_number("settle", at_least=0, below=1)
         self._check_number("clip", above=0)
         if self.lam != "temperature":
             self._check_number("lam", above=0)

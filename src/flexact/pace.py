@@ -2,7 +2,7 @@
 
 A site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that what counts
 is how steadily the loss asks for a candidate, not how loudly. The step is set by the length of a round: in one
-elimination round a logit can go `FlexConfig.pace` up or down.
+elimination round a logit can go `FlexConfig.pace` up or down, once the weights have settled.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class Schedule:
         self._steps_with_drops = {step for steps in self._milestones.values() for step in steps}
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
+        self._settled_after = _settled_after(sorted(self._steps_with_drops), self.config.settle)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._apply()
         self._hook: RemovableHandle | None = None
@@ -102,6 +104,8 @@ class Schedule:
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
             self._drop()
+        if self.steps_done in self._settled_after.values():
+            self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
         if self._hook is not None and self.committed:
             self._hook.remove()
         self._apply()
@@ -109,7 +113,9 @@ class Schedule:
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
         warming_up = self.steps_done < self.config.warmup * self.total_steps
-        before_step(self.router, self._running, 0.0 if warming_up else self.config.pace / self._round_steps)
+        settling = any(drop <= self.steps_done < end for drop, end in self._settled_after.items())
+        step_size = self.config.pace / ((1 - self.config.settle) * self._round_steps)
+        before_step(self.router, self._running, 0.0 if warming_up or settling else step_size)
 
     @property
     def _round_steps(self) -> float:
@@ -223,6 +229,12 @@ def _milestones(site: FlexAct, total_steps: int) -> list[int]:
     span = config.commit_at - config.warmup
     rounds = site.k - 1
     return [max(1, round((config.warmup + span * i / rounds) * total_steps)) for i in range(1, rounds + 1)]
+
+
+def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
+    """For each step at which something is dropped, but the last: the step from which on logits move again."""
+    spans = {drop: following - drop for drop, following in pairwise(drops)}
+    return {drop: drop + min(round(settle * span), span - 1) for drop, span in spans.items()}
 
 
 def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
