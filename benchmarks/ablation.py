@@ -6,9 +6,7 @@ Writes results/synthetic/ablation.csv; docs/policy.md shows it. About ten minute
 from __future__ import annotations
 
 import csv
-import datetime
 import multiprocessing
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 
 from flexact import FlexConfig
 from flexact.layer import FlexAct
+from flexact.studies.provenance import provenance
 from flexact.studies.replicas import Cell, Task, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +28,7 @@ VARIANTS = {
     "α halved": replace(DEFAULT, alpha=0.65),
     "α doubled": replace(DEFAULT, alpha=2.6),
     "α not divided by the width": replace(DEFAULT, alpha=1.3 * 16),
+    "no settling after a drop": replace(DEFAULT, settle=0.0),
     "no elimination, one pick at 70 %": replace(DEFAULT, eliminate=False),
     "logits left to Adam at 0.01": replace(DEFAULT, logit_step="optimizer"),
     "Gumbel noise on": replace(DEFAULT, noise=1.0),
@@ -50,12 +50,11 @@ def right_picks(job: tuple[str, str]) -> dict[str, object]:
 def main() -> None:
     # Undivided, α is what it is by default wherever a sample has one element.
     jobs = [(v, c) for v in VARIANTS for c in CONDITIONS if c == "hidden-16" or v != "α not divided by the width"]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    today = datetime.date.today().isoformat()
+    made = provenance()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         rows = []
         for row in pool.imap(right_picks, jobs):
-            rows.append(row | {"device": "cpu", "torch": torch.__version__, "commit": commit.strip(), "date": today})
+            rows.append(row | made)
             print(row, flush=True)
     fresh = OUT.with_suffix(".new")
     with fresh.open("w", newline="") as file:

@@ -7,14 +7,13 @@ run's results.csv as CONDITION.csv and a summary picks.csv with the command that
 from __future__ import annotations
 
 import csv
-import datetime
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
+from flexact.studies.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "synthetic"
@@ -39,7 +38,7 @@ CONDITIONS = {
 def main() -> None:
     wanted = sys.argv[1:] or list(CONDITIONS)
     OUT.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    made = provenance()
     summary = OUT / "picks.csv"
     lines = {row["condition"]: row for row in csv.DictReader(summary.open())} if summary.exists() else {}
     for name in wanted:
@@ -55,10 +54,7 @@ def main() -> None:
             "of": len(rows),
             "largest_mse": f"{max(float(row['mse']) for row in rows):.6f}",
             "command": "flexact " + " ".join(arguments),
-            "device": "cpu",
-            "torch": torch.__version__,
-            "commit": commit.strip(),
-            "date": datetime.date.today().isoformat(),
+            **made,
         }
         print(
             name, lines[name]["right"], "of", lines[name]["of"], "largest error", lines[name]["largest_mse"], flush=True

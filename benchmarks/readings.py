@@ -22,6 +22,7 @@ from typing import Any
 from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.paper_tables import ALPHA, SYNTHETIC
+from flexact.studies.provenance import provenance
 from flexact.studies.replicas import Cell, Task, train
 from flexact.studies.workers import cores, run_in_processes
 
@@ -112,7 +113,8 @@ def main() -> None:
         print(f"{len(outcomes)}/{len(tried)} {tried[index].fields}", flush=True)
 
     run_in_processes(outcome, tried, report, cores())
-    rows = [_row(reading, outcomes[index]) for index, reading in enumerate(tried)]
+    made = provenance()
+    rows = [_row(reading, outcomes[index]) | made for index, reading in enumerate(tried)]
     rows.sort(key=lambda row: float(row["distance"]))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("w", encoding="utf-8", newline="") as file:
