@@ -1,0 +1,110 @@
+"""Which implementation of the routed activation runs where, and why.
+
+"triton" is for CUDA tensors, "compiled" (the closed form through torch.compile) and "closed_form" are for any. By default
+the fastest that the machine has is taken; the environment variable FLEXACT_KERNELS or `use` forces one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from flexact.errors import FlexActError, suggestion
+
+Kernels = Literal["auto", "triton", "compiled", "closed_form"]
+
+VARIABLE = "FLEXACT_KERNELS"
+OLDEST_TRITON = (3, 2)
+OLDEST_CARD = (7, 0)
+
+
+class Active(NamedTuple):
+    """The implementation that runs, and why no faster one does ("" where it is the fastest)."""
+
+    name: Kernels
+    reason: str
+
+
+_forced: Kernels | None = None
+_broken: str = ""
+"""Why Triton was given up during this run."""
+
+
+def use(kernels: Kernels) -> None:
+    """Force one implementation from now on, or go back to "auto"; it goes before FLEXACT_KERNELS.
+
+    >>> use("closed_form"); active(torch.device("cpu")).name
+    'closed_form'
+    >>> use("auto")
+    """
+    global _forced
+    _forced = _checked(kernels, "flexact.ops.kernels.use")
+
+
+def wanted() -> Kernels:
+    """What was asked for: by `use`, by FLEXACT_KERNELS, or "auto"."""
+    return _forced if _forced is not None else _checked(os.environ.get(VARIABLE, "auto"), VARIABLE)
+
+
+def active(device: torch.device | str) -> Active:
+    """What runs on a device's tensors. A custom candidate, or float64, may still take the closed form."""
+    device = torch.device(device)
+    choice = wanted()
+    if choice in ("closed_form", "compiled"):
+        return Active(choice, f"{choice} was asked for")
+    reason = why_no_triton(device)
+    if not reason:
+        return Active("triton", "")
+    if choice == "triton":
+        return Active("closed_form", f"triton was asked for, but {reason}")
+    return Active("closed_form", reason if device.type == "cuda" else "")
+
+
+def why_no_triton(device: torch.device) -> str:
+    """Why Triton's kernels cannot run on a device's tensors; empty where they can."""
+    if _broken:
+        return _broken
+    if device.type != "cuda" and not interpreting():
+        return f"Triton's kernels run on CUDA tensors, not on {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    version = triton_version()
+    if version < OLDEST_TRITON:
+        return f"triton {'.'.join(map(str, version))} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < OLDEST_CARD:
+            return f"compute capability {capability[0]}.{capability[1]} is older than 7.0"
+    return ""
+
+
+def triton_version() -> tuple[int, ...]:
+    """Of the installed Triton, its first two numbers."""
+    from importlib.metadata import version
+
+    return tuple(int(part) for part in version("triton").split(".")[:2])
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter is on, which runs kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def give_up_triton(error: BaseException) -> None:
+    """Go on without Triton after a kernel failed to build; said once."""
+    global _broken
+    if not _broken:
+        _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{_broken}; flexact goes on with the closed form, which is slower.", stacklevel=2)
+
+
+def _checked(name: str, where: str) -> Kernels:
+    choices: tuple[Kernels, ...] = get_args(Kernels)
+    for choice in choices:
+        if name == choice:
+            return choice
+    raise FlexActError(f"{where} got {name!r};{suggestion(str(name), choices)} Expected one of: {', '.join(choices)}.")
