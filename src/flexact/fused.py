@@ -1,7 +1,8 @@
 """A site together with the batch norm, and the residual addition, before it.
 
-`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs so that they
-call `normalised_site`. Where no kernel can do it in one go, the parts run one after the other, as in the plain network.
+`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs so that
+they call `normalised_site`. Where no kernel can do it in one go, the parts run one after the other, as in the plain
+network.
 """
 
 from __future__ import annotations

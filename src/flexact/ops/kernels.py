@@ -1,7 +1,7 @@
 """Which implementation of the routed activation runs where, and why.
 
-"triton" is for CUDA tensors, "compiled" (the closed form through torch.compile) and "closed_form" are for any. By default
-the fastest that the machine has is taken; the environment variable FLEXACT_KERNELS or `use` forces one.
+"triton" is for CUDA tensors, "compiled" (the closed form through torch.compile) and "closed_form" are for any. By
+default the fastest that the machine has is taken; the environment variable FLEXACT_KERNELS or `use` forces one.
 """
 
 from __future__ import annotations
