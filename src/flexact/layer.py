@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,18 @@ from flexact.routing import Router, log_pi
 
 ALIVE = -1
 """What `dropped_at` holds for a candidate that is still in."""
+
+
+class Routing(NamedTuple):
+    """What one forward of a site blends with."""
+
+    weights: Tensor
+    """(rows, K): p, or one-hot when hard."""
+    probabilities: Tensor
+    temperature: Tensor
+    hard: bool
+    statistics: int
+    """Flags: what the policy needs."""
 
 
 class FlexAct(nn.Module):
@@ -95,30 +107,58 @@ class FlexAct(nn.Module):
         if self.picked is not None:
             picked: Tensor = self.picked(h)
             return picked
-        self._check_input(h)
+        self.check_input(h)
+        routing = self.routing(h)
+        if self.config.correction == "output_norm" and (self.training or not routing.hard):  # a pick runs as it will be
+            noise = self._own(self.router.noise) if self.training else torch.zeros_like(routing.probabilities)
+            return normalised_blend(
+                h,
+                self.logits,
+                self.dropped_at < 0,
+                noise,
+                routing.temperature,
+                self.keys,
+                routing.hard,
+                self.config.channel_dim,
+            )
+        x, gathered = routed_activation(
+            h,
+            self.logits,
+            routing.weights,
+            routing.probabilities,
+            routing.temperature,
+            self.keys,
+            self.alive,
+            self.config.channel_dim,
+            routing.statistics,
+        )
+        self.gather(routing, gathered)
+        return x
+
+    def routing(self, h: Tensor) -> Routing:
+        """What this forward blends with; h is the input, or anything of its shape."""
         router = self.router
         if router.standalone or not router.current:
             router.refresh(self.training)
-        rows = slice(self.first_row, self.first_row + self.rows)
         if self.training:
             self.width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
-            p, temperature, statistics = router.p[rows, : self.k], self.temperature, statistics_needed(self.config)
-            hard = self.config.forward == "hard"
+            hard, p = self.config.forward == "hard", self._own(router.p)
+            temperature, statistics = self.temperature, statistics_needed(self.config)
         else:
-            p, temperature, statistics = router.pi[rows, : self.k], torch.ones_like(self.temperature), 0
-            hard = self.config.eval == "pick"
-        if self.config.correction == "output_norm" and (self.training or not hard):  # a pick runs as it will be run
-            noise = router.noise[rows, : self.k] if self.training else torch.zeros_like(p)
-            return normalised_blend(
-                h, self.logits, self.dropped_at < 0, noise, temperature, self.keys, hard, self.config.channel_dim
-            )
-        weights = _one_hot(p) if hard else p
-        x, gathered = routed_activation(
-            h, self.logits, weights, p, temperature, self.keys, self.alive, self.config.channel_dim, statistics
-        )
-        if statistics:
-            router.gather(rows, gathered)
-        return x
+            hard, p = self.config.eval == "pick", self._own(router.pi)
+            temperature, statistics = torch.ones_like(self.temperature), 0
+        if self.committed:
+            hard, statistics = False, 0
+        return Routing(_one_hot(p) if hard else p, p, temperature, hard, statistics)
+
+    def gather(self, routing: Routing, statistics: Tensor) -> None:
+        """Keep the statistics of a call for the policy, where it asked for them."""
+        if routing.statistics:
+            self.router.gathered.add(self.first_row, statistics)
+
+    def _own(self, table: Tensor) -> Tensor:
+        """This site's part of one of the router's tables."""
+        return table[self.first_row : self.first_row + self.rows, : self.k]
 
     @property
     def committed(self) -> bool:
@@ -201,7 +241,8 @@ class FlexAct(nn.Module):
             logits[:, self.keys.index(key_of(self.original))] = math.log(start * (self.k - 1) / (1 - start))
         return logits.flatten()
 
-    def _check_input(self, h: Tensor) -> None:
+    def check_input(self, h: Tensor) -> None:
+        """Refuse what the site cannot take."""
         if not h.is_floating_point():
             raise FlexActError(
                 f"{self.name or 'FlexAct'} got a tensor of {h.dtype}; activations need a real floating-point one "

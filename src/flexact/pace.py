@@ -27,18 +27,19 @@ class RunningGradient:
         self.mean = torch.zeros(rows, k, device=device)
         self.square = torch.zeros(rows, 1, device=device)
         self.weights = torch.zeros(2, device=device)  # of what was averaged so far; 1 in the long run
+        self._decays = torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
 
     def to(self, device: torch.device) -> None:
         """Go where the model went."""
         self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.state_dict().values())
+        self._decays = self._decays.to(device)
 
     def update(self, gradient: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
         """The mean (rows, K) and the root-mean-square over a row (rows, 1), with one more gradient in them."""
         square = gradient.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
-        decays = self.weights.new_tensor([MEAN_DECAY, SQUARE_DECAY])
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
-        self.weights.mul_(decays).add_(1 - decays)
+        self.weights.lerp_(torch.ones_like(self.weights), 1 - self._decays)
         return self.mean / self.weights[0], (self.square / self.weights[1]).sqrt().clamp(min=_TINY)
 
     def reset(self) -> None:

@@ -42,27 +42,30 @@ def acts_before_steps(config: FlexConfig) -> bool:
     return config.logit_step == "paced" or corrects or _is_relative(config)
 
 
-def before_step(router: Router, running: RunningGradient, step_size: float) -> None:
+def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> None:
     """Correct the gradients that the sites' logits hold; then move the logits, or leave that to the optimizer.
 
-    step_size: of a paced logit. Its gradient is taken away, so that the optimizer passes it over.
+    step_size: of a paced logit, a scalar. Its gradient is taken away, so that the optimizer passes it over.
+
+    The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
-    held = [site.logits for site in router.sites if site.logits.grad is not None]
-    if not held or not router.ready:
+    if not router.ready or all(site.logits.grad is None for site in router.sites):
         return
-    paced = router.config.logit_step == "paced"
     running.to(router.device)
     with torch.no_grad():
         gradients = [torch.zeros_like(s.logits) if s.logits.grad is None else s.logits.grad for s in router.sites]
         direction = _direction(router, router.table(gradients), running)
-        for site, own in zip(router.sites, router.split(direction), strict=True):
-            if site.logits.grad is None:
-                continue
-            if paced:
-                site.logits.sub_(step_size * own)
-                site.logits.grad = None
-            else:
-                site.logits.grad.copy_(own)
+        if router.config.logit_step == "optimizer":
+            torch._foreach_copy_(gradients, router.split(direction))
+            return
+        held = [site.logits.grad is not None for site in router.sites]
+        moves = router.split(step_size * direction)
+        torch._foreach_sub_(
+            [site.logits for site, has in zip(router.sites, held, strict=True) if has],
+            [move for move, has in zip(moves, held, strict=True) if has],
+        )
+        for site in router.sites:
+            site.logits.grad = None
 
 
 def _direction(router: Router, gradient: Tensor, running: RunningGradient) -> Tensor:
@@ -78,7 +81,7 @@ def _direction(router: Router, gradient: Tensor, running: RunningGradient) -> Te
     if _is_relative(config):
         q = router.pi if config.kl_on == "pi" else router.p
         pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha, size, router.width())
-        gradient = torch.where(router.calls > 0, pulled, gradient)  # a site that was not called has no target
+        gradient = torch.where(router.called(), pulled, gradient)  # a site that was not called has no target
     return gradient / size if config.logit_step == "paced" else gradient
 
 
@@ -87,7 +90,7 @@ def _penalty(router: Router) -> Tensor:
     log_q = log_pi(router.logits(), alive)
     if router.config.kl_on == "p":
         log_q = torch.log_softmax((log_q + router.noise) / router.temperature(), dim=-1)
-    called = router.calls.squeeze(1) > 0
+    called = router.called().squeeze(1)
     return router.alpha * (corrections.kl(_target(router, alive), log_q) * called).sum()
 
 

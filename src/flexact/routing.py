@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.config import FlexConfig
+from flexact.gathering import Gathered
 
 if TYPE_CHECKING:
     from flexact.layer import FlexAct
@@ -68,6 +69,7 @@ class Router:
         for site in sites:
             site.router, site.first_row = self, start
             start += site.rows
+        self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
         self._widths: tuple[int, ...] = ()
 
@@ -88,8 +90,7 @@ class Router:
             self.pi = self.log_pi.exp()
             self.p = probabilities(self.log_pi, self.noise, temperature)
             if begins:  # an eval forward leaves the statistics alone, and micro-batches of a step share theirs
-                self.statistics = torch.zeros(2, self.rows, self.k, device=self.device)
-                self.calls = torch.zeros(self.rows, 1, device=self.device)
+                self.gathered.clear()
         self.ready = self.current = True
 
     def advance(self) -> None:
@@ -128,14 +129,13 @@ class Router:
             self._width = torch.tensor(widths, device=self.device)[self._site_of_row].unsqueeze(1)
         return self._width
 
-    def gather(self, rows: slice, statistics: Tensor) -> None:
-        """Add one call's statistics, (2, rows, K), to those of the site's other calls in this forward."""
-        self.statistics[:, rows, : statistics.shape[-1]] += statistics
-        self.calls[rows] += 1
+    def called(self) -> Tensor:
+        """Which rows were called in the last forward, (rows, 1)."""
+        return self.gathered.called(self.device)
 
     def mean_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean |σ_k′(h)| and mean (a_k − x)² over the calls of the last forward, each (rows, K)."""
-        sensitivity, deviation = (self.statistics / self.calls.clamp(min=1)).unbind()
+        sensitivity, deviation = self.gathered.means(self.device).unbind()
         return sensitivity, deviation
 
     def split(self, table: Tensor) -> list[Tensor]:
@@ -156,6 +156,7 @@ class Router:
         if self._device == self.device:
             return
         self._device, self._widths = self.device, ()
+        self.gathered.clear()
         self.ready = self.current = False
         counts = torch.tensor([site.rows for site in self.sites])
         self._site_of_row = torch.arange(len(self.sites)).repeat_interleave(counts).to(self.device)

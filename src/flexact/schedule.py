@@ -75,6 +75,7 @@ class Schedule:
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
         self._settled_after = _settled_after(sorted(self._steps_with_drops), self.config.settle)
+        self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._apply()
         self._hook: RemovableHandle | None = None
@@ -112,10 +113,14 @@ class Schedule:
 
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
-        warming_up = self.steps_done < self.config.warmup * self.total_steps
+        self._step_size = self._step_size.to(self.router.device)
+        before_step(self.router, self._running, self._step_size)
+
+    @property
+    def _moves(self) -> bool:
+        """Whether paced logits move at this step."""
         settling = any(drop <= self.steps_done < end for drop, end in self._settled_after.items())
-        step_size = self.config.pace / ((1 - self.config.settle) * self._round_steps)
-        before_step(self.router, self._running, 0.0 if warming_up or settling else step_size)
+        return self.steps_done >= self.config.warmup * self.total_steps and not settling
 
     @property
     def _round_steps(self) -> float:
@@ -155,8 +160,11 @@ class Schedule:
         progress = min(max((self.steps_done - start) / (end - start), 0.0), 1.0)
         config = self.config
         temperature = annealed(config.anneal, config.temperature, config.final_temperature, progress)
-        for site in self.router.sites:
-            site.temperature.fill_(temperature)
+        temperatures = [site.temperature for site in self.router.sites]
+        torch._foreach_zero_(temperatures)
+        torch._foreach_add_(temperatures, temperature)
+        # In place, as the temperature and the draw: a captured CUDA graph reads this memory.
+        self._step_size.fill_(config.pace / ((1 - config.settle) * self._round_steps) if self._moves else 0.0)
         falling = config.alpha_schedule == "falling"
         self.router.set_alpha(config.alpha * (1 - progress) if falling else config.alpha)
         self.router.go_to(self.steps_done)

@@ -8,19 +8,20 @@ tensors, drawn once a step for all sites; the gradient to the logits is Proposit
 which is also the gradient to log π, since its entries sum to zero. So no graph runs through the drawing, and
 recomputing a site's forward cannot change its draw.
 
-The operator is opaque to the compiler and has one implementation for all devices, the closed form; a kernel takes its
-place by registering itself for its device.
+On CUDA tensors Triton's kernels run (`flexact.ops.triton_ops`), elsewhere the closed form, which the compiler takes as
+it is; `flexact.ops.kernels` says which and why, and can force one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form
+from flexact.ops import closed_form, kernels
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
 __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
@@ -49,10 +50,27 @@ def routed_activation(
     keys: the K candidates' registry keys; alive: the indices of those still in; statistics: flags.
     rows is 1 for the layer, or the size of h's `channel_dim`.
     """
-    x, gathered = _routed_activation(
+    operator = _triton_ops().routed_activation if runs_fused(h, keys) else _routed_activation
+    x, gathered = operator(
         h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
     )
     return x, gathered
+
+
+def runs_fused(h: Tensor, keys: Sequence[str]) -> bool:
+    """Whether Triton's kernels take this input and these candidates."""
+    if h.dtype == torch.float64 or kernels.active(h.device).name != "triton":
+        return False
+    from flexact.ops.basis import without_form
+
+    return not without_form(tuple(keys))
+
+
+def _triton_ops() -> ModuleType:
+    """Imported when first needed: it needs Triton."""
+    from flexact.ops import triton_ops
+
+    return triton_ops
 
 
 @torch.library.custom_op("flexact::routed_activation", mutates_args=())
@@ -72,9 +90,18 @@ def _routed_activation(
 
 @torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
 def _routed_activation_backward(
-    delta: Tensor, h: Tensor, weights: Tensor, keys: str, alive: Sequence[int], channel_dim: int, need_inner: bool
+    delta: Tensor,
+    h: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    channel_dim: int,
+    need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    return closed_form.backward(delta, h, weights, keys.split(_SEPARATOR), alive, channel_dim, need_inner)
+    names = keys.split(_SEPARATOR)
+    return closed_form.backward(delta, h, weights, probabilities, temperature, names, alive, channel_dim, need_logits)
 
 
 @_routed_activation.register_fake
@@ -94,9 +121,17 @@ def _(
 
 @_routed_activation_backward.register_fake
 def _(
-    delta: Tensor, h: Tensor, weights: Tensor, keys: str, alive: Sequence[int], channel_dim: int, need_inner: bool
+    delta: Tensor,
+    h: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    channel_dim: int,
+    need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(h), weights.new_empty(weights.shape)
+    return torch.empty_like(h), weights.new_empty(weights.numel())
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -106,15 +141,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    h, weights, probabilities, temperature = ctx.saved_tensors
     need_h, need_logits = ctx.needs_input_grad[:2]
-    gradient, inner = _routed_activation_backward(delta, h, weights, ctx.keys, ctx.alive, ctx.channel_dim, need_logits)
-    to_logits = None
-    if need_logits:
-        inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
-        centred = inner - (probabilities * inner).sum(-1, keepdim=True)
-        to_logits = (probabilities * centred / temperature).flatten()
-    return (gradient if need_h else None, to_logits, *(None,) * 7)
+    gradient, to_logits = _routed_activation_backward(
+        delta, *ctx.saved_tensors, ctx.keys, ctx.alive, ctx.channel_dim, need_logits
+    )
+    return (gradient if need_h else None, to_logits if need_logits else None, *(None,) * 7)
 
 
 _routed_activation.register_autograd(_backward, setup_context=_setup_context)

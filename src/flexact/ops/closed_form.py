@@ -51,12 +51,14 @@ def backward(
     delta: Tensor,
     h: Tensor,
     weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
     keys: Sequence[str],
     alive: Sequence[int],
     channel_dim: int,
-    need_inner: bool,
+    need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """δ·Σ_k w_k σ_k′(h), and the inner products ⟨δ, σ_k(h)⟩ as (rows, K), zeros where they are not needed."""
+    """The gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits (rows·K,), zeros where they are not needed."""
     h = _dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     gradient = torch.empty_like(h)
@@ -66,15 +68,22 @@ def backward(
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
         slope = block_gradient.to(sweep.dtype).zero_()
         for k, candidate, weight in sweep.candidates:
-            if _is_zero(weight) and not need_inner:
+            if _is_zero(weight) and not need_logits:
                 continue
             value = candidate.function(source)
-            if need_inner:
+            if need_logits:
                 inner[:, k] += sweep.inner(upstream, value)
             if not _is_zero(weight):
                 sweep.add(slope, candidate.derivative(source, value), weight)
         block_gradient.copy_(slope.mul_(upstream))
-    return gradient, inner.to(weights.dtype)
+    return gradient, _logit_gradient(inner.to(weights.dtype), probabilities, temperature)
+
+
+def _logit_gradient(inner: Tensor, probabilities: Tensor, temperature: Tensor) -> Tensor:
+    """Proposition 1, from the inner products ⟨δ, a_k⟩, (rows, K)."""
+    inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
+    centred = inner - (probabilities * inner).sum(-1, keepdim=True)
+    return (probabilities * centred / temperature).flatten()
 
 
 class _Sweep:

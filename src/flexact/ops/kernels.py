@@ -1,7 +1,8 @@
 """Which implementation of the routed activation runs where, and why.
 
-"triton" is for CUDA tensors, "compiled" (the closed form through torch.compile) and "closed_form" are for any. By
-default the fastest that the machine has is taken; the environment variable FLEXACT_KERNELS or `use` forces one.
+"triton" is for CUDA tensors (and for any, slowly, under Triton's interpreter), "compiled" (the closed form through
+torch.compile) and "closed_form" are for any. By default the fastest that the machine has is taken; the environment
+variable FLEXACT_KERNELS or `use` forces one.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def active(device: torch.device | str) -> Active:
     choice = wanted()
     if choice in ("closed_form", "compiled"):
         return Active(choice, f"{choice} was asked for")
+    if choice == "auto" and device.type != "cuda":
+        return Active("closed_form", "")
     reason = why_no_triton(device)
     if not reason:
         return Active("triton", "")
-    if choice == "triton":
-        return Active("closed_form", f"triton was asked for, but {reason}")
-    return Active("closed_form", reason if device.type == "cuda" else "")
+    return Active("closed_form", f"triton was asked for, but {reason}" if choice == "triton" else reason)
 
 
 def why_no_triton(device: torch.device) -> str:

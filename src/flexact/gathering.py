@@ -1,0 +1,63 @@
+"""The statistics that the calls of one step leave behind, kept until the policy asks.
+
+Keeping costs nothing: a call's tensor goes on a list. Averaging costs a constant number of operations, whatever the
+depth: the list becomes one table, from which each row of the routing takes the calls that were its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Call = tuple[int, int]
+"""The first row of a call's site, and how many it has."""
+
+
+class Gathered:
+    """Statistics of all calls since the last `clear`, by row of the routing."""
+
+    def __init__(self, rows: int, k: int) -> None:
+        self.rows, self.k = rows, k
+        self._calls: list[Call] = []
+        self._tables: list[Tensor] = []
+        self._pattern: tuple[torch.device | None, tuple[Call, ...]] = (None, ())
+
+    def clear(self) -> None:
+        self._calls, self._tables = [], []
+
+    def add(self, first_row: int, statistics: Tensor) -> None:
+        """One call's, (2, rows of its site, K)."""
+        self._calls.append((first_row, statistics.shape[1]))
+        self._tables.append(statistics)
+
+    def means(self, device: torch.device) -> Tensor:
+        """Over the calls of each row, (2, rows, K); 0 where there were none."""
+        self._arrange(device)
+        none = torch.zeros(2, 1, self.k, device=device)  # for rows that were called less often than others
+        padded = [
+            F.pad(table, (0, self.k - table.shape[2])) if table.shape[2] < self.k else table for table in self._tables
+        ]
+        of_row = torch.cat([*padded, none], dim=1)[:, self._places]
+        return of_row.sum(2) / self._counts.clamp(min=1)
+
+    def called(self, device: torch.device) -> Tensor:
+        """Which rows were called at all, (rows, 1)."""
+        self._arrange(device)
+        return self._counts > 0
+
+    def _arrange(self, device: torch.device) -> None:
+        """Where each row finds its calls in the one table; made anew only when the calls are other ones."""
+        pattern = (device, tuple(self._calls))
+        if pattern == self._pattern:
+            return
+        self._pattern = pattern
+        own: list[list[int]] = [[] for _ in range(self.rows)]
+        place = 0
+        for first_row, rows in self._calls:
+            for row in range(first_row, first_row + rows):
+                own[row].append(place)
+                place += 1
+        most = max(1, *(len(places) for places in own))
+        self._places = torch.tensor([places + [place] * (most - len(places)) for places in own], device=device)
+        self._counts = torch.tensor([[len(places)] for places in own], device=device)

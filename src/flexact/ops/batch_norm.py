@@ -1,0 +1,334 @@
+"""Batch norm, the residual addition and the routed activation in the same passes, as Triton kernels.
+
+    h = norm(y) + residual,   x = Σ_k w_k σ_k(h)
+
+The residual is left out, or added, or first goes through a batch norm of its own. Forward: one pass for the moments,
+one that reads y and the residual and writes x. Backward computes h again from y, which batch norm keeps anyway: one
+pass for the sums over each channel, one that writes ∂y. Nothing is saved that a ReLU here would not save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact.ops.basis import Blend
+from flexact.ops.tiles import WARPS, add_up, by_channel, columns, places, store_sum, zeros
+from flexact.ops.triton import (
+    blended,
+    differentiated,
+    finish_statistics,
+    launch,
+    logit_gradient,
+    row_coefficients,
+    statistics_constants,
+)
+
+_FINISH_BLOCK = 256
+_NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch norm of one forward: what y is normalised with, and the affine parameters where it has them."""
+
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order in which every kernel takes them; what is not there is never read."""
+        absent = self.mean
+        return (
+            self.mean,
+            self.rstd,
+            absent if self.weight is None else self.weight,
+            absent if self.bias is None else self.bias,
+        )
+
+    @property
+    def affine(self) -> bool:
+        return self.weight is not None
+
+
+def moments(
+    y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The mean and 1/√(variance + ε) of each channel; the running statistics, where given, go on by one step."""
+    tiles = by_channel(y, 1)
+    partials = tiles.partials(y, 2)
+    launch(_moments)[tiles.grid](
+        y, partials, *tiles.sizes, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS
+    )  # fmt: skip
+    mean, rstd = torch.empty(2, tiles.channels, device=y.device).unbind()
+    track = running_mean is not None
+    launch(_finish_moments)[(tiles.channels,)](
+        y, partials, mean, rstd, running_mean if track else mean, running_var if track else rstd, momentum, eps,
+        tiles.channels, tiles.inner, *tiles.parts(tiles.channels), y.numel() // tiles.channels,
+        track, _FINISH_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return mean, rstd
+
+
+def forward(
+    y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor, blend: Blend,
+    statistics: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """x, and its statistics (2, rows, K)."""
+    tiles, weights = by_channel(y, 1), weights.contiguous()
+    rows, k = weights.shape
+    x, gathered = torch.empty_like(y), weights.new_zeros(2, rows, k)
+    constants = statistics_constants(blend, statistics)
+    partials = tiles.partials(y, constants[0])
+    launch(_forward)[tiles.grid](
+        y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors, weights, x, partials,
+        *tiles.sizes, k, *blend.constants, *constants, *_flags(norm, residual, residual_norm),
+        rows > 1, tiles.last, tiles.even, tiles.block_a, tiles.block_j, num_warps=WARPS,
+    )  # fmt: skip
+    if statistics:
+        finish_statistics(partials, gathered, tiles, blend, statistics)
+    return x, gathered
+
+
+def backward(
+    delta: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor,
+    probabilities: Tensor, temperature: Tensor, blend: Blend, batch_statistics: bool, need_logits: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients to y; to the residual, empty without one; to bias, weight and residual's weight (3, channels); to the
+    logits.
+
+    batch_statistics: whether the norms' means and variances are those of y itself, and so depend on it.
+    """
+    tiles, weights = by_channel(y, 1), weights.contiguous()
+    delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
+    rows, k = weights.shape
+    flags = _flags(norm, residual, residual_norm)
+    tensors = (*norm.tensors, *(residual_norm or norm).tensors)
+    other = y if residual is None else residual
+    by_norm = tiles.partials(y, 3 if residual_norm else 2)
+    by_routing = tiles.partials(y, len(blend.basis) if need_logits else 0)
+    to_h = delta if residual is None else torch.empty_like(y)
+    launch(_backward_sums)[tiles.grid](
+        delta, y, other, *tensors, weights, to_h, by_norm, by_routing,
+        *tiles.sizes, k, *blend.constants, need_logits, *flags,
+        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
+    )  # fmt: skip
+    sums, to_logits = torch.empty(3, tiles.channels, device=y.device), weights.new_zeros(rows * k)
+    launch(_finish_backward)[(tiles.channels + (rows if need_logits else 0),)](
+        by_norm, by_routing, sums, probabilities.contiguous(), temperature, to_logits,
+        tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k,
+        *blend.constants, 3 if residual_norm else 2, _FINISH_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    to_y = torch.empty_like(y)
+    to_residual = y.new_empty(0) if residual is None else to_h if residual_norm is None else torch.empty_like(y)
+    launch(_backward)[tiles.grid](
+        to_h, y, other, *tensors, weights, sums, to_y, to_residual,
+        *tiles.sizes, k, y.numel() // tiles.channels, *blend.constants, batch_statistics, *flags,
+        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
+    )  # fmt: skip
+    return to_y, to_residual, sums, to_logits
+
+
+def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> tuple[int, bool, bool]:
+    kind = 0 if residual is None else 1 if residual_norm is None else 2
+    return kind, norm.affine, residual_norm is not None and residual_norm.affine
+
+
+@triton.jit
+def _moments(
+    y_ptr, partials_ptr, numel, outer, channels, inner,
+    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Sums of y − s and (y − s)², where the shift s is the channel's first element: no cancellation."""
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    shift = tl.load(y_ptr + channel * inner, inside, other=0.0).to(tl.float32)[None, :]
+    total, square = zeros(2, BLOCK_A, BLOCK_J)
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        shifted = tl.where(mask, tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32) - shift, 0.0)
+        total += shifted
+        square += shifted * shifted
+        row_tile += tl.num_programs(1)
+    store_sum(partials_ptr, total, 0, 2, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, square, 1, 2, channel, inside, channels, LAST, True)
+
+
+@triton.jit
+def _finish_moments(
+    y_ptr, partials_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, momentum, eps,
+    channels, inner, parts, per_channel, elements, TRACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0)
+    shift = tl.load(y_ptr + channel * inner).to(tl.float32)
+    off = add_up(partials_ptr, 0, 2, channel, channels, parts, per_channel, BLOCK) / elements
+    square = add_up(partials_ptr, 1, 2, channel, channels, parts, per_channel, BLOCK) / elements
+    mean, variance = shift + off, tl.maximum(square - off * off, 0.0)
+    tl.store(mean_ptr + channel, mean)
+    tl.store(rstd_ptr + channel, 1 / tl.sqrt(variance + eps))
+    if TRACK:
+        running_mean = tl.load(running_mean_ptr + channel).to(tl.float32)
+        running_var = tl.load(running_var_ptr + channel).to(tl.float32)
+        unbiased = variance * elements / (elements - 1)
+        tl.store(running_mean_ptr + channel, running_mean + momentum * (mean - running_mean))
+        tl.store(running_var_ptr + channel, running_var + momentum * (unbiased - running_var))
+
+
+@triton.jit
+def _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE: tl.constexpr):
+    """Mean, rstd, weight·rstd and bias of each column of a tile."""
+    mean = tl.load(mean_ptr + channel, inside, other=0.0)[None, :]
+    rstd = tl.load(rstd_ptr + channel, inside, other=0.0)[None, :]
+    if AFFINE:
+        weight = tl.load(weight_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
+        bias = tl.load(bias_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
+        return mean, rstd, rstd * weight, bias
+    else:
+        return mean, rstd, rstd, tl.zeros_like(rstd)
+
+
+@triton.jit
+def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr):
+    """What is added to norm(y), and the residual as it is in memory, less its norm's mean."""
+    if RESIDUAL == _NO_RESIDUAL:
+        return 0.0, 0.0
+    else:
+        r = tl.load(r_ptr + offset, mask, other=0.0).to(tl.float32)
+        if RESIDUAL == _PLAIN:
+            return r, r
+        else:
+            return (r - norm[0]) * norm[2] + norm[3], r - norm[0]
+
+
+@triton.jit
+def _forward(
+    y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    mean, _, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
+    r_norm = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
+    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
+        added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL)
+        h = (y - mean) * scale + bias + added
+        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, SENSITIVITIES, DEVIATIONS, EVEN)
+        tl.store(x_ptr + offset, x, mask)
+        row_tile += tl.num_programs(1)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def _backward_sums(
+    delta_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, to_h_ptr, by_norm_ptr, by_routing_ptr, numel, outer, channels, inner, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """The sums of ∂h, ∂h·ŷ and ∂h·r̂ over each channel, and the inner products; ∂h too where the residual needs it."""
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    mean, rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
+    r_norm = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
+    sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
+    total, with_y, with_r = zeros(3, BLOCK_A, BLOCK_J)
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
+        delta = tl.load(delta_ptr + offset, mask, other=0.0).to(tl.float32)
+        added, r = _residual(r_ptr, offset, mask, r_norm, RESIDUAL)
+        gradient, sums = differentiated(
+            (y - mean) * scale + bias + added, delta, weights, sums, BASIS, NEED_LOGITS
+        )  # fmt: skip
+        if RESIDUAL != _NO_RESIDUAL:
+            tl.store(to_h_ptr + offset, gradient, mask)
+        total += gradient
+        with_y += gradient * ((y - mean) * rstd)
+        if RESIDUAL == _NORMALISED:
+            with_r += gradient * (r * r_norm[1])
+        row_tile += tl.num_programs(1)
+    for i in tl.static_range(len(sums)):
+        store_sum(by_routing_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+    count: tl.constexpr = 3 if RESIDUAL == _NORMALISED else 2
+    store_sum(by_norm_ptr, total, 0, count, channel, inside, channels, LAST, True)
+    store_sum(by_norm_ptr, with_y, 1, count, channel, inside, channels, LAST, True)
+    if RESIDUAL == _NORMALISED:
+        store_sum(by_norm_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
+
+
+@triton.jit
+def _finish_backward(
+    by_norm_ptr, by_routing_ptr, sums_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr,
+    channels, parts, per_channel, rows, routing_parts, per_row, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first programs add up a channel each, the others a row of the routing each."""
+    program = tl.program_id(0)
+    if program < channels:
+        for i in tl.static_range(COUNT):
+            total = add_up(by_norm_ptr, i, COUNT, program, channels, parts, per_channel, BLOCK)
+            tl.store(sums_ptr + i * channels + program, total)
+    else:
+        row = program - channels
+        found = ()
+        for b in tl.static_range(len(BASIS)):
+            found = found + (add_up(by_routing_ptr, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
+        logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k, ALIVE, BASIS, FORMS)
+
+
+@triton.jit
+def _backward(
+    to_h_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BATCH: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """∂y = weight·rstd·(∂h − mean(∂h) − ŷ·mean(∂h·ŷ)), and the same for the residual where it has a norm of its own.
+
+    Without a residual ∂h is computed again from δ, which stands in its place.
+    """
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    mean, rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
+    r_mean, r_rstd, r_scale, _ = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
+    if BATCH:
+        mean_h = tl.load(sums_ptr + channel, inside, other=0.0)[None, :] / elements
+        mean_y = tl.load(sums_ptr + channels + channel, inside, other=0.0)[None, :] / elements
+        if RESIDUAL == _NORMALISED:
+            mean_r = tl.load(sums_ptr + 2 * channels + channel, inside, other=0.0)[None, :] / elements
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
+        gradient = tl.load(to_h_ptr + offset, mask, other=0.0).to(tl.float32)
+        if RESIDUAL == _NO_RESIDUAL:
+            gradient, _ = differentiated((y - mean) * scale + bias, gradient, weights, (), BASIS, False)
+        to_y = gradient
+        if BATCH:
+            to_y = gradient - mean_h - (y - mean) * rstd * mean_y
+        tl.store(to_y_ptr + offset, scale * to_y, mask)
+        if RESIDUAL == _NORMALISED:
+            to_r = gradient
+            if BATCH:
+                r = tl.load(r_ptr + offset, mask, other=0.0).to(tl.float32)
+                to_r = gradient - mean_h - (r - r_mean) * r_rstd * mean_r
+            tl.store(to_r_ptr + offset, r_scale * to_r, mask)
+        row_tile += tl.num_programs(1)

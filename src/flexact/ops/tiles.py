@@ -1,0 +1,150 @@
+"""How the kernels walk over a tensor.
+
+Every dense tensor is, in its memory, (outer, channels, inner): a channels-last one has inner = 1, a contiguous one
+inner = height·width; where channels do not matter it is rows of a tile's length. A program takes one tile of columns
+and every so-manieth tile of rows, and leaves partial sums behind, which are added up in a fixed order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 2048
+"""Elements a tile."""
+WARPS = 4
+PROGRAMS = 132 * 8
+"""About how many programs a launch has, so that a card is filled and the partial sums stay few."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How one tensor is walked over. By channel, sums are kept apart for each channel."""
+
+    numel: int
+    outer: int
+    channels: int
+    inner: int
+    last: bool
+    """Whether the channels are the contiguous dimension."""
+    block_a: int
+    block_j: int
+
+    @property
+    def columns(self) -> int:
+        """Tiles side by side."""
+        if self.last:
+            return triton.cdiv(self.channels, self.block_j)
+        return self.channels * triton.cdiv(self.inner, self.block_j)
+
+    @property
+    def splits(self) -> int:
+        """Programs that share a column of tiles."""
+        return max(1, min(triton.cdiv(self.outer, self.block_a), PROGRAMS // self.columns))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.columns, self.splits
+
+    @property
+    def even(self) -> bool:
+        """Whether no tile hangs over the edge."""
+        width = self.channels if self.last else self.inner
+        whole = self.outer * self.channels * self.inner == self.numel
+        return whole and self.outer % self.block_a == 0 and width % self.block_j == 0
+
+    def partials(self, h: Tensor, count: int) -> Tensor:
+        """Room for `count` partial sums of every program, and of every channel of it."""
+        width = self.channels if self.last else self.columns
+        return h.new_empty((self.splits, width, count), dtype=torch.float32)
+
+    def parts(self, rows: int) -> tuple[int, int]:
+        """Of how many parts a row's sum consists: (parts, per_row), as `add_up` takes them."""
+        if rows == 1:
+            return self.splits * self.columns, 1
+        return self.splits, 1 if self.last else self.columns // self.channels
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.numel, self.outer, self.channels, self.inner
+
+
+def flat(h: Tensor) -> Tiles:
+    """A dense tensor whose channels do not matter."""
+    return Tiles(h.numel(), triton.cdiv(h.numel(), 1024), 1, 1024, False, TILE // 1024, 1024)
+
+
+def by_channel(h: Tensor, channel_dim: int) -> Tiles:
+    """A dense tensor in any order of its dimensions."""
+    channels = h.shape[channel_dim]
+    inner = h.stride(channel_dim) if channels > 1 else h.numel()
+    outer = h.numel() // (channels * inner)
+    last = inner == 1
+    width = channels if last else inner
+    block_j = min(triton.next_power_of_2(width), 64 if last else 1024)
+    block_a = max(1, min(triton.next_power_of_2(outer), TILE // block_j))
+    return Tiles(h.numel(), outer, channels, inner, last, block_a, block_j)
+
+
+def dense(h: Tensor) -> Tensor:
+    """h itself where its elements fill its memory without gaps, in any order; otherwise a copy."""
+    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone(memory_format=torch.contiguous_format)
+
+
+@triton.jit
+def columns(tile, channels, inner, LAST: tl.constexpr, BLOCK_J: tl.constexpr):
+    """The channel of each column of a tile, its place in a row, and whether there is one."""
+    j = tl.arange(0, BLOCK_J)
+    if LAST:
+        channel = tile * BLOCK_J + j
+        return channel, channel, channel < channels
+    else:
+        per_channel = tl.cdiv(inner, BLOCK_J)
+        channel = tile // per_channel + tl.zeros_like(j)
+        place = (tile % per_channel) * BLOCK_J + j
+        return channel, channel * inner + place, place < inner
+
+
+@triton.jit
+def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.constexpr):
+    """Where the elements of a tile are, and whether they are there."""
+    a = row_tile * BLOCK_A + tl.arange(0, BLOCK_A)
+    offset = a.to(tl.int64)[:, None] * (channels * inner) + column[None, :]
+    return offset, (a < outer)[:, None] & inside[None, :] & (offset < numel)
+
+
+@triton.jit
+def zeros(count: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Accumulators, one a sum."""
+    found = ()
+    for _ in tl.static_range(count):
+        found = found + (tl.zeros([BLOCK_A, BLOCK_J], tl.float32),)
+    return found
+
+
+@triton.jit
+def store_sum(partials_ptr, total, i, count, channel, inside, channels, LAST: tl.constexpr, BY_CHANNEL: tl.constexpr):
+    """Leave sum number i of `count` behind, of this program or of each of its channels."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    if LAST and BY_CHANNEL:
+        tl.store(partials_ptr + (split * channels + channel) * count + i, tl.sum(total, axis=0), inside)
+    else:
+        place = split * tl.num_programs(0) + tile
+        tl.store(partials_ptr + place * count + i, tl.sum(tl.sum(total, axis=1), axis=0))
+
+
+@triton.jit
+def add_up(partials_ptr, i, count, row, rows, parts, per_row, BLOCK: tl.constexpr):
+    """Sum number i of a row, over the (parts, rows, per_row) programs that left a part of it."""
+    total = tl.zeros([BLOCK], tl.float32)
+    start = 0
+    while start < parts * per_row:
+        n = start + tl.arange(0, BLOCK)
+        place = ((n // per_row) * rows + row) * per_row + n % per_row
+        total += tl.load(partials_ptr + place * count + i, n < parts * per_row, other=0.0)
+        start += BLOCK
+    return tl.sum(total)

@@ -1,0 +1,261 @@
+"""The routed activation as Triton kernels: memory is read and written as often as by a ReLU.
+
+Forward reads h and writes x; backward reads h and δ and writes ∂h. Statistics and inner products are partial sums of
+the same passes, added up by one small kernel in a fixed order, without atomics: the same result every run. Arithmetic
+is in float32. The candidates still in are compile-time constants; probabilities and τ are read from memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import wrap_triton
+from triton.runtime.jit import JITFunction
+
+from flexact.ops.basis import Blend, coefficients, slope, value
+from flexact.ops.closed_form import DEVIATION, SENSITIVITY
+from flexact.ops.tiles import WARPS, Tiles, add_up, by_channel, columns, dense, flat, places, store_sum, zeros
+
+_FINISH_BLOCK = 1024
+
+
+def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: int) -> tuple[Tensor, Tensor]:
+    """x = Σ_k w_k σ_k(h), and its statistics (2, rows, K): see `closed_form.forward`."""
+    h, weights = dense(h), weights.contiguous()
+    rows, k = weights.shape
+    x = torch.empty_like(h)
+    gathered = weights.new_zeros(2, rows, k)
+    if h.numel() == 0:
+        return x, gathered
+    tiles = _tiles(h, rows, channel_dim)
+    partials = tiles.partials(h, statistics_constants(blend, statistics)[0])
+    launch(_forward)[tiles.grid](
+        h, weights, x, partials, *tiles.sizes, k,
+        *blend.constants, *statistics_constants(blend, statistics),
+        rows > 1, tiles.last, tiles.even, tiles.block_a, tiles.block_j, num_warps=WARPS,
+    )  # fmt: skip
+    if statistics:
+        finish_statistics(partials, gathered, tiles, blend, statistics)
+    return x, gathered
+
+
+def backward(
+    delta: Tensor,
+    h: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    blend: Blend,
+    channel_dim: int,
+    need_logits: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients to h and to the logits, (rows·K,)."""
+    h, weights = dense(h), weights.contiguous()
+    delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
+    rows, k = weights.shape
+    gradient, to_logits = torch.empty_like(h), weights.new_zeros(rows * k)
+    if h.numel() == 0:
+        return gradient, to_logits
+    tiles = _tiles(h, rows, channel_dim)
+    partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
+    launch(_backward)[tiles.grid](
+        h, delta, weights, gradient, partials, *tiles.sizes, k,
+        *blend.constants, need_logits,
+        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
+    )  # fmt: skip
+    if need_logits:
+        finish_gradient(partials, probabilities, temperature, to_logits, tiles, blend)
+    return gradient, to_logits
+
+
+def launch(kernel: Any) -> Any:
+    """A kernel that torch.compile can look into; under Triton's interpreter, the kernel as it is."""
+    return wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
+
+
+def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
+    """How many sums a forward leaves behind, and of what."""
+    sensitivities, deviations = bool(statistics & SENSITIVITY), bool(statistics & DEVIATION)
+    return sensitivities * len(blend.basis) + deviations * len(blend.alive), sensitivities, deviations
+
+
+def finish_statistics(partials: Tensor, gathered: Tensor, tiles: Tiles, blend: Blend, statistics: int) -> None:
+    """Add up a forward's partial sums into its statistics (2, rows, K)."""
+    _, rows, k = gathered.shape
+    launch(_finish_statistics)[(rows,)](
+        partials, gathered, rows, k, *tiles.parts(rows), tiles.numel // rows,
+        *blend.constants, *statistics_constants(blend, statistics), _FINISH_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def finish_gradient(
+    partials: Tensor, probabilities: Tensor, temperature: Tensor, to_logits: Tensor, tiles: Tiles, blend: Blend
+) -> None:
+    """Add up a backward's partial inner products, and turn them into the gradient to the logits (Proposition 1)."""
+    rows, k = probabilities.shape
+    launch(_finish_gradient)[(rows,)](
+        partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows),
+        *blend.constants, _FINISH_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _tiles(h: Tensor, rows: int, channel_dim: int) -> Tiles:
+    return flat(h) if rows == 1 else by_channel(h, channel_dim % h.dim())
+
+
+@triton.jit
+def _forward(
+    h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        h = tl.load(h_ptr + offset, mask, other=0.0).to(tl.float32)
+        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, SENSITIVITIES, DEVIATIONS, EVEN)
+        tl.store(x_ptr + offset, x, mask)
+        row_tile += tl.num_programs(1)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def _backward(
+    h_ptr, delta_ptr, weights_ptr, gradient_ptr, partials_ptr, numel, outer, channels, inner, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
+    row_tile = tl.program_id(1)
+    while row_tile < tl.cdiv(outer, BLOCK_A):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        h = tl.load(h_ptr + offset, mask, other=0.0).to(tl.float32)
+        delta = tl.load(delta_ptr + offset, mask, other=0.0).to(tl.float32)
+        gradient, sums = differentiated(h, delta, weights, sums, BASIS, NEED_LOGITS)
+        tl.store(gradient_ptr + offset, gradient, mask)
+        row_tile += tl.num_programs(1)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def row_coefficients(
+    weights_ptr, channel, inside, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """The coefficients of each column of a tile, or the same for all."""
+    if BY_CHANNEL:
+        return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, ALIVE, BASIS, FORMS)
+    else:
+        return coefficients(weights_ptr, tl.zeros([1, 1], tl.int32), k, ALIVE, BASIS, FORMS)
+
+
+@triton.jit
+def blended(
+    h, weights, sums, mask,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """x, and the sums with this tile's |slopes| and squared deviations in them."""
+    x = tl.zeros_like(h)
+    values = ()
+    grown = ()
+    for b in tl.static_range(len(BASIS)):
+        v = value(h, BASIS[b])
+        x += weights[b] * v
+        values = values + (v,)
+        if SENSITIVITIES:
+            size = tl.abs(slope(h, v, BASIS[b]))
+            grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
+    if DEVIATIONS:
+        for i in tl.static_range(len(ALIVE)):
+            deviation = -x
+            for b in tl.static_range(len(BASIS)):
+                if FORMS[b][i] != 0:
+                    deviation += FORMS[b][i] * values[b]
+            square = deviation * deviation
+            before = sums[len(sums) - len(ALIVE) + i]
+            grown = grown + (before + (square if EVEN else tl.where(mask, square, 0.0)),)
+    return x, grown
+
+
+@triton.jit
+def differentiated(h, delta, weights, sums, BASIS: tl.constexpr, NEED_LOGITS: tl.constexpr):
+    """δ·Σ w σ′(h), and the sums with this tile's inner products ⟨δ, σ(h)⟩ in them."""
+    total = tl.zeros_like(h)
+    grown = ()
+    for b in tl.static_range(len(BASIS)):
+        v = value(h, BASIS[b])
+        total += weights[b] * slope(h, v, BASIS[b])
+        if NEED_LOGITS:
+            grown = grown + (sums[b] + delta * v,)
+    return delta * total, grown
+
+
+@triton.jit
+def _finish_statistics(
+    partials_ptr, gathered_ptr, rows, k, parts, per_row, elements,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if SENSITIVITIES:
+        found = ()
+        for b in tl.static_range(len(BASIS)):
+            found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
+        for i in tl.static_range(len(ALIVE)):
+            total = combined(found, i, BASIS, FORMS)
+            tl.store(gathered_ptr + row * k + ALIVE[i], total / elements)
+    if DEVIATIONS:
+        for i in tl.static_range(len(ALIVE)):
+            total = add_up(partials_ptr, COUNT - len(ALIVE) + i, COUNT, row, rows, parts, per_row, BLOCK)
+            tl.store(gathered_ptr + (rows + row) * k + ALIVE[i], total / elements)
+
+
+@triton.jit
+def _finish_gradient(
+    partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, rows, k, parts, per_row,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    found = ()
+    for b in tl.static_range(len(BASIS)):
+        found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
+    logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k, ALIVE, BASIS, FORMS)
+
+
+@triton.jit
+def logit_gradient(
+    found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+):  # fmt: skip
+    """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis."""
+    mean = 0.0
+    for i in tl.static_range(len(ALIVE)):
+        mean += tl.load(probabilities_ptr + row * k + ALIVE[i]) * combined(found, i, BASIS, FORMS)
+    temperature = tl.load(temperature_ptr)
+    for i in tl.static_range(len(ALIVE)):
+        p = tl.load(probabilities_ptr + row * k + ALIVE[i])
+        gradient = p / temperature * (combined(found, i, BASIS, FORMS) - mean)
+        tl.store(to_logits_ptr + row * k + ALIVE[i], gradient)
+
+
+@triton.jit
+def combined(found, i: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr):
+    """A candidate's sum, from those of the basis."""
+    total = 0.0
+    for b in tl.static_range(len(BASIS)):
+        if FORMS[b][i] != 0:
+            total += FORMS[b][i] * found[b]
+    return total
