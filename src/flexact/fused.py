@@ -7,11 +7,16 @@ network.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from flexact.layer import FlexAct
 from flexact.ops import runs_fused
+
+if TYPE_CHECKING:
+    from flexact.ops.batch_norm import Norm
 
 
 def normalised_site(
@@ -63,37 +68,28 @@ def _in_one_go(
     residual: Tensor | None,
     residual_norm: nn.BatchNorm2d | None,
 ) -> Tensor:
-    from flexact.ops import triton_ops
+    from flexact.ops import triton_ops  # needs Triton
 
     site.check_input(y)
     routing = site.routing(y)
-    mean, rstd = _moments(norm, y)
-    residual_tensors: tuple[Tensor | None, ...] = (None,) * 5
-    if residual is not None:
-        if residual.stride() != y.stride():
-            residual = torch.empty_like(y).copy_(residual)
-        residual_tensors = (residual, *(None,) * 4)
-        if residual_norm is not None:
-            residual_tensors = (residual, residual_norm.weight, residual_norm.bias, *_moments(residual_norm, residual))
-    x, statistics = triton_ops.normalised_activation(
+    if residual is not None and residual.stride() != y.stride():
+        residual = torch.empty_like(y).copy_(residual)
+    x, statistics = triton_ops.normalised(
         y,
-        norm.weight,
-        norm.bias,
-        mean,
-        rstd,
-        *residual_tensors,
+        _norm(norm, y),
+        residual,
+        None if residual_norm is None or residual is None else _norm(residual_norm, residual),
         site.logits.detach() if site.committed else site.logits,
         routing.weights,
         routing.probabilities,
         routing.temperature,
-        triton_ops.SEPARATOR.join(site.keys),
-        list(site.alive),
+        site.keys,
+        site.alive,
         routing.statistics,
         _uses_batch(norm),
     )
     site.gather(routing, statistics)
-    result: Tensor = x
-    return result
+    return x
 
 
 def _uses_batch(norm: nn.BatchNorm2d) -> bool:
@@ -101,14 +97,16 @@ def _uses_batch(norm: nn.BatchNorm2d) -> bool:
     return norm.training or norm.running_mean is None
 
 
-def _moments(norm: nn.BatchNorm2d, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What a batch norm normalises with; in training its running statistics go on by one step, as in its forward."""
+def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
+    """What a batch norm does to y; in training its running statistics go on by one step, as in its own forward."""
     from flexact.ops import triton_ops
+    from flexact.ops.batch_norm import Norm
 
     if not _uses_batch(norm):
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        return norm.running_mean.float(), (norm.running_var.float() + norm.eps).rsqrt()
+        rstd = (norm.running_var.float() + norm.eps).rsqrt()
+        return Norm(norm.running_mean.float(), rstd, norm.weight, norm.bias)
     tracks = norm.training and norm.track_running_stats
     momentum = 0.0 if norm.momentum is None else norm.momentum
     if tracks and norm.num_batches_tracked is not None:
@@ -116,5 +114,6 @@ def _moments(norm: nn.BatchNorm2d, y: Tensor) -> tuple[Tensor, Tensor]:
         if norm.momentum is None:  # a cumulative average
             momentum = 1.0 / float(norm.num_batches_tracked)
     running = (norm.running_mean, norm.running_var) if tracks else (None, None)
-    mean, rstd = triton_ops.batch_moments(y.detach(), *running, momentum, norm.eps)
-    return mean, rstd
+    moments = triton_ops.batch_moments if torch.compiler.is_compiling() else triton_ops.moments
+    mean, rstd = moments(y.detach(), *running, momentum, norm.eps).unbind()
+    return Norm(mean, rstd, norm.weight, norm.bias)

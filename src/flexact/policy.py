@@ -55,6 +55,7 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
     with torch.no_grad():
         gradients = [torch.zeros_like(s.logits) if s.logits.grad is None else s.logits.grad for s in router.sites]
         direction = _direction(router, router.table(gradients), running)
+        router.gathered.clear()  # this step's are used up
         if router.config.logit_step == "optimizer":
             torch._foreach_copy_(gradients, router.split(direction))
             return

@@ -157,7 +157,13 @@ def test_statistics_are_the_plain_means(case: Case) -> None:
     assert torch.equal(x, case.run()[0]), "gathering statistics must not change the output"
 
 
-@pytest.mark.parametrize("flag", [0, SENSITIVITY, DEVIATION])
+def test_without_statistics_nothing_is_gathered() -> None:
+    p = torch.full((1, 5), 0.2)
+    _, gathered = routed_activation(torch.randn(4), torch.zeros(5), p, p, torch.ones(()), FIVE, range(5))
+    assert gathered.numel() == 0
+
+
+@pytest.mark.parametrize("flag", [SENSITIVITY, DEVIATION])
 def test_statistics_not_asked_for_are_zero_and_have_no_gradient(flag: int) -> None:
     h, p = torch.randn(4, requires_grad=True), torch.full((1, 5), 0.2)
     logits = torch.zeros(5, requires_grad=True)

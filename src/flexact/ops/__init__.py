@@ -15,7 +15,6 @@ it is; `flexact.ops.kernels` says which and why, and can force one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,7 +39,8 @@ def routed_activation(
     channel_dim: int = 1,
     statistics: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The blend x, and its statistics (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)², zeros where not asked for.
+    """The blend x, and its statistics (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)², zeros for the one not asked
+    for; empty where neither is.
 
     h: floating point, any shape and layout; x has the same.
     logits: (rows·K,), only to receive the gradient.
@@ -50,8 +50,13 @@ def routed_activation(
     keys: the K candidates' registry keys; alive: the indices of those still in; statistics: flags.
     rows is 1 for the layer, or the size of h's `channel_dim`.
     """
-    operator = _triton_ops().routed_activation if runs_fused(h, keys) else _routed_activation
-    x, gathered = operator(
+    if runs_fused(h, keys):
+        from flexact.ops import triton_ops  # needs Triton
+
+        return triton_ops.routed(
+            h, logits, weights, probabilities, temperature, tuple(keys), tuple(alive), channel_dim, statistics
+        )
+    x, gathered = _routed_activation(
         h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
     )
     return x, gathered
@@ -64,13 +69,6 @@ def runs_fused(h: Tensor, keys: Sequence[str]) -> bool:
     from flexact.ops.basis import without_form
 
     return not without_form(tuple(keys))
-
-
-def _triton_ops() -> ModuleType:
-    """Imported when first needed: it needs Triton."""
-    from flexact.ops import triton_ops
-
-    return triton_ops
 
 
 @torch.library.custom_op("flexact::routed_activation", mutates_args=())
@@ -116,7 +114,7 @@ def _(
     channel_dim: int,
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(h), weights.new_empty((2, *weights.shape))
+    return torch.empty_like(h), weights.new_empty((2, *weights.shape) if statistics else 0)
 
 
 @_routed_activation_backward.register_fake

@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.ops.basis import Blend
+from flexact.ops.launching import launch
 from flexact.ops.tiles import WARPS, add_up, by_channel, columns, places, store_sum, zeros
 from flexact.ops.triton import (
     blended,
     differentiated,
     finish_statistics,
-    launch,
     logit_gradient,
     row_coefficients,
     statistics_constants,
@@ -57,23 +57,19 @@ class Norm:
         return self.weight is not None
 
 
-def moments(
-    y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float
-) -> tuple[Tensor, Tensor]:
-    """The mean and 1/√(variance + ε) of each channel; the running statistics, where given, go on by one step."""
+def moments(y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float) -> Tensor:
+    """The mean and 1/√(variance + ε) of each channel, (2, channels); the running statistics, where there are any, go on
+    by one step."""
     tiles = by_channel(y, 1)
-    partials = tiles.partials(y, 2)
-    launch(_moments)[tiles.grid](
-        y, partials, *tiles.sizes, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS
-    )  # fmt: skip
-    mean, rstd = torch.empty(2, tiles.channels, device=y.device).unbind()
+    channels = tiles.channels
+    partials, found = tiles.partials(y, 2), torch.empty(2, channels, device=y.device)
+    launch(_moments, tiles.grid, (y, partials, *tiles.sizes), tiles.constants, WARPS)
     track = running_mean is not None
-    launch(_finish_moments)[(tiles.channels,)](
-        y, partials, mean, rstd, running_mean if track else mean, running_var if track else rstd, momentum, eps,
-        tiles.channels, tiles.inner, *tiles.parts(tiles.channels), y.numel() // tiles.channels,
-        track, _FINISH_BLOCK, num_warps=WARPS,
-    )  # fmt: skip
-    return mean, rstd
+    running = (running_mean, running_var) if track else (found, found)
+    sizes = (channels, tiles.inner, *tiles.parts(channels), y.numel() // channels)
+    arguments = (y, partials, found, *running, momentum, eps, *sizes)
+    launch(_finish_moments, (channels,), arguments, (track, _FINISH_BLOCK), 1)
+    return found
 
 
 def forward(
@@ -83,17 +79,13 @@ def forward(
     """x, and its statistics (2, rows, K)."""
     tiles, weights = by_channel(y, 1), weights.contiguous()
     rows, k = weights.shape
-    x, gathered = torch.empty_like(y), weights.new_zeros(2, rows, k)
-    constants = statistics_constants(blend, statistics)
-    partials = tiles.partials(y, constants[0])
-    launch(_forward)[tiles.grid](
-        y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors, weights, x, partials,
-        *tiles.sizes, k, *blend.constants, *constants, *_flags(norm, residual, residual_norm),
-        rows > 1, tiles.last, tiles.even, tiles.block_a, tiles.block_j, num_warps=WARPS,
-    )  # fmt: skip
-    if statistics:
-        finish_statistics(partials, gathered, tiles, blend, statistics)
-    return x, gathered
+    x, sums = torch.empty_like(y), statistics_constants(blend, statistics)
+    partials = tiles.partials(y, sums[0])
+    tensors = (y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors)
+    flags = _flags(norm, residual, residual_norm)
+    constants = (*blend.constants, *sums, *flags, rows > 1, *tiles.constants, tiles.even)
+    launch(_forward, tiles.grid, (*tensors, weights, x, partials, *tiles.sizes, k), constants, WARPS)
+    return x, finish_statistics(partials, tiles, blend, statistics, rows, k)
 
 
 def backward(
@@ -108,30 +100,26 @@ def backward(
     tiles, weights = by_channel(y, 1), weights.contiguous()
     delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
     rows, k = weights.shape
-    flags = _flags(norm, residual, residual_norm)
-    tensors = (*norm.tensors, *(residual_norm or norm).tensors)
-    other = y if residual is None else residual
-    by_norm = tiles.partials(y, 3 if residual_norm else 2)
+    flags, walk = _flags(norm, residual, residual_norm), (rows > 1, *tiles.constants)
+    tensors = (y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors, weights)
+    count = 3 if residual_norm else 2
+    by_norm = tiles.partials(y, count)
     by_routing = tiles.partials(y, len(blend.basis) if need_logits else 0)
     to_h = delta if residual is None else torch.empty_like(y)
-    launch(_backward_sums)[tiles.grid](
-        delta, y, other, *tensors, weights, to_h, by_norm, by_routing,
-        *tiles.sizes, k, *blend.constants, need_logits, *flags,
-        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
-    )  # fmt: skip
-    sums, to_logits = torch.empty(3, tiles.channels, device=y.device), weights.new_zeros(rows * k)
-    launch(_finish_backward)[(tiles.channels + (rows if need_logits else 0),)](
-        by_norm, by_routing, sums, probabilities.contiguous(), temperature, to_logits,
-        tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k,
-        *blend.constants, 3 if residual_norm else 2, _FINISH_BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+    arguments = (delta, *tensors, to_h, by_norm, by_routing, *tiles.sizes, k)
+    launch(_backward_sums, tiles.grid, arguments, (*blend.constants, need_logits, *flags, *walk), WARPS)
+
+    sums, to_logits = torch.empty(3, tiles.channels, device=y.device), weights.new_empty(rows * k)
+    grid = (tiles.channels + (rows if need_logits else 0),)
+    routing = (probabilities.contiguous(), temperature, to_logits)
+    sizes = (tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
+    constants = (*blend.constants, count, _FINISH_BLOCK)
+    launch(_finish_backward, grid, (by_norm, by_routing, sums, *routing, *sizes), constants, 1)
+
     to_y = torch.empty_like(y)
     to_residual = y.new_empty(0) if residual is None else to_h if residual_norm is None else torch.empty_like(y)
-    launch(_backward)[tiles.grid](
-        to_h, y, other, *tensors, weights, sums, to_y, to_residual,
-        *tiles.sizes, k, y.numel() // tiles.channels, *blend.constants, batch_statistics, *flags,
-        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
-    )  # fmt: skip
+    arguments = (to_h, *tensors, sums, to_y, to_residual, *tiles.sizes, k, y.numel() // tiles.channels)
+    launch(_backward, tiles.grid, arguments, (*blend.constants, batch_statistics, *flags, *walk), WARPS)
     return to_y, to_residual, sums, to_logits
 
 
@@ -162,7 +150,7 @@ def _moments(
 
 @triton.jit
 def _finish_moments(
-    y_ptr, partials_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr, momentum, eps,
+    y_ptr, partials_ptr, found_ptr, running_mean_ptr, running_var_ptr, momentum, eps,
     channels, inner, parts, per_channel, elements, TRACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0)
@@ -170,8 +158,8 @@ def _finish_moments(
     off = add_up(partials_ptr, 0, 2, channel, channels, parts, per_channel, BLOCK) / elements
     square = add_up(partials_ptr, 1, 2, channel, channels, parts, per_channel, BLOCK) / elements
     mean, variance = shift + off, tl.maximum(square - off * off, 0.0)
-    tl.store(mean_ptr + channel, mean)
-    tl.store(rstd_ptr + channel, 1 / tl.sqrt(variance + eps))
+    tl.store(found_ptr + channel, mean)
+    tl.store(found_ptr + channels + channel, 1 / tl.sqrt(variance + eps))
     if TRACK:
         running_mean = tl.load(running_mean_ptr + channel).to(tl.float32)
         running_var = tl.load(running_var_ptr + channel).to(tl.float32)
@@ -213,11 +201,11 @@ def _forward(
     ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
-    mean, _, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
+    mean, _rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
     r_norm = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
     sums = zeros(COUNT, BLOCK_A, BLOCK_J)
     row_tile = tl.program_id(1)
@@ -308,7 +296,9 @@ def _backward(
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
     mean, rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
-    r_mean, r_rstd, r_scale, _ = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
+    r_mean, r_rstd, r_scale, _r_bias = _norm(
+        r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE
+    )
     if BATCH:
         mean_h = tl.load(sums_ptr + channel, inside, other=0.0)[None, :] / elements
         mean_y = tl.load(sums_ptr + channels + channel, inside, other=0.0)[None, :] / elements

@@ -24,7 +24,8 @@ SENSITIVITY, DEVIATION = 1, 2
 def forward(
     h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
 ) -> tuple[Tensor, Tensor]:
-    """x = Σ_k w_k σ_k(h), and (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)², zeros where not asked for."""
+    """x = Σ_k w_k σ_k(h), and (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)², zeros for the one not
+    asked for; empty where neither is."""
     h = _dense(h)
     x = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
@@ -44,6 +45,8 @@ def forward(
         for k, value in values.items():
             sums[1, :, k] += sweep.total((value - mixed).square_())
         block_x.copy_(mixed)
+    if not statistics:
+        return x, weights.new_empty(0)
     return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
 
 
@@ -104,8 +107,8 @@ class _Sweep:
         if self.by_layer and h.device.type == "cpu":  # numbers are the fastest there, and reading them costs nothing
             numbers = weights[0].tolist()
             return [(k, candidate, numbers[k]) for k, candidate in candidates.items()]
-        shape = [1] * h.dim()
-        if not self.by_layer:
+        shape = [] if self.by_layer else [1] * h.dim()
+        if shape:
             shape[self.channel_dim] = self.rows
         self.some_zero = h.device.type != "cpu" or bool((weights[:, list(candidates)] == 0).any())
         return [(k, candidate, weights[:, k].to(self.dtype).reshape(shape)) for k, candidate in candidates.items()]

@@ -7,6 +7,7 @@ variable FLEXACT_KERNELS or `use` forces one.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import warnings
@@ -67,9 +68,13 @@ def active(device: torch.device | str) -> Active:
 
 def why_no_triton(device: torch.device) -> str:
     """Why Triton's kernels cannot run on a device's tensors; empty where they can."""
-    if _broken:
-        return _broken
-    if device.type != "cuda" and not interpreting():
+    return _broken or _why_not_here(device, interpreting())
+
+
+@functools.cache
+def _why_not_here(device: torch.device, interpreting: bool) -> str:
+    """What does not change during a run: asked at each call of a site, and slow to find out."""
+    if device.type != "cuda" and not interpreting:
         return f"Triton's kernels run on CUDA tensors, not on {device.type}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

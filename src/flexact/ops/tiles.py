@@ -69,6 +69,11 @@ class Tiles:
         return self.splits, 1 if self.last else self.columns // self.channels
 
     @property
+    def constants(self) -> tuple[bool, int, int]:
+        """In the order in which every kernel takes them."""
+        return self.last, self.block_a, self.block_j
+
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
         return self.numel, self.outer, self.channels, self.inner
 

@@ -7,20 +7,20 @@ is in float32. The candidates still in are compile-time constants; probabilities
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
-from triton.runtime.jit import JITFunction
 
 from flexact.ops.basis import Blend, coefficients, slope, value
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
+from flexact.ops.launching import launch
 from flexact.ops.tiles import WARPS, Tiles, add_up, by_channel, columns, dense, flat, places, store_sum, zeros
 
 _FINISH_BLOCK = 1024
+
+MOST_CANDIDATES = tl.constexpr(16)
+"""Room for all built-in ones in a row of a table, as a power of two."""
 
 
 def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: int) -> tuple[Tensor, Tensor]:
@@ -28,19 +28,14 @@ def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statisti
     h, weights = dense(h), weights.contiguous()
     rows, k = weights.shape
     x = torch.empty_like(h)
-    gathered = weights.new_zeros(2, rows, k)
     if h.numel() == 0:
-        return x, gathered
+        return x, weights.new_zeros((2, rows, k) if statistics else 0)
     tiles = _tiles(h, rows, channel_dim)
-    partials = tiles.partials(h, statistics_constants(blend, statistics)[0])
-    launch(_forward)[tiles.grid](
-        h, weights, x, partials, *tiles.sizes, k,
-        *blend.constants, *statistics_constants(blend, statistics),
-        rows > 1, tiles.last, tiles.even, tiles.block_a, tiles.block_j, num_warps=WARPS,
-    )  # fmt: skip
-    if statistics:
-        finish_statistics(partials, gathered, tiles, blend, statistics)
-    return x, gathered
+    sums = statistics_constants(blend, statistics)
+    partials = tiles.partials(h, sums[0])
+    constants = (*blend.constants, *sums, rows > 1, *tiles.constants, tiles.even)
+    launch(_forward, tiles.grid, (h, weights, x, partials, *tiles.sizes, k), constants, WARPS)
+    return x, finish_statistics(partials, tiles, blend, statistics, rows, k)
 
 
 def backward(
@@ -53,28 +48,22 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h and to the logits, (rows·K,)."""
+    """The gradients to h and to the logits, (rows·K,); of any value where they are not needed."""
     h, weights = dense(h), weights.contiguous()
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     rows, k = weights.shape
-    gradient, to_logits = torch.empty_like(h), weights.new_zeros(rows * k)
+    gradient = torch.empty_like(h)
     if h.numel() == 0:
-        return gradient, to_logits
+        return gradient, weights.new_zeros(rows * k)
     tiles = _tiles(h, rows, channel_dim)
     partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
-    launch(_backward)[tiles.grid](
-        h, delta, weights, gradient, partials, *tiles.sizes, k,
-        *blend.constants, need_logits,
-        rows > 1, tiles.last, tiles.block_a, tiles.block_j, num_warps=WARPS,
-    )  # fmt: skip
+    constants = (*blend.constants, need_logits, rows > 1, *tiles.constants)
+    launch(_backward, tiles.grid, (h, delta, weights, gradient, partials, *tiles.sizes, k), constants, WARPS)
+    to_logits = weights.new_empty(rows * k)
     if need_logits:
-        finish_gradient(partials, probabilities, temperature, to_logits, tiles, blend)
+        arguments = (partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows))
+        launch(_finish_gradient, (rows,), arguments, (*blend.constants, _FINISH_BLOCK), WARPS)
     return gradient, to_logits
-
-
-def launch(kernel: Any) -> Any:
-    """A kernel that torch.compile can look into; under Triton's interpreter, the kernel as it is."""
-    return wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
 def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
@@ -83,24 +72,15 @@ def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool
     return sensitivities * len(blend.basis) + deviations * len(blend.alive), sensitivities, deviations
 
 
-def finish_statistics(partials: Tensor, gathered: Tensor, tiles: Tiles, blend: Blend, statistics: int) -> None:
-    """Add up a forward's partial sums into its statistics (2, rows, K)."""
-    _, rows, k = gathered.shape
-    launch(_finish_statistics)[(rows,)](
-        partials, gathered, rows, k, *tiles.parts(rows), tiles.numel // rows,
-        *blend.constants, *statistics_constants(blend, statistics), _FINISH_BLOCK, num_warps=WARPS,
-    )  # fmt: skip
-
-
-def finish_gradient(
-    partials: Tensor, probabilities: Tensor, temperature: Tensor, to_logits: Tensor, tiles: Tiles, blend: Blend
-) -> None:
-    """Add up a backward's partial inner products, and turn them into the gradient to the logits (Proposition 1)."""
-    rows, k = probabilities.shape
-    launch(_finish_gradient)[(rows,)](
-        partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows),
-        *blend.constants, _FINISH_BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+def finish_statistics(partials: Tensor, tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Tensor:
+    """Add up a forward's partial sums into its statistics (2, rows, K); empty where none were asked for."""
+    if not statistics:
+        return partials.new_empty(0)
+    gathered = partials.new_empty(2, rows, k)
+    arguments = (partials, gathered, rows, k, *tiles.parts(rows), tiles.numel // rows)
+    constants = (*blend.constants, *statistics_constants(blend, statistics), _FINISH_BLOCK)
+    launch(_finish_statistics, (rows,), arguments, constants, WARPS)
+    return gathered
 
 
 def _tiles(h: Tensor, rows: int, channel_dim: int) -> Tiles:
@@ -112,7 +92,7 @@ def _forward(
     h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
     ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
@@ -210,17 +190,20 @@ def _finish_statistics(
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    column = tl.arange(0, MOST_CANDIDATES)
+    sensitivities, deviations = tl.zeros([MOST_CANDIDATES], tl.float32), tl.zeros([MOST_CANDIDATES], tl.float32)
     if SENSITIVITIES:
         found = ()
         for b in tl.static_range(len(BASIS)):
             found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
         for i in tl.static_range(len(ALIVE)):
-            total = combined(found, i, BASIS, FORMS)
-            tl.store(gathered_ptr + row * k + ALIVE[i], total / elements)
+            sensitivities = tl.where(column == ALIVE[i], combined(found, i, BASIS, FORMS) / elements, sensitivities)
     if DEVIATIONS:
         for i in tl.static_range(len(ALIVE)):
             total = add_up(partials_ptr, COUNT - len(ALIVE) + i, COUNT, row, rows, parts, per_row, BLOCK)
-            tl.store(gathered_ptr + (rows + row) * k + ALIVE[i], total / elements)
+            deviations = tl.where(column == ALIVE[i], total / elements, deviations)
+    tl.store(gathered_ptr + row * k + column, sensitivities, column < k)
+    tl.store(gathered_ptr + (rows + row) * k + column, deviations, column < k)
 
 
 @triton.jit
@@ -240,15 +223,14 @@ def logit_gradient(
     found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k,
     ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
 ):  # fmt: skip
-    """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis."""
-    mean = 0.0
+    """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
+    column = tl.arange(0, MOST_CANDIDATES)
+    inner = tl.zeros([MOST_CANDIDATES], tl.float32)
     for i in tl.static_range(len(ALIVE)):
-        mean += tl.load(probabilities_ptr + row * k + ALIVE[i]) * combined(found, i, BASIS, FORMS)
-    temperature = tl.load(temperature_ptr)
-    for i in tl.static_range(len(ALIVE)):
-        p = tl.load(probabilities_ptr + row * k + ALIVE[i])
-        gradient = p / temperature * (combined(found, i, BASIS, FORMS) - mean)
-        tl.store(to_logits_ptr + row * k + ALIVE[i], gradient)
+        inner = tl.where(column == ALIVE[i], combined(found, i, BASIS, FORMS), inner)
+    p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
+    gradient = p / tl.load(temperature_ptr) * (inner - tl.sum(p * inner))
+    tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 
 @triton.jit

@@ -1,0 +1,62 @@
+"""What `flexact.ops.batch_norm` computes, in plain torch: takes its place where a kernel cannot be built."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexact.ops.batch_norm import Norm
+
+
+def moments(y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float) -> Tensor:
+    """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
+    variance, mean = torch.var_mean(y.float(), dim=(0, 2, 3), unbiased=False)
+    if running_mean is not None and running_var is not None:
+        elements = y.numel() // y.shape[1]
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_((variance * elements / (elements - 1)).to(running_var.dtype), momentum)
+    return torch.stack([mean, (variance + eps).rsqrt()])
+
+
+def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
+    """h = norm(y) + residual."""
+    h = _normalised(y, norm)[1]
+    if residual is not None:
+        h = h + (residual if residual_norm is None else _normalised(residual, residual_norm)[1])
+    return h.to(y.dtype)
+
+
+def backward(
+    to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to y, to the residual, and to bias, weight and the residual's weight (3, channels)."""
+    to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
+    to_residual, to_residual_weight = to_h, torch.zeros_like(to_weight)
+    if residual is None:
+        to_residual = y.new_empty(0)
+    elif residual_norm is not None:
+        to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
+    return to_y, to_residual, torch.stack([to_bias, to_weight, to_residual_weight])
+
+
+def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """(y − mean)·rstd, and the norm's output, in float32."""
+    normal = (y.float() - _by_channel(norm.mean)) * _by_channel(norm.rstd)
+    if norm.weight is None or norm.bias is None:
+        return normal, normal
+    return normal, normal * _by_channel(norm.weight) + _by_channel(norm.bias)
+
+
+def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to y, weight and bias."""
+    gradient, normal = to_h.float(), _normalised(y, norm)[0]
+    to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normal).sum((0, 2, 3))
+    if batch_statistics:
+        elements = y.numel() // y.shape[1]
+        gradient = gradient - (_by_channel(to_bias) + normal * _by_channel(to_weight)) / elements
+    scale = norm.rstd if norm.weight is None else norm.rstd * norm.weight.float()
+    return (gradient * _by_channel(scale)).to(y.dtype), to_weight, to_bias
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    return values.float().view(1, -1, 1, 1)

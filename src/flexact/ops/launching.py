@@ -1,0 +1,44 @@
+"""Launching a Triton kernel with as little work for the host as can be.
+
+A step of a small network is bound by the host, and Triton's own way to a launch takes longer there than the kernel on
+the card. So a kernel that was built once is launched directly; what it was specialised on is the key it is found by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.library import wrap_triton
+from triton.runtime.jit import JITFunction
+
+_built: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int
+) -> None:
+    """Run a kernel with these arguments, tensors and numbers, and these compile-time constants behind them."""
+    if not isinstance(kernel, JITFunction):  # Triton's interpreter
+        kernel[grid](*arguments, *constants)
+        return
+    traced = wrap_triton(kernel)
+    if traced is not kernel:  # torch.compile is looking
+        traced[grid](*arguments, *constants, num_warps=warps)
+        return
+    device = arguments[0].device.index
+    key = (kernel, device, warps, constants, *[_specialised_on(argument) for argument in arguments])
+    built = _built.get(key)
+    if built is None:
+        _built[key] = kernel[grid](*arguments, *constants, num_warps=warps)
+    else:
+        built[(*grid, 1, 1)[:3]](*arguments, *constants)
+
+
+def _specialised_on(argument: Tensor | int | float) -> Any:
+    """What Triton builds another kernel for: the type, and whether an address or a number is a multiple of 16."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument >= 2**31
+    return float
