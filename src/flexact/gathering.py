@@ -34,17 +34,18 @@ class Gathered:
     def means(self, device: torch.device) -> Tensor:
         """Over the calls of each row, (2, rows, K); 0 where there were none."""
         self._arrange(device)
-        none = torch.zeros(2, 1, self.k, device=device)  # for rows that were called less often than others
-        padded = [
+        tables = [
             F.pad(table, (0, self.k - table.shape[2])) if table.shape[2] < self.k else table for table in self._tables
         ]
-        of_row = torch.cat([*padded, none], dim=1)[:, self._places]
-        return of_row.sum(2) / self._counts.clamp(min=1)
+        if not self._even:  # a row of zeros, for rows that were called less often than others
+            tables.append(torch.zeros(2, 1, self.k, device=device))
+        of_row = torch.cat(tables, dim=1)[:, self._places]
+        return of_row.sum(2) / self._counts
 
     def called(self, device: torch.device) -> Tensor:
         """Which rows were called at all, (rows, 1)."""
         self._arrange(device)
-        return self._counts > 0
+        return self._called
 
     def _arrange(self, device: torch.device) -> None:
         """Where each row finds its calls in the one table; made anew only when the calls are other ones."""
@@ -60,4 +61,6 @@ class Gathered:
                 place += 1
         most = max(1, *(len(places) for places in own))
         self._places = torch.tensor([places + [place] * (most - len(places)) for places in own], device=device)
-        self._counts = torch.tensor([[len(places)] for places in own], device=device)
+        self._counts = torch.tensor([[max(len(places), 1)] for places in own], device=device)
+        self._called = torch.tensor([[len(places) > 0] for places in own], device=device)
+        self._even = all(len(places) == most for places in own)

@@ -96,10 +96,10 @@ class FlexAct(nn.Module):
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
         self.register_buffer("temperature", torch.tensor(self.config.temperature))
         self.register_buffer("signature", torch.tensor([_signature(key) for key in self.keys]))
-        self.update_alive()
         self.first_row = 0
         self.width = 1
         self.router = Router([self], self.config, standalone=True)
+        self.update_alive()
         self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
 
@@ -207,6 +207,7 @@ class FlexAct(nn.Module):
 
     def update_alive(self) -> None:
         """Bring what is derived from `dropped_at` up to date with it."""
+        self.router.alive_changed()
         if self.dropped_at.is_meta:
             alive = torch.ones(self.rows, self.k, dtype=torch.bool)
         else:

@@ -42,9 +42,9 @@ def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
     return torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
 
 
-def probabilities(log_pi: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
+def probabilities(log_pi: Tensor, noise: Tensor | None, temperature: Tensor) -> Tensor:
     """p = softmax((log π + g)/τ)."""
-    return torch.softmax((log_pi + noise) / temperature, dim=-1)
+    return torch.softmax((log_pi if noise is None else log_pi + noise) / temperature, dim=-1)
 
 
 class Router:
@@ -72,6 +72,7 @@ class Router:
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
         self._widths: tuple[int, ...] = ()
+        self._alive: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +89,7 @@ class Router:
             alive, temperature = self.alive(), self.temperature()
             self.log_pi = log_pi(self.logits(), alive)
             self.pi = self.log_pi.exp()
-            self.p = probabilities(self.log_pi, self.noise, temperature)
+            self.p = probabilities(self.log_pi, self.noise if self.config.noise else None, temperature)
             if begins:  # an eval forward leaves the statistics alone, and micro-batches of a step share theirs
                 self.gathered.clear()
         self.ready = self.current = True
@@ -114,12 +115,19 @@ class Router:
         return self.table([site.logits for site in self.sites])
 
     def alive(self) -> Tensor:
-        """Who is still in, as (rows, K); padding is not."""
-        return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+        """Who is still in, as (rows, K); padding is not. Kept until a site says that it changed."""
+        if self._alive is None:
+            self._alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+        return self._alive
+
+    def alive_changed(self) -> None:
+        """A candidate was dropped, or a state was loaded."""
+        self._alive = None
 
     def temperature(self) -> Tensor:
         """τ of each row, (rows, 1)."""
-        return torch.stack([site.temperature for site in self.sites])[self._site_of_row].unsqueeze(1)
+        by_site = torch.stack([site.temperature for site in self.sites])
+        return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
 
     def width(self) -> Tensor:
         """Elements of a sample behind each row, (rows, 1)."""
@@ -155,7 +163,7 @@ class Router:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
         if self._device == self.device:
             return
-        self._device, self._widths = self.device, ()
+        self._device, self._widths, self._alive = self.device, (), None
         self.gathered.clear()
         self.ready = self.current = False
         counts = torch.tensor([site.rows for site in self.sites])

@@ -27,12 +27,13 @@ def launch(
         traced[grid](*arguments, *constants, num_warps=warps)
         return
     device = arguments[0].device.index
-    key = (kernel, device, warps, constants, *[_specialised_on(argument) for argument in arguments])
+    key = (id(kernel), device, warps, constants, *[_specialised_on(argument) for argument in arguments])
     built = _built.get(key)
     if built is None:
         _built[key] = kernel[grid](*arguments, *constants, num_warps=warps)
-    else:
-        built[(*grid, 1, 1)[:3]](*arguments, *constants)
+    else:  # addresses instead of tensors: Triton would ask the driver about each of them
+        plain = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+        built[(*grid, 1, 1)[:3]](*plain, *constants)
 
 
 def _specialised_on(argument: Tensor | int | float) -> Any:

@@ -7,7 +7,9 @@ and every so-manieth tile of rows, and leaves partial sums behind, which are add
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton
@@ -34,23 +36,23 @@ class Tiles:
     block_a: int
     block_j: int
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Tiles side by side."""
         if self.last:
             return triton.cdiv(self.channels, self.block_j)
         return self.channels * triton.cdiv(self.inner, self.block_j)
 
-    @property
+    @cached_property
     def splits(self) -> int:
         """Programs that share a column of tiles."""
         return max(1, min(triton.cdiv(self.outer, self.block_a), PROGRAMS // self.columns))
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         return self.columns, self.splits
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether no tile hangs over the edge."""
         width = self.channels if self.last else self.inner
@@ -68,31 +70,47 @@ class Tiles:
             return self.splits * self.columns, 1
         return self.splits, 1 if self.last else self.columns // self.channels
 
-    @property
+    @cached_property
     def constants(self) -> tuple[bool, int, int]:
         """In the order in which every kernel takes them."""
         return self.last, self.block_a, self.block_j
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
         return self.numel, self.outer, self.channels, self.inner
 
 
 def flat(h: Tensor) -> Tiles:
     """A dense tensor whose channels do not matter."""
-    return Tiles(h.numel(), triton.cdiv(h.numel(), 1024), 1, 1024, False, TILE // 1024, 1024)
+    numel = h.numel()
+    return (_flat if isinstance(numel, int) else _flat.__wrapped__)(numel)  # a compiler's symbol has no hash
 
 
 def by_channel(h: Tensor, channel_dim: int) -> Tiles:
     """A dense tensor in any order of its dimensions."""
-    channels = h.shape[channel_dim]
-    inner = h.stride(channel_dim) if channels > 1 else h.numel()
-    outer = h.numel() // (channels * inner)
+    numel, channels = h.numel(), h.shape[channel_dim]
+    make = _by_channel if isinstance(numel, int) else _by_channel.__wrapped__
+    return make(numel, channels, h.stride(channel_dim) if channels > 1 else numel)
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat(numel: int) -> Tiles:
+    return Tiles(numel, triton.cdiv(numel, 1024), 1, 1024, False, TILE // 1024, 1024)
+
+
+@functools.lru_cache(maxsize=1024)
+def _by_channel(numel: int, channels: int, inner: int) -> Tiles:
+    outer = numel // (channels * inner)
     last = inner == 1
     width = channels if last else inner
-    block_j = min(triton.next_power_of_2(width), 64 if last else 1024)
-    block_a = max(1, min(triton.next_power_of_2(outer), TILE // block_j))
-    return Tiles(h.numel(), outer, channels, inner, last, block_a, block_j)
+    block_j = _power_of_2(width, 64 if last else 1024)
+    block_a = _power_of_2(outer, max(1, TILE // block_j))
+    return Tiles(numel, outer, channels, inner, last, block_a, block_j)
+
+
+def _power_of_2(size: int, most: int) -> int:
+    """The smallest power of 2 that is not under a size, up to `most`; a compiler's symbol is only compared with it."""
+    return most if size >= most else triton.next_power_of_2(int(size))
 
 
 def dense(h: Tensor) -> Tensor:
