@@ -101,6 +101,7 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     """What a batch norm does to y; in training its running statistics go on by one step, as in its own forward."""
     from flexact.ops import triton_ops
     from flexact.ops.batch_norm import Norm
+    from flexact.ops.launching import is_traced
 
     if not _uses_batch(norm):
         assert norm.running_mean is not None
@@ -114,6 +115,6 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
         if norm.momentum is None:  # a cumulative average
             momentum = 1.0 / float(norm.num_batches_tracked)
     running = (norm.running_mean, norm.running_var) if tracks else (None, None)
-    moments = triton_ops.batch_moments if torch.compiler.is_compiling() else triton_ops.moments
+    moments = triton_ops.batch_moments if is_traced(y) else triton_ops.moments
     mean, rstd = moments(y.detach(), *running, momentum, norm.eps).unbind()
     return Norm(mean, rstd, norm.weight, norm.bias)

@@ -5,7 +5,8 @@ computed over a *basis* of functions, each evaluated once, with coefficients fol
 sum over a candidate's values, or over its slopes, is the same combination of the basis's sums. Only functions that rise
 everywhere are taken apart, so that |σ′| is the combination of the parts' slopes too.
 
-Every function is written with e = exp(−|h|), which cannot overflow and which the compiler evaluates once for all.
+Every function is written with e = exp(−|h|), which cannot overflow and which the compiler evaluates once for all. For
+inputs in half precision the card's approximate instructions take the place of exponentials and divisions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from flexact.candidates import SELU_ALPHA, SELU_SCALE
 
@@ -66,10 +68,10 @@ class Blend:
     forms: tuple[tuple[float, ...], ...]
     """By function of the basis, then by candidate alive: its coefficient."""
 
-    @property
-    def constants(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...]]:
-        """In the order in which every kernel takes them."""
-        return self.alive, self.basis, self.forms
+    def constants(self, h: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...], bool]:
+        """For an input h, in the order in which every kernel takes them; in half precision the card's own
+        approximations will do."""
+        return self.alive, self.basis, self.forms, h.element_size() == 2 and h.is_cuda
 
 
 @functools.cache
@@ -90,7 +92,7 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
 
 
 @triton.jit
-def value(h, PART: tl.constexpr):
+def value(h, PART: tl.constexpr, FAST: tl.constexpr):
     """One function of the basis."""
     e = tl.exp(-tl.abs(h))
     if PART == LINEAR:
@@ -98,16 +100,15 @@ def value(h, PART: tl.constexpr):
     elif PART == RELU:
         v = tl.where(h <= 0, 0.0, h)  # a NaN stays one
     elif PART == SIGMOID:
-        v = tl.where(h < 0, e, 1.0) / (1 + e)
+        v = _sigmoid(h, e, FAST)
     elif PART == TANH:
-        size = (1 - e * e) / (1 + e * e)
-        v = tl.where(h < 0, -size, size)
+        v = _tanh(h, e, FAST)
     elif PART == GELU:
-        v = 0.5 * h * (1 + tl.erf(h * _SQRT_HALF))
+        v = h * _normal_cdf(h, FAST)
     elif PART == SILU:
-        v = h * tl.where(h < 0, e, 1.0) / (1 + e)
+        v = h * _sigmoid(h, e, FAST)
     elif PART == MISH:
-        v = h * _tanh_of_softplus(h, e)
+        v = h * _tanh_of_softplus(h, e, FAST)
     elif PART == NEGATIVE_EXP:
         v = tl.where(h <= 0, e - 1, 0.0)
     elif PART == SOFTPLUS:
@@ -118,12 +119,12 @@ def value(h, PART: tl.constexpr):
         v = tl.where(h <= 0, 0.0, tl.where(h >= 6, 6.0, h))
     else:
         tl.static_assert(PART == SOFTSIGN)
-        v = h / (1 + tl.abs(h))
+        v = h * _reciprocal(1 + tl.abs(h), FAST)
     return v
 
 
 @triton.jit
-def slope(h, v, PART: tl.constexpr):
+def slope(h, v, PART: tl.constexpr, FAST: tl.constexpr):
     """Its derivative, given its value; at a kink that of torch's own backward."""
     e = tl.exp(-tl.abs(h))
     if PART == LINEAR:
@@ -131,37 +132,79 @@ def slope(h, v, PART: tl.constexpr):
     elif PART == RELU:
         d = tl.where(h <= 0, 0.0, 1.0)
     elif PART == SIGMOID:
-        d = v * (1 - v)
+        d = v - v * v
     elif PART == TANH:
         d = 1 - v * v
     elif PART == GELU:
-        d = 0.5 * (1 + tl.erf(h * _SQRT_HALF)) + h * _DENSITY_AT_0 * tl.exp(-0.5 * h * h)
+        d = _normal_cdf(h, FAST) + h * _DENSITY_AT_0 * tl.exp(-0.5 * h * h)
     elif PART == SILU:
-        s = tl.where(h < 0, e, 1.0) / (1 + e)
+        s = _sigmoid(h, e, FAST)
         d = s + v * (1 - s)
     elif PART == MISH:
-        t = _tanh_of_softplus(h, e)
-        d = t + h * (1 - t * t) * tl.where(h < 0, e, 1.0) / (1 + e)
+        t = _tanh_of_softplus(h, e, FAST)
+        d = t + h * (1 - t * t) * _sigmoid(h, e, FAST)
     elif PART == NEGATIVE_EXP:
         d = tl.where(h <= 0, e, 0.0)
     elif PART == SOFTPLUS:
-        d = tl.where(h < 0, e, 1.0) / (1 + e)
+        d = _sigmoid(h, e, FAST)
     elif PART == HARDSWISH:
         d = tl.where(h <= -3, 0.0, tl.where(h >= 3, 1.0, h * (1 / 3) + 0.5))
     elif PART == RELU6:
         d = tl.where((h <= 0) | (h >= 6), 0.0, 1.0)
     else:
         tl.static_assert(PART == SOFTSIGN)
-        reciprocal = 1 / (1 + tl.abs(h))
+        reciprocal = _reciprocal(1 + tl.abs(h), FAST)
         d = reciprocal * reciprocal
     return d
 
 
 @triton.jit
-def _tanh_of_softplus(h, e):
+def _sigmoid(h, e, FAST: tl.constexpr):
+    if FAST:
+        return 0.5 + 0.5 * _fast_tanh(0.5 * h)
+    else:
+        return tl.where(h < 0, e, 1.0) / (1 + e)
+
+
+@triton.jit
+def _tanh(h, e, FAST: tl.constexpr):
+    if FAST:
+        return _fast_tanh(h)
+    else:
+        size = (1 - e * e) / (1 + e * e)
+        return tl.where(h < 0, -size, size)
+
+
+@triton.jit
+def _tanh_of_softplus(h, e, FAST: tl.constexpr):
     """With n = exp(h): (n² + 2n)/(n² + 2n + 2), written so that n cannot overflow."""
     above = tl.where(h < 0, e * e + 2 * e, 1 + 2 * e)
-    return above / (above + tl.where(h < 0, 2.0, 2 * e * e))
+    return above * _reciprocal(above + tl.where(h < 0, 2.0, 2 * e * e), FAST)
+
+
+@triton.jit
+def _normal_cdf(h, FAST: tl.constexpr):
+    """Φ(h), by Abramowitz and Stegun's 7.1.26: off by less than 1.5e-7. Its exponential is that of the density."""
+    t = _reciprocal(1 + 0.3275911 * _SQRT_HALF * tl.abs(h), FAST)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    tail = 0.5 * series * tl.exp(-0.5 * h * h)
+    return tl.where(h < 0, tail, 1 - tail)
+
+
+@triton.jit
+def _reciprocal(x, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1 / x
+
+
+@triton.jit
+def _fast_tanh(x):
+    """One instruction, right to 11 bits: more than half precision has."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flexact.ops.basis import Blend
 from flexact.ops.launching import launch
-from flexact.ops.tiles import WARPS, add_up, by_channel, columns, places, store_sum, zeros
+from flexact.ops.tiles import WARPS, add_up, by_channel, columns, load, places, store, store_sum, zeros
 from flexact.ops.triton import (
     blended,
     differentiated,
@@ -83,7 +83,7 @@ def forward(
     partials = tiles.partials(y, sums[0])
     tensors = (y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors)
     flags = _flags(norm, residual, residual_norm)
-    constants = (*blend.constants, *sums, *flags, rows > 1, *tiles.constants, tiles.even)
+    constants = (*blend.constants(y), *sums, *flags, rows > 1, *tiles.constants)
     launch(_forward, tiles.grid, (*tensors, weights, x, partials, *tiles.sizes, k), constants, WARPS)
     return x, finish_statistics(partials, tiles, blend, statistics, rows, k)
 
@@ -107,19 +107,19 @@ def backward(
     by_routing = tiles.partials(y, len(blend.basis) if need_logits else 0)
     to_h = delta if residual is None else torch.empty_like(y)
     arguments = (delta, *tensors, to_h, by_norm, by_routing, *tiles.sizes, k)
-    launch(_backward_sums, tiles.grid, arguments, (*blend.constants, need_logits, *flags, *walk), WARPS)
+    launch(_backward_sums, tiles.grid, arguments, (*blend.constants(y), need_logits, *flags, *walk), WARPS)
 
     sums, to_logits = torch.empty(3, tiles.channels, device=y.device), weights.new_empty(rows * k)
     grid = (tiles.channels + (rows if need_logits else 0),)
     routing = (probabilities.contiguous(), temperature, to_logits)
     sizes = (tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
-    constants = (*blend.constants, count, _FINISH_BLOCK)
+    constants = (*blend.constants(y), count, _FINISH_BLOCK)
     launch(_finish_backward, grid, (by_norm, by_routing, sums, *routing, *sizes), constants, 1)
 
     to_y = torch.empty_like(y)
     to_residual = y.new_empty(0) if residual is None else to_h if residual_norm is None else torch.empty_like(y)
     arguments = (to_h, *tensors, sums, to_y, to_residual, *tiles.sizes, k, y.numel() // tiles.channels)
-    launch(_backward, tiles.grid, arguments, (*blend.constants, batch_statistics, *flags, *walk), WARPS)
+    launch(_backward, tiles.grid, arguments, (*blend.constants(y), batch_statistics, *flags, *walk), WARPS)
     return to_y, to_residual, sums, to_logits
 
 
@@ -131,7 +131,7 @@ def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> t
 @triton.jit
 def _moments(
     y_ptr, partials_ptr, numel, outer, channels, inner,
-    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Sums of y − s and (y − s)², where the shift s is the channel's first element: no cancellation."""
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
@@ -140,7 +140,9 @@ def _moments(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        shifted = tl.where(mask, tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32) - shift, 0.0)
+        shifted = load(y_ptr, offset, mask, EVEN) - shift
+        if not EVEN:
+            shifted = tl.where(mask, shifted, 0.0)
         total += shifted
         square += shifted * shifted
         row_tile += tl.num_programs(1)
@@ -182,12 +184,12 @@ def _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE: tl.
 
 
 @triton.jit
-def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr):
+def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.constexpr):
     """What is added to norm(y), and the residual as it is in memory, less its norm's mean."""
     if RESIDUAL == _NO_RESIDUAL:
         return 0.0, 0.0
     else:
-        r = tl.load(r_ptr + offset, mask, other=0.0).to(tl.float32)
+        r = load(r_ptr, offset, mask, EVEN)
         if RESIDUAL == _PLAIN:
             return r, r
         else:
@@ -198,7 +200,7 @@ def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr):
 def _forward(
     y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
@@ -211,11 +213,11 @@ def _forward(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
-        added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL)
+        y = load(y_ptr, offset, mask, EVEN)
+        added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
         h = (y - mean) * scale + bias + added
-        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, SENSITIVITIES, DEVIATIONS, EVEN)
-        tl.store(x_ptr + offset, x, mask)
+        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        store(x_ptr, offset, x, mask, EVEN)
         row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
@@ -225,9 +227,9 @@ def _forward(
 def _backward_sums(
     delta_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, to_h_ptr, by_norm_ptr, by_routing_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The sums of ∂h, ∂h·ŷ and ∂h·r̂ over each channel, and the inner products; ∂h too where the residual needs it."""
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
@@ -239,14 +241,13 @@ def _backward_sums(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
-        delta = tl.load(delta_ptr + offset, mask, other=0.0).to(tl.float32)
-        added, r = _residual(r_ptr, offset, mask, r_norm, RESIDUAL)
-        gradient, sums = differentiated(
-            (y - mean) * scale + bias + added, delta, weights, sums, BASIS, NEED_LOGITS
-        )  # fmt: skip
+        y = load(y_ptr, offset, mask, EVEN)
+        delta = load(delta_ptr, offset, mask, EVEN)
+        added, r = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
+        h = (y - mean) * scale + bias + added
+        gradient, sums = differentiated(h, delta, weights, sums, BASIS, FAST, NEED_LOGITS)
         if RESIDUAL != _NO_RESIDUAL:
-            tl.store(to_h_ptr + offset, gradient, mask)
+            store(to_h_ptr, offset, gradient, mask, EVEN)
         total += gradient
         with_y += gradient * ((y - mean) * rstd)
         if RESIDUAL == _NORMALISED:
@@ -265,7 +266,8 @@ def _backward_sums(
 def _finish_backward(
     by_norm_ptr, by_routing_ptr, sums_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr,
     channels, parts, per_channel, rows, routing_parts, per_row, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first programs add up a channel each, the others a row of the routing each."""
     program = tl.program_id(0)
@@ -285,9 +287,9 @@ def _finish_backward(
 def _backward(
     to_h_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BATCH: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BATCH: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """∂y = weight·rstd·(∂h − mean(∂h) − ŷ·mean(∂h·ŷ)), and the same for the residual where it has a norm of its own.
 
@@ -307,18 +309,18 @@ def _backward(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        y = tl.load(y_ptr + offset, mask, other=0.0).to(tl.float32)
-        gradient = tl.load(to_h_ptr + offset, mask, other=0.0).to(tl.float32)
+        y = load(y_ptr, offset, mask, EVEN)
+        gradient = load(to_h_ptr, offset, mask, EVEN)
         if RESIDUAL == _NO_RESIDUAL:
-            gradient, _ = differentiated((y - mean) * scale + bias, gradient, weights, (), BASIS, False)
+            gradient, _ = differentiated((y - mean) * scale + bias, gradient, weights, (), BASIS, FAST, False)
         to_y = gradient
         if BATCH:
             to_y = gradient - mean_h - (y - mean) * rstd * mean_y
-        tl.store(to_y_ptr + offset, scale * to_y, mask)
+        store(to_y_ptr, offset, scale * to_y, mask, EVEN)
         if RESIDUAL == _NORMALISED:
             to_r = gradient
             if BATCH:
-                r = tl.load(r_ptr + offset, mask, other=0.0).to(tl.float32)
+                r = load(r_ptr, offset, mask, EVEN)
                 to_r = gradient - mean_h - (r - r_mean) * r_rstd * mean_r
-            tl.store(to_r_ptr + offset, r_scale * to_r, mask)
+            store(to_r_ptr, offset, r_scale * to_r, mask, EVEN)
         row_tile += tl.num_programs(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.library import wrap_triton
 from triton.runtime.jit import JITFunction
@@ -22,9 +23,8 @@ def launch(
     if not isinstance(kernel, JITFunction):  # Triton's interpreter
         kernel[grid](*arguments, *constants)
         return
-    traced = wrap_triton(kernel)
-    if traced is not kernel:  # torch.compile is looking
-        traced[grid](*arguments, *constants, num_warps=warps)
+    if is_traced(arguments[0]):
+        wrap_triton(kernel)[grid](*arguments, *constants, num_warps=warps)
         return
     device = arguments[0].device.index
     key = (id(kernel), device, warps, constants, *[_specialised_on(argument) for argument in arguments])
@@ -34,6 +34,11 @@ def launch(
     else:  # addresses instead of tensors: Triton would ask the driver about each of them
         plain = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
         built[(*grid, 1, 1)[:3]](*plain, *constants)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether torch.compile, or another tracer, is looking at what is done with a tensor."""
+    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def _specialised_on(argument: Tensor | int | float) -> Any:

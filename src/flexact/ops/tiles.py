@@ -71,9 +71,9 @@ class Tiles:
         return self.splits, 1 if self.last else self.columns // self.channels
 
     @cached_property
-    def constants(self) -> tuple[bool, int, int]:
+    def constants(self) -> tuple[bool, int, int, bool]:
         """In the order in which every kernel takes them."""
-        return self.last, self.block_a, self.block_j
+        return self.last, self.block_a, self.block_j, self.even
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -138,6 +138,24 @@ def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.
     a = row_tile * BLOCK_A + tl.arange(0, BLOCK_A)
     offset = a.to(tl.int64)[:, None] * (channels * inner) + column[None, :]
     return offset, (a < outer)[:, None] & inside[None, :] & (offset < numel)
+
+
+@triton.jit
+def load(pointer, offset, mask, EVEN: tl.constexpr):
+    """A tile in float32, 0 where there is nothing."""
+    if EVEN:
+        return tl.load(pointer + offset).to(tl.float32)
+    else:
+        return tl.load(pointer + offset, mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(pointer, offset, values, mask, EVEN: tl.constexpr):
+    """Leave a tile behind."""
+    if EVEN:
+        tl.store(pointer + offset, values)
+    else:
+        tl.store(pointer + offset, values, mask)
 
 
 @triton.jit

@@ -15,7 +15,20 @@ from torch import Tensor
 from flexact.ops.basis import Blend, coefficients, slope, value
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 from flexact.ops.launching import launch
-from flexact.ops.tiles import WARPS, Tiles, add_up, by_channel, columns, dense, flat, places, store_sum, zeros
+from flexact.ops.tiles import (
+    WARPS,
+    Tiles,
+    add_up,
+    by_channel,
+    columns,
+    dense,
+    flat,
+    load,
+    places,
+    store,
+    store_sum,
+    zeros,
+)
 
 _FINISH_BLOCK = 1024
 
@@ -33,7 +46,7 @@ def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statisti
     tiles = _tiles(h, rows, channel_dim)
     sums = statistics_constants(blend, statistics)
     partials = tiles.partials(h, sums[0])
-    constants = (*blend.constants, *sums, rows > 1, *tiles.constants, tiles.even)
+    constants = (*blend.constants(h), *sums, rows > 1, *tiles.constants)
     launch(_forward, tiles.grid, (h, weights, x, partials, *tiles.sizes, k), constants, WARPS)
     return x, finish_statistics(partials, tiles, blend, statistics, rows, k)
 
@@ -57,12 +70,12 @@ def backward(
         return gradient, weights.new_zeros(rows * k)
     tiles = _tiles(h, rows, channel_dim)
     partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
-    constants = (*blend.constants, need_logits, rows > 1, *tiles.constants)
+    constants = (*blend.constants(h), need_logits, rows > 1, *tiles.constants)
     launch(_backward, tiles.grid, (h, delta, weights, gradient, partials, *tiles.sizes, k), constants, WARPS)
     to_logits = weights.new_empty(rows * k)
     if need_logits:
         arguments = (partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows))
-        launch(_finish_gradient, (rows,), arguments, (*blend.constants, _FINISH_BLOCK), WARPS)
+        launch(_finish_gradient, (rows,), arguments, (*blend.constants(h), _FINISH_BLOCK), WARPS)
     return gradient, to_logits
 
 
@@ -78,7 +91,7 @@ def finish_statistics(partials: Tensor, tiles: Tiles, blend: Blend, statistics: 
         return partials.new_empty(0)
     gathered = partials.new_empty(2, rows, k)
     arguments = (partials, gathered, rows, k, *tiles.parts(rows), tiles.numel // rows)
-    constants = (*blend.constants, *statistics_constants(blend, statistics), _FINISH_BLOCK)
+    constants = (*blend.constants(partials), *statistics_constants(blend, statistics), _FINISH_BLOCK)
     launch(_finish_statistics, (rows,), arguments, constants, WARPS)
     return gathered
 
@@ -90,7 +103,7 @@ def _tiles(h: Tensor, rows: int, channel_dim: int) -> Tiles:
 @triton.jit
 def _forward(
     h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -100,9 +113,9 @@ def _forward(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        h = tl.load(h_ptr + offset, mask, other=0.0).to(tl.float32)
-        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, SENSITIVITIES, DEVIATIONS, EVEN)
-        tl.store(x_ptr + offset, x, mask)
+        h = load(h_ptr, offset, mask, EVEN)
+        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        store(x_ptr, offset, x, mask, EVEN)
         row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
@@ -111,8 +124,8 @@ def _forward(
 @triton.jit
 def _backward(
     h_ptr, delta_ptr, weights_ptr, gradient_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, NEED_LOGITS: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
@@ -120,10 +133,10 @@ def _backward(
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        h = tl.load(h_ptr + offset, mask, other=0.0).to(tl.float32)
-        delta = tl.load(delta_ptr + offset, mask, other=0.0).to(tl.float32)
-        gradient, sums = differentiated(h, delta, weights, sums, BASIS, NEED_LOGITS)
-        tl.store(gradient_ptr + offset, gradient, mask)
+        h = load(h_ptr, offset, mask, EVEN)
+        delta = load(delta_ptr, offset, mask, EVEN)
+        gradient, sums = differentiated(h, delta, weights, sums, BASIS, FAST, NEED_LOGITS)
+        store(gradient_ptr, offset, gradient, mask, EVEN)
         row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
@@ -144,7 +157,7 @@ def row_coefficients(
 @triton.jit
 def blended(
     h, weights, sums, mask,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """x, and the sums with this tile's |slopes| and squared deviations in them."""
@@ -152,11 +165,11 @@ def blended(
     values = ()
     grown = ()
     for b in tl.static_range(len(BASIS)):
-        v = value(h, BASIS[b])
+        v = value(h, BASIS[b], FAST)
         x += weights[b] * v
         values = values + (v,)
         if SENSITIVITIES:
-            size = tl.abs(slope(h, v, BASIS[b]))
+            size = tl.abs(slope(h, v, BASIS[b], FAST))
             grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
     if DEVIATIONS:
         for i in tl.static_range(len(ALIVE)):
@@ -171,13 +184,15 @@ def blended(
 
 
 @triton.jit
-def differentiated(h, delta, weights, sums, BASIS: tl.constexpr, NEED_LOGITS: tl.constexpr):
+def differentiated(
+    h, delta, weights, sums, BASIS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr
+):  # fmt: skip
     """δ·Σ w σ′(h), and the sums with this tile's inner products ⟨δ, σ(h)⟩ in them."""
     total = tl.zeros_like(h)
     grown = ()
     for b in tl.static_range(len(BASIS)):
-        v = value(h, BASIS[b])
-        total += weights[b] * slope(h, v, BASIS[b])
+        v = value(h, BASIS[b], FAST)
+        total += weights[b] * slope(h, v, BASIS[b], FAST)
         if NEED_LOGITS:
             grown = grown + (sums[b] + delta * v,)
     return delta * total, grown
@@ -186,7 +201,7 @@ def differentiated(h, delta, weights, sums, BASIS: tl.constexpr, NEED_LOGITS: tl
 @triton.jit
 def _finish_statistics(
     partials_ptr, gathered_ptr, rows, k, parts, per_row, elements,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -209,7 +224,7 @@ def _finish_statistics(
 @triton.jit
 def _finish_gradient(
     partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, rows, k, parts, per_row,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BLOCK: tl.constexpr,
+    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     found = ()

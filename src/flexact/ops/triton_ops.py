@@ -20,6 +20,7 @@ from triton.errors import TritonError
 from flexact.ops import batch_norm, batch_norm_plain, closed_form, kernels, triton
 from flexact.ops.basis import blend
 from flexact.ops.batch_norm import Norm
+from flexact.ops.launching import is_traced
 
 _CANNOT_BUILD = (TritonError, OSError, ImportError, subprocess.CalledProcessError)
 _SEPARATOR = "\n"  # an operator takes one string, not several
@@ -42,7 +43,7 @@ def routed(
 ) -> tuple[Tensor, Tensor]:
     """See `flexact.ops.routed_activation`."""
     tensors = (h, logits, weights, probabilities, temperature)
-    if _is_traced(h):
+    if is_traced(h):
         x, gathered = _routed_operator(*tensors, _SEPARATOR.join(keys), list(alive), channel_dim, statistics)
     else:
         x, gathered = _Routed.apply(*tensors, keys, alive, channel_dim, statistics)  # type: ignore[no-untyped-call]
@@ -73,7 +74,7 @@ def normalised(
     if residual_norm is not None:
         other = (residual_norm.weight, residual_norm.bias, residual_norm.mean, residual_norm.rstd)
     tensors = (y, *own, residual, *other, logits, weights, probabilities, temperature)
-    if _is_traced(y):
+    if is_traced(y):
         names = _SEPARATOR.join(keys)
         x, gathered = _normalised_operator(*tensors, names, list(alive), statistics, batch_statistics)
     else:
@@ -93,10 +94,6 @@ def moments(y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, 
     """`batch_moments` without the operator around it."""
     arguments = (y, running_mean, running_var, momentum, eps)
     return _run(y, lambda: batch_norm.moments(*arguments), lambda: batch_norm_plain.moments(*arguments))
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def _run(tensor: Tensor, kernel: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
