@@ -1,4 +1,7 @@
-"""Set-up shared by all tests: torchvision's missing operators, and hypothesis' profile.
+"""Set-up shared by all tests: Triton's interpreter, torchvision's missing operators, and hypothesis' profile.
+
+Where there is no CUDA device, Triton's kernels run on CPU tensors under its interpreter, slowly, and only where a test
+asks for them with `kernels.use("triton")`. Triton decides when it is imported, so the variable comes first.
 
 The torchvision that `make install` puts beside a CPU build of torch is built for CUDA: its compiled part does not load,
 so the operators ``nms`` and ``qnms`` do not exist, and ``import torchvision`` fails because it registers fake kernels
@@ -8,18 +11,27 @@ before the first import is enough. A complete torchvision keeps its own.
 
 from __future__ import annotations
 
+import os
+
+import torch
+
+if torch.cuda.is_available():
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch's deterministic mode asks for
+else:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 from hypothesis import settings
 from torch import nn
 
 from flexact import FlexAct
+from flexact.ops import kernels
 
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
@@ -44,8 +56,48 @@ def _declare_missing_torchvision_operators() -> torch.library.Library | None:
 # The operators live as long as this object does.
 _TORCHVISION_LIBRARY = _declare_missing_torchvision_operators()
 
+if importlib.util.find_spec("triton") is None:  # it has no package for macOS
+    collect_ignore = [f"ops/test_{name}.py" for name in ("batch_norm", "launching", "tiles", "triton", "triton_ops")]
+
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where Triton's kernels are tested: on the CPU under the interpreter, and on the card with the marker gpu."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    if request.param == "cpu" and not kernels.interpreting():
+        pytest.skip("Triton's interpreter is off where there is a CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton's kernels wherever they can run; a test fails when they were given up in it without its doing."""
+    monkeypatch.setattr(kernels, "_forced", "triton")
+    monkeypatch.setattr(kernels, "_broken", "")
+    yield
+    assert not kernels._broken
+
+
+@pytest.fixture
+def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+    """A function that sets the elements a tile and the programs a launch, so that a small tensor takes many."""
+    from flexact.ops import tiles  # needs Triton
+
+    def choose(tile: int, programs: int) -> None:
+        monkeypatch.setattr(tiles, "TILE", tile)
+        monkeypatch.setattr(tiles, "PROGRAMS", programs)
+        forget()
+
+    def forget() -> None:
+        for value in vars(tiles).values():
+            getattr(value, "cache_clear", lambda: None)()
+
+    yield choose
+    forget()
 
 
 @pytest.fixture(scope="session")

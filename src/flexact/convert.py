@@ -19,6 +19,7 @@ from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find
+from flexact.fusing import fused_classes, unfused_class
 from flexact.layer import FlexAct, bind, sites_of, unbind
 from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
@@ -35,6 +36,7 @@ def convert(
     *,
     example_inputs: Any = None,
     per_call: bool = False,
+    fuse: bool = False,
 ) -> nn.Module:
     """Make the activations of a model pick, and return the model. Do it before you build optimizer, DDP or compile.
 
@@ -44,6 +46,8 @@ def convert(
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
     of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
     per_call: an activation that is called several times is one site by default, and one a call with this.
+    fuse: run a site in one go with the nn.BatchNorm2d before it, and with the residual addition between them. The
+    forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without.
 
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -62,12 +66,18 @@ def convert(
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
     told = _told("flexact.convert left these as they are", findings.left_alone)
-    fixed = {first_class(owner).__name__: ", ".join(names) for owner, _ in classes if (names := settings_read(owner))}
+    if fuse:
+        names = {name for one in chosen for name in one.names}
+        fused, obstacle = fused_classes(model, names, findings, classes, per_call)
+        classes |= fused
+        if not fused:
+            told.append(f"flexact.convert fused nothing in this model: {obstacle}")
+    fixed = {first_class(owner).__name__: ", ".join(read) for owner in classes if (read := settings_read(owner))}
     told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
     if told:
         warnings.warn("\n".join(told), stacklevel=2)
     # From here on nothing can fail.
-    for owner, cls in classes:
+    for owner, cls in classes.items():
         owner.__class__ = cls
     model = _swap_in(model, chosen, sites)
     if not isinstance(model, FlexAct):
@@ -213,15 +223,13 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
     return site.train((found.original if found.kind == "module" else found.owner).training)
 
 
-def _rewritten_classes(chosen: list[Found], findings: Findings) -> list[tuple[nn.Module, type]]:
+def _rewritten_classes(chosen: list[Found], findings: Findings) -> dict[nn.Module, type]:
     """The new type of each submodule that owns a chosen call."""
     names: dict[int, dict[int, str]] = {}
     for one in chosen:
         for call in one.calls:
             names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
-    return [
-        (findings.traced[owner].owner, findings.traced[owner].rewritten(by_call)) for owner, by_call in names.items()
-    ]
+    return {findings.traced[owner].owner: findings.traced[owner].rewritten(by_call) for owner, by_call in names.items()}
 
 
 def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.Module:
@@ -249,7 +257,10 @@ def _swap_out(model: nn.Module) -> nn.Module:
     for owner in list(model.modules()):
         unbind(owner)  # a submodule may have been converted on its own
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
-        if isinstance(owner, Rewritten) and all(site.kept_original for site in sites.values() if site.added):
+        if isinstance(owner, Rewritten):
+            owner.__class__ = unfused_class(owner)
+        added = [site for site in sites.values() if site.added]
+        if added and all(site.kept_original for site in added):
             owner.__class__ = first_class(owner)
         for name, site in sites.items():
             _put_back(owner, name, site)

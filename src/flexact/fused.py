@@ -18,6 +18,8 @@ from flexact.ops import runs_fused
 if TYPE_CHECKING:
     from flexact.ops.batch_norm import Norm
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 def normalised_site(
     site: FlexAct,
@@ -36,6 +38,11 @@ def normalised_site(
     return x
 
 
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module's call is its type's own forward and nothing else."""
+    return "forward" not in vars(module) and not any(getattr(module, hooks) for hooks in _HOOKS)
+
+
 def _fits(
     site: FlexAct,
     norm: nn.BatchNorm2d,
@@ -43,14 +50,19 @@ def _fits(
     residual: Tensor | None,
     residual_norm: nn.BatchNorm2d | None,
 ) -> bool:
-    """Whether the kernels take these tensors."""
+    """Whether the kernels take these tensors, and nobody put something else in a part's place since the conversion."""
+    parts = (norm,) if residual_norm is None else (norm, residual_norm)
+    as_found = isinstance(site, FlexAct) and all(type(part) is nn.BatchNorm2d and is_untouched(part) for part in parts)
+    if not as_found or not is_untouched(site):
+        return False
     dense = any(y.is_contiguous(memory_format=order) for order in (torch.contiguous_format, torch.channels_last))
     alike = residual is None or (residual.shape == y.shape and residual.dtype == y.dtype)
-    together = residual_norm is None or residual_norm.training == norm.training
+    together = residual_norm is None or _uses_batch(residual_norm) == _uses_batch(norm)
     by_channel_elsewhere = site.rows > 1 and site.config.channel_dim not in (1, -3)
-    keys = [site.keys[k] for k in site.alive]
+    keys = tuple([site.keys[k] for k in site.alive])
     return (
         y.dim() == 4
+        and all(one is None or one.num_features == y.shape[1] for one in (norm, residual_norm))  # else torch says so
         and y.numel() > y.shape[1]  # as batch norm has it: more than one value a channel
         and dense
         and alike

@@ -83,7 +83,7 @@ class Router:
         self.place()
         if training and not self.scheduled and not _recomputing():
             self.advance()
-        begins = not self.ready or (training and not (self.scheduled and self.current))
+        begins = training and not (self.scheduled and self.current)
         # Not as inference tensors, which a later training step could not use.
         with torch.inference_mode(False), torch.no_grad():
             alive, temperature = self.alive(), self.temperature()
@@ -101,6 +101,7 @@ class Router:
     def go_to(self, step: int) -> None:
         """Make the draw of any step."""
         self.place()
+        self.alive()  # here, and not in a forward that the compiler looks at
         self.step, self.current = step, False
         if self.config.noise != 0:
             self.noise.copy_(self._drawn())  # in place: a captured CUDA graph reads this memory

@@ -61,8 +61,12 @@ class TracedForward:
         for i, name in names.items():
             for graph, node in zip(self.graphs, self.calls[i].nodes, strict=True):
                 _replace(graph, node, name)
+        return self.subclass(type(self.owner))
+
+    def subclass(self, first: type) -> type:
+        """A subclass of the owner's type, or of one made from it, whose forward is what the graphs are now."""
         codes = [graph.python_code("self") for graph in self.graphs]
-        return _rewritten_class(type(self.owner), tuple((code.src, code.globals) for code in codes))
+        return rewritten_class(first, tuple((code.src, code.globals) for code in codes))
 
 
 class Rewritten:
@@ -209,7 +213,8 @@ def _later_users(node: fx.Node) -> set[fx.Node]:
     return {user for user in _tensor_of(node).users if order[user] > order[node]}
 
 
-def _rewritten_class(first: type, forwards: tuple[Forward, ...]) -> type:
+def rewritten_class(first: type, forwards: tuple[Forward, ...]) -> type:
+    """A subclass with the forward of a source, or with those of two for training and eval mode."""
     key = (first, tuple(source for source, _ in forwards))
     if key not in _classes:
         compiled = [_compiled(source, names) for source, names in forwards]
@@ -258,5 +263,5 @@ def _restore(cls: type, chain: list[tuple[tuple[str, dict[str, tuple[str | None,
             )
             for source, encoded in link
         )
-        cls = _rewritten_class(cls, forwards)
+        cls = rewritten_class(cls, forwards)
     return object.__new__(cls)

@@ -34,7 +34,7 @@ def routed_activation(
     weights: Tensor,
     probabilities: Tensor,
     temperature: Tensor,
-    keys: Sequence[str],
+    keys: tuple[str, ...],
     alive: Sequence[int],
     channel_dim: int = 1,
     statistics: int = 0,
@@ -54,7 +54,7 @@ def routed_activation(
         from flexact.ops import triton_ops  # needs Triton
 
         return triton_ops.routed(
-            h, logits, weights, probabilities, temperature, tuple(keys), tuple(alive), channel_dim, statistics
+            h, logits, weights, probabilities, temperature, keys, tuple(alive), channel_dim, statistics
         )
     x, gathered = _routed_activation(
         h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
@@ -62,13 +62,18 @@ def routed_activation(
     return x, gathered
 
 
-def runs_fused(h: Tensor, keys: Sequence[str]) -> bool:
+def runs_fused(h: Tensor, keys: tuple[str, ...]) -> bool:
     """Whether Triton's kernels take this input and these candidates."""
-    if h.dtype == torch.float64 or kernels.active(h.device).name != "triton":
-        return False
-    from flexact.ops.basis import without_form
+    return h.dtype != torch.float64 and _takes_triton(h.device, keys)
 
-    return not without_form(tuple(keys))
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
+    if kernels.active(device).name != "triton":
+        return False
+    from flexact.ops.basis import without_form  # needs Triton
+
+    return not without_form(keys)
 
 
 @torch.library.custom_op("flexact::routed_activation", mutates_args=())

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.basis import Blend, coefficients, slope, value
+from flexact.ops.basis import LINEAR, Blend, coefficients, slope, value
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 from flexact.ops.launching import launch
 from flexact.ops.tiles import (
@@ -169,8 +169,11 @@ def blended(
         x += weights[b] * v
         values = values + (v,)
         if SENSITIVITIES:
-            size = tl.abs(slope(h, v, BASIS[b], FAST))
-            grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
+            if BASIS[b] == LINEAR:
+                grown = grown + (sums[b],)  # 1 everywhere: known without adding up
+            else:
+                size = tl.abs(slope(h, v, BASIS[b], FAST))
+                grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
     if DEVIATIONS:
         for i in tl.static_range(len(ALIVE)):
             deviation = -x
@@ -210,7 +213,10 @@ def _finish_statistics(
     if SENSITIVITIES:
         found = ()
         for b in tl.static_range(len(BASIS)):
-            found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
+            if BASIS[b] == LINEAR:
+                found = found + (elements * 1.0,)
+            else:
+                found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
         for i in tl.static_range(len(ALIVE)):
             sensitivities = tl.where(column == ALIVE[i], combined(found, i, BASIS, FORMS) / elements, sensitivities)
     if DEVIATIONS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -23,8 +25,20 @@ def provenance() -> dict[str, str]:
     }
 
 
+def processor() -> str:
+    """The name of the CPU, for figures that depend on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
 def _commit() -> str:
-    """Of the checkout that this file lies in; empty where there is none."""
+    """Of the checkout that this file lies in; FLEXACT_COMMIT where it travelled without its history."""
+    if told := os.environ.get("FLEXACT_COMMIT"):
+        return told
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude=*"],

@@ -1,0 +1,75 @@
+"""`flexact reproduce overhead`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexact.studies.progress import Progress
+
+Names = list[str] | None
+
+
+def overhead(
+    models: Annotated[Names, typer.Option(help="resnet18, resnet34, or both.", show_default="both")] = None,
+    modes: Annotated[
+        Names,
+        typer.Option(
+            help="eager, graph (the whole step replayed from one CUDA graph), compiled, compiled_graph.",
+            show_default="all on a GPU, eager on a CPU",
+        ),
+    ] = None,
+    ways: Annotated[
+        Names,
+        typer.Option(
+            help="plain, closed_form, compiled_form, fused, fused_bn.", show_default="all that the device has"
+        ),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Rounds of timing.", show_default="20; 5 on a CPU")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a batch.", show_default="128; 8 on a CPU")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Channels of the first stage.", show_default="64; 16 on a CPU")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="After so long nothing more is begun.", show_default="7.5; 0.7 on a CPU")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One network, three repeats, nothing compiled.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/overhead"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+) -> None:
+    """What routing costs in time, memory and parameters: the paper's overhead table."""
+    from flexact.studies.overhead.options import chosen
+    from flexact.studies.overhead.study import run
+    from flexact.studies.store import TABLE
+
+    options = chosen(
+        device,
+        quick,
+        models=_names(models),
+        modes=_names(modes),
+        ways=_names(ways),
+        repeats=repeats,
+        batch=batch,
+        width=width,
+        minutes=minutes,
+    )
+    try:
+        run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="stages"))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {out} has the stages that are done.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if not quiet:
+        print((out / TABLE).read_text(encoding="utf-8"))
+        print(f"Folder: {out}")
+
+
+def _names(given: list[str] | None) -> tuple[str, ...] | None:
+    """Names separated by commas, in one option or in several; None where the option is not there."""
+    if given is None:
+        return None
+    return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)

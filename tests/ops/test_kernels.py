@@ -1,0 +1,189 @@
+"""Which kernels run where, who decides it, and what is said where the fastest do not run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import flexact
+from flexact import FlexActError
+from flexact.ops import closed_form, kernels, routed_activation
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing forced, nothing given up, nothing remembered, and a card that is new enough."""
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "_forced", None)
+    monkeypatch.setattr(kernels, "_broken", "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    forget()
+    yield monkeypatch
+    forget()
+
+
+def forget() -> None:
+    """What is found out about the machine once for all."""
+    for name in dir(kernels):
+        getattr(getattr(kernels, name), "cache_clear", lambda: None)()
+
+
+def no_interpreter(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("TRITON_INTERPRET", "0")
+
+
+# Who decides
+
+
+def test_cpu_tensors_take_the_closed_form_even_under_tritons_interpreter(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("TRITON_INTERPRET", "1")
+    assert kernels.active("cpu") == kernels.active(CPU) == ("closed_form", "")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_cuda_tensors_take_triton() -> None:
+    assert kernels.active(CUDA) == ("triton", "")
+
+
+@pytest.mark.parametrize("name", ["closed_form", "compiled"])
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_the_variable_forces_one(name: str, device: torch.device, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("FLEXACT_KERNELS", name)
+    assert kernels.wanted() == name
+    assert kernels.active(device) == (name, f"{name} was asked for")
+
+
+def test_use_goes_before_the_variable_and_auto_takes_it_back(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("FLEXACT_KERNELS", "compiled")
+    kernels.use("closed_form")
+    assert kernels.wanted() == "closed_form"
+    kernels.use("auto")
+    assert kernels.wanted() == "auto"
+    assert kernels.active(CPU).name == "closed_form"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("TRITON_INTERPRET", "1")
+    kernels.use("triton")
+    assert kernels.active(CPU) == ("triton", "")
+    no_interpreter(fresh)
+    assert kernels.active(CPU).name == "closed_form"
+    assert kernels.active(CPU).reason == "triton was asked for, but Triton's kernels run on CUDA tensors, not on cpu"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("trition", "triton"), ("closed-form", "closed_form"), ("Compiled", "compiled")]
+)
+def test_a_wrong_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FlexActError, match=rf"use got '{wrong}'; did you mean '{meant}'\? Expected one of: auto, "):
+        kernels.use(wrong)
+    assert kernels.wanted() == "auto", "a refused name must change nothing"
+    fresh.setenv("FLEXACT_KERNELS", wrong)
+    with pytest.raises(FlexActError, match=rf"FLEXACT_KERNELS got '{wrong}'; did you mean '{meant}'\?"):
+        kernels.active(CPU)
+
+
+@pytest.mark.parametrize("wrong", ["", "fast", None, 3])
+def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
+    with pytest.raises(FlexActError, match="Expected one of: auto, triton, compiled, closed_form"):
+        kernels.use(wrong)
+
+
+def test_a_wrong_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("FLEXACT_KERNELS", "trition")
+    with pytest.raises(FlexActError, match="FLEXACT_KERNELS got 'trition'"):
+        flexact.FlexAct()(torch.randn(3))
+
+
+# Why not
+
+
+def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    fresh.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest))
+    assert kernels.active(CUDA) == ("closed_form", "the package triton is not installed")
+    kernels.use("triton")
+    assert kernels.active(CUDA).reason == "triton was asked for, but the package triton is not installed"
+
+
+@pytest.mark.parametrize(("version", "runs"), [("3.1.0", False), ("2.10.0", False), ("3.2.0", True), ("3.10.1", True)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(importlib.metadata, "version", lambda _: version)
+    reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.2"
+    assert kernels.active(CUDA) == ("triton" if runs else "closed_form", reason)
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((6, 1), False), ((7, 0), True), ((10, 0), True)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_an_old_card(capability: tuple[int, int], runs: bool, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    reason = "" if runs else "compute capability 6.1 is older than 7.0"
+    assert kernels.active(CUDA) == ("triton" if runs else "closed_form", reason)
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
+def test_other_devices_take_the_closed_form(device: str, fresh: pytest.MonkeyPatch) -> None:
+    no_interpreter(fresh)
+    assert kernels.active(device) == ("closed_form", "")
+    kernels.use("triton")
+    assert kernels.active(device).reason.endswith(f"run on CUDA tensors, not on {device}")
+
+
+def test_giving_up_is_said_once_and_lasts() -> None:
+    with pytest.warns(UserWarning, match=r"failed to build \(OSError: no compiler\); flexact goes on with the closed"):
+        kernels.give_up_triton(OSError("no compiler"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernels.give_up_triton(OSError("again"))
+    assert kernels.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
+
+
+@pytest.mark.xfail(strict=True, reason="the version is asked of a distribution called triton alone")
+def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
+    """ROCm's is called pytorch-triton-rocm, that for Windows triton-windows; the package is triton in each."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    fresh.setattr(importlib.metadata, "version", version)
+    assert kernels.active(CUDA) == ("triton", "")
+
+
+# What follows
+
+
+@pytest.mark.parametrize("name", ["closed_form", "compiled", "auto"])
+def test_every_choice_computes_the_same_on_the_cpu(name: Any) -> None:
+    torch.manual_seed(0)
+    h, p, names = torch.randn(4, 6), torch.softmax(torch.randn(1, 3), -1), ("relu", "tanh", "gelu")
+    expected, statistics = closed_form.forward(h, p, names, range(3), 1, 3)
+    kernels.use(name)
+    x, gathered = routed_activation(h, torch.zeros(3), p, p, torch.ones(()), names, range(3), statistics=3)
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(gathered, statistics)
+
+
+def test_training_on_the_cpu_does_not_import_what_needs_triton() -> None:
+    program = """
+import sys, torch, flexact
+model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+model(torch.randn(3, 2)).sum().backward()
+assert not any(name.startswith("flexact.ops.tri") for name in sys.modules)  # torch imports triton itself
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", kernels.VARIABLE)
+    }
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)

@@ -1,0 +1,63 @@
+"""Kernels as Triton's compiler takes them, which is less patient than its interpreter: built without a card."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BUILD = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from flexact.ops import batch_norm
+from flexact.ops import triton as routed
+from flexact.ops.basis import _FORMS, blend
+
+class Card:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+triton.runtime.driver.set_active(Card())
+built = []
+
+def build(kernel, grid, arguments, constants, warps):
+    names = kernel.arg_names[len(arguments):]
+    constants = [name == "FAST" or value for name, value in zip(names, constants, strict=True)]  # as on a card
+    compiled = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    built.append((kernel, len(compiled.asm["cubin"])))
+
+routed.launch = batch_norm.launch = build
+
+def norm():
+    return batch_norm.Norm(*(torch.rand(6) for _ in range(4)))
+
+names = tuple(_FORMS)
+every, few = blend(names, tuple(range(len(names)))), blend(names, (0, 3))
+temperature, h = torch.tensor(0.5), torch.randn(4, 6, 5, 7, dtype=torch.bfloat16)
+for rows, y, parts in ((1, h, every), (6, h.to(memory_format=torch.channels_last), few)):
+    p = torch.rand(rows, len(names))
+    routed.forward(y, p, parts, 1, 3)
+    routed.backward(y, y, p, p, temperature, parts, 1, True)
+    batch_norm.moments(y, torch.zeros(6), torch.ones(6), 0.1, 1e-5)
+    for other in ((None, None), (y, None), (y, norm())):
+        batch_norm.forward(y, norm(), *other, p, few, 3)
+        batch_norm.backward(y, y, norm(), *other, p, p, temperature, few, True, True)
+assert {kernel for kernel, size in built if size} >= {routed._forward, routed._backward, batch_norm._backward}
+assert len({kernel for kernel, size in built if size}) == 10
+"""
+
+
+@pytest.mark.slow
+def test_every_kernel_builds_for_a_card(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True)

@@ -1,0 +1,788 @@
+"""A site in one call with the batch norm and the addition before it: the same network, which goes back as it came."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import flexact
+from flexact import FlexConfig, convert, extract
+from flexact.fused import normalised_site
+from flexact.tracing import Rewritten
+
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+ORIGINAL = FlexConfig(init="original")
+
+pytestmark = pytest.mark.filterwarnings("ignore:flexact.convert left these as they are")
+
+
+def _torchvision(name: str) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights=None, num_classes=10)
+
+
+def _timm(name: str) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, pretrained=False, num_classes=10)
+
+
+# What makes the model, and how many calls of a site come right behind a batch norm, or behind one and an addition.
+# timm's stem stays apart: the forward that has it may checkpoint its stages, which a trace would lose.
+MODELS: dict[str, tuple[Callable[[ModuleType], nn.Module], int]] = {
+    "resnet18": (lambda _: _torchvision("resnet18"), 17),
+    "resnet50": (lambda _: _torchvision("resnet50"), 49),
+    "vgg11_bn": (lambda _: nn.Sequential(_torchvision("vgg11_bn").features, nn.Flatten()), 8),
+    "mobilenet_v3_small": (lambda _: _torchvision("mobilenet_v3_small"), 23),
+    "timm_resnet18": (lambda _: _timm("resnet18"), 16),
+    "shared": (lambda resnets: resnets.SharedResNet(), 17),
+    "functional": (lambda resnets: resnets.FunctionalResNet(), 17),
+}
+SMALL = ["mobilenet_v3_small", "shared", "functional"]
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest, resnets: ModuleType) -> tuple[nn.Module, int]:
+    """A plain model, and how many places in it can be fused."""
+    make, places = MODELS[request.param]
+    torch.manual_seed(0)
+    return trained(make(resnets)), places
+
+
+def trained(model: nn.Module) -> nn.Module:
+    """The model with batch norms like a trained one's, and without dropout, whose random numbers would differ."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+@contextmanager
+def counted() -> Iterator[list[FrameType]]:
+    """Sees the calls of `normalised_site`."""
+    calls: list[FrameType] = []
+    code = inspect.unwrap(normalised_site).__code__
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is code:
+            calls.append(frame)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+def places(model: nn.Module, x: Tensor) -> int:
+    with counted() as calls, torch.no_grad():
+        copy.deepcopy(model)(x)
+    return len(calls)
+
+
+def both(plain: nn.Module, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """A model converted as ever, and fused."""
+    return convert(copy.deepcopy(plain), **options), convert(copy.deepcopy(plain), fuse=True, **options)
+
+
+def close(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+def assert_the_same(apart: nn.Module, fused: nn.Module, x: Tensor) -> None:
+    """A forward and backward in training mode, what they leave in the model, and what it computes in eval mode."""
+    results = [model.train()(x) for model in (apart, fused)]
+    close(*results)
+    for result in results:
+        result.square().mean().backward()
+    for (name, left), (other, right) in zip(apart.named_parameters(), fused.named_parameters(), strict=True):
+        assert name == other
+        assert (left.grad is None) == (right.grad is None)
+        if left.grad is not None:
+            close(left.grad, right.grad)
+    assert list(apart.state_dict()) == list(fused.state_dict())
+    for name, value in apart.state_dict().items():
+        close(fused.state_dict()[name], value)
+    close(apart.eval()(x), fused.eval()(x))
+
+
+def described(model: nn.Module) -> list[tuple[str, type]]:
+    return [(name, type(module)) for name, module in model.named_modules(remove_duplicate=False)]
+
+
+# Whole models
+
+
+def test_a_fused_model_trains_and_evaluates_as_the_unfused_one(case: Any) -> None:
+    plain, expected = case
+    apart, fused = both(plain, config=ORIGINAL)
+    assert (places(apart, IMAGES), places(fused, IMAGES)) == (0, expected)
+    assert places(fused.eval(), IMAGES) == expected
+    assert_the_same(apart, fused, IMAGES)
+
+
+def test_committed_to_the_original_the_untouched_model_comes_back(case: Any, pick: Callable) -> None:
+    plain, expected = case
+    model = flexact.commit(pick(convert(copy.deepcopy(plain), config=ORIGINAL, fuse=True), None))
+    assert places(model, IMAGES) == expected
+    back = extract(model).eval()
+    assert described(back) == described(plain)
+    assert b"flexact" not in pickle.dumps(back).replace(b"flexact_test_resnets", b"")
+    assert torch.equal(back(IMAGES), plain.eval()(IMAGES))
+    close(model.eval()(IMAGES), back(IMAGES))
+
+
+def test_another_pick_is_extracted_without_the_fused_calls(case: Any, pick: Callable) -> None:
+    plain, _ = case
+    model = flexact.commit(pick(convert(copy.deepcopy(plain), config=ORIGINAL, fuse=True), "tanh")).eval()
+    extracted = extract(model)
+    close(extracted(IMAGES), model(IMAGES))
+    assert places(extracted, IMAGES) == 0
+    assert b"flexact.fus" not in pickle.dumps(extracted)
+    assert not any(isinstance(module, flexact.FlexAct) for module in extracted.modules())
+    assert [type(m) for m in extracted.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)] == [
+        nn.BatchNorm2d for m in plain.modules() if isinstance(m, nn.BatchNorm2d)
+    ]
+    assert list(extracted.state_dict()) == list(plain.state_dict())
+    copy.deepcopy(plain).load_state_dict(extracted.state_dict(), strict=True)
+    if not any(isinstance(module, Rewritten) for module in extracted.modules()):
+        changed = {
+            now for (_, now), (_, first) in zip(described(extracted), described(plain), strict=True) if now != first
+        }
+        assert changed == {nn.Tanh}
+
+
+def test_a_forward_that_stays_after_extraction_calls_the_parts_one_after_the_other(
+    resnets: ModuleType, pick: Callable
+) -> None:
+    apart, fused = both(resnets.FunctionalResNet())
+    extracted = [extract(pick(model, "tanh"), commit=True) for model in (apart, fused)]
+    assert [type(one) for one in extracted[0].modules()] == [type(one) for one in extracted[1].modules()]
+    source = inspect.getsource(type(extracted[1].layer2[0]).forward)
+    assert "self.relu(" in source
+    assert "self.bn2(" in source
+
+
+@pytest.mark.parametrize("case", SMALL, indirect=True)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_is_fused_too_and_extracts(case: Any, copied: Callable, pick: Callable) -> None:
+    plain, expected = case
+    model = convert(copy.deepcopy(plain), config=ORIGINAL, fuse=True).eval()
+    twin = copied(model)
+    assert torch.equal(twin(IMAGES), model(IMAGES))
+    assert repr(twin) == repr(model)
+    assert places(twin, IMAGES) == expected
+    assert described(extract(pick(twin, None), commit=True)) == described(plain)
+
+
+NETWORK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)) + x)
+
+def network():
+    return nn.Sequential(Block(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+"""
+
+LOADER = """
+import torch
+model = torch.load("model.pt", weights_only=False)
+torch.save(model.eval()(torch.load("x.pt")), "y.pt")
+import flexact
+flexact.extract(model, commit=True)
+"""
+
+
+def test_a_saved_model_works_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "network.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "network", raising=False)
+    import network
+
+    model = convert(network.network(), fuse=True).eval()
+    x = torch.randn(2, 3, 8, 8)
+    assert places(model, x) == 2
+    torch.save(x, tmp_path / "x.pt")
+    torch.save(model, tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", LOADER], cwd=tmp_path, check=True)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), model(x))
+
+
+@pytest.mark.parametrize("spelling", ["shared", "functional"])
+@pytest.mark.parametrize("config", [FlexConfig(), FlexConfig(granularity="channel")], ids=["layer", "channel"])
+def test_a_site_for_each_call_is_fused_too(resnets: ModuleType, spelling: str, config: FlexConfig) -> None:
+    torch.manual_seed(0)
+    plain = trained(resnets.SPELLINGS[spelling]())
+    apart, fused = both(plain, config=config, per_call=True, example_inputs=IMAGES)
+    assert sum(isinstance(module, flexact.FlexAct) for module in fused.modules()) == 17
+    assert places(fused, IMAGES) == 17
+    assert_the_same(apart, fused, IMAGES)
+
+
+def test_only_the_chosen_sites_are_fused(resnets: ModuleType) -> None:
+    for make in resnets.SPELLINGS.values():
+        assert places(convert(make(), "layer4.*", fuse=True), IMAGES) == 4
+        assert places(convert(make(), "penultimate", fuse=True), IMAGES) == 2
+
+
+def test_a_fused_forward_can_be_read(resnets: ModuleType) -> None:
+    model = convert(resnets.SharedResNet(), fuse=True)
+    source = inspect.getsource(type(model.layer2[0]).forward)
+    assert "normalised_site(self.relu, self.bn1, conv1)" in source
+    assert 'normalised_site(self.relu, self.bn2, conv2, downsample_0, getattr(self.downsample, "1"))' in source
+
+
+def test_a_fused_model_compiles_in_one_piece(resnets: ModuleType) -> None:
+    plain = nn.Sequential(resnets.SharedBlock(3, 3, 1), nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    model = convert(plain, fuse=True).eval()
+    assert places(model, IMAGES) == 3
+    close(torch.compile(model, backend="eager", fullgraph=True)(IMAGES), model(IMAGES))
+
+
+# One block
+
+
+class Block(nn.Module):
+    """A batch norm, a residual branch, and whatever `tail` does with their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.branch = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+        self.skip = nn.Identity()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.norm(self.conv(x)), x)
+
+    def tail(self, h: Tensor, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class NoAddition(Block):
+    def tail(self, h, x):
+        return self.act(h)
+
+
+class Operator(Block):
+    def tail(self, h, x):
+        return self.act(h + x)
+
+
+class OperatorInPlace(Block):
+    def tail(self, h, x):
+        return self.act(operator.iadd(h, x))
+
+
+class Statement(Block):
+    def tail(self, h, x):
+        h += x
+        return self.act(h)
+
+
+class Function(Block):
+    def tail(self, h, x):
+        return self.act(torch.add(h, x))
+
+
+class Method(Block):
+    def tail(self, h, x):
+        return self.act(h.add(x))
+
+
+class MethodInPlace(Block):
+    def tail(self, h, x):
+        return self.act(h.add_(x))
+
+
+class ResidualFirst(Block):
+    def tail(self, h, x):
+        return self.act(x + h)
+
+
+class Functional(Block):
+    def tail(self, h, x):
+        return F.silu(h + x)
+
+
+class Kept(Block):
+    def __init__(self):
+        super().__init__()
+        del self.act
+        self.act = F.relu
+
+    def tail(self, h, x):
+        return self.act(h + x)
+
+
+class BehindIdentities(Block):
+    def tail(self, h, x):
+        return self.act(self.skip(self.skip(h) + x))
+
+
+class Branch(Block):
+    def tail(self, h, x):
+        return self.act(h + self.branch(x))
+
+
+class BranchFirst(Block):
+    def forward(self, x):
+        branch = self.branch(x)
+        return self.act(self.norm(self.conv(x)) + branch)
+
+
+class BranchInPlace(Block):
+    def tail(self, h, x):
+        return self.act(self.skip(self.branch(x)).add_(h))
+
+
+class NestedBranch(Block):
+    def __init__(self):
+        super().__init__()
+        pooled = nn.Sequential(nn.AvgPool2d(1), nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Identity()))
+        self.branch = nn.Sequential(nn.Identity(), pooled)
+
+    def tail(self, h, x):
+        return self.act(h + self.branch(x))
+
+
+class TwoNorms(Block):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.BatchNorm2d(3)
+
+    def tail(self, h, x):
+        return self.act(h + self.other(x))
+
+
+class OnlyBranch(Block):
+    """The batch norm is the last of a Sequential that has another site inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Tanh(), *self.branch)
+
+    def forward(self, x):
+        return self.act(self.branch(x) + x)
+
+
+class SumAsResidual(Block):
+    def tail(self, h, x):
+        return self.act((x + 1) + h)
+
+
+class ByMode(Block):
+    def tail(self, h, x):
+        if self.training:
+            h = h + x
+        return self.act(h)
+
+
+FITS = {
+    NoAddition: "normalised_site(self.act, self.norm, conv)",
+    Operator: "normalised_site(self.act, self.norm, conv, x)",
+    OperatorInPlace: "normalised_site(self.act, self.norm, conv, x)",
+    Statement: "normalised_site(self.act, self.norm, conv, x)",
+    Function: "normalised_site(self.act, self.norm, conv, x)",
+    Method: "normalised_site(self.act, self.norm, conv, x)",
+    MethodInPlace: "normalised_site(self.act, self.norm, conv, x)",
+    ResidualFirst: "normalised_site(self.act, self.norm, conv, x)",
+    Functional: "normalised_site(self.silu, self.norm, conv, x)",
+    Kept: "normalised_site(self.act, self.norm, conv, x)",
+    BehindIdentities: "normalised_site(self.act, self.norm, conv, x)",
+    Branch: 'normalised_site(self.act, self.norm, conv, branch_0, getattr(self.branch, "1"))',
+    BranchFirst: 'normalised_site(self.act, self.norm, conv, branch_0, getattr(self.branch, "1"))',
+    BranchInPlace: 'normalised_site(self.act, getattr(self.branch, "1"), branch_0, conv, self.norm)',
+    NestedBranch: 'branch_1_1_0, getattr(getattr(getattr(self.branch, "1"), "1"), "1"))',
+    TwoNorms: "normalised_site(self.act, self.norm, conv, x, self.other)",
+    OnlyBranch: 'normalised_site(self.act, getattr(self.branch, "4"), branch_3, x)',
+    SumAsResidual: "normalised_site(self.act, self.norm, conv, add)",
+    ByMode: "normalised_site(self.act, self.norm, conv, x)",
+}
+X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
+def test_every_spelling_that_fits_is_fused_and_goes_back(cls: type[Block], pick: Callable) -> None:
+    torch.manual_seed(0)
+    plain = trained(cls())
+    apart, fused = both(plain, config=ORIGINAL)
+    forward = type(fused)._forward_train if cls is ByMode else type(fused).forward
+    assert FITS[cls] in inspect.getsource(forward)
+    assert places(fused, X) == places(fused.eval(), X) == (2 if cls is OnlyBranch else 1)
+    assert_the_same(apart, fused, X)
+    back = extract(pick(fused, None), commit=True)
+    assert described(back) == described(plain)
+    assert b"flexact" not in pickle.dumps(back).replace(__name__.encode(), b"")
+
+
+class UsedTwice(Block):
+    def tail(self, h, x):
+        return self.act(h) + h
+
+
+class SumUsedTwice(Block):
+    def tail(self, h, x):
+        h = h + x
+        return self.act(h) * h
+
+
+class AddedToItself(Block):
+    def tail(self, h, x):
+        return self.act(h + h)
+
+
+class Scaled(Block):
+    def tail(self, h, x):
+        return self.act(torch.add(h, x, alpha=2))
+
+
+class Shifted(Block):
+    def tail(self, h, x):
+        return self.act(h + 1.0)
+
+
+class IntoTheResidual(Block):
+    def tail(self, h, x):
+        x = x.clone()
+        y = x.add_(h)
+        return self.act(y) + x
+
+
+class UnspeakableChild(Block):
+    """torch.fx would write `self.convs.in(x)`."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleDict({"in": nn.Conv2d(3, 3, 1)})
+
+    def forward(self, x):
+        return self.act(self.norm(self.convs["in"](x)))
+
+
+class ResidualOverwritten(Block):
+    def tail(self, h, x):
+        residual = x * 1
+        h = h + residual
+        residual.mul_(2.0)
+        return self.act(h) + residual
+
+
+class OwnNorm(nn.BatchNorm2d):
+    pass
+
+
+class Subclassed(NoAddition):
+    def __init__(self):
+        super().__init__()
+        self.norm = OwnNorm(3)
+
+
+class Hooked(NoAddition):
+    def __init__(self):
+        super().__init__()
+        self.norm.register_forward_hook(double)
+
+
+class PreHooked(NoAddition):
+    def __init__(self):
+        super().__init__()
+        self.norm.register_forward_pre_hook(double_input)
+
+
+class HookedBackward(NoAddition):
+    def __init__(self):
+        super().__init__()
+        self.norm.register_full_backward_hook(double_gradient)
+
+
+class HookedBranch(Block):
+    def __init__(self):
+        super().__init__()
+        self.branch.register_forward_hook(double)
+
+    def forward(self, x):
+        return self.act(self.branch(x) + x)
+
+
+class HookedIdentity(Block):
+    def __init__(self):
+        super().__init__()
+        self.skip.register_forward_hook(double)
+
+    def tail(self, h, x):
+        return self.act(self.skip(h))
+
+
+class Patched(NoAddition):
+    def __init__(self):
+        super().__init__()
+        self.norm.forward = torch.sin
+
+
+class Untraceable(Block):
+    def forward(self, x, mask=None):
+        h = self.norm(self.conv(x))
+        return self.act(h if mask is None else h * mask)
+
+
+def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def double_input(module: nn.Module, args: Any) -> Any:
+    return (2 * args[0],)
+
+
+def double_gradient(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+    return (2 * grad_input[0],)
+
+
+STAYS = [
+    UsedTwice,
+    SumUsedTwice,
+    AddedToItself,
+    Scaled,
+    Shifted,
+    IntoTheResidual,
+    UnspeakableChild,
+    ResidualOverwritten,
+    Subclassed,
+    Hooked,
+    PreHooked,
+    HookedBackward,
+    HookedBranch,
+    HookedIdentity,
+    Patched,
+    Untraceable,
+]
+
+
+@pytest.mark.parametrize("cls", STAYS, ids=lambda cls: cls.__name__)
+def test_what_does_not_fit_is_left_as_it_is(cls: type[Block]) -> None:
+    torch.manual_seed(0)
+    plain = nn.ModuleList([trained(cls()), NoAddition()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        apart, fused = both(plain)
+    assert type(fused[0]) is cls
+    assert isinstance(fused[1], Rewritten)
+    assert_the_same(apart[0], fused[0], X)
+
+
+class SumOfOneNorm(Block):
+    def tail(self, h, x):
+        return self.act(h + self.norm(x))
+
+
+class OneNormCrosswise(Block):
+    def forward(self, x):
+        y, z = 2 * x, self.conv(x)
+        first, second = self.norm(y), self.norm(z)
+        return self.act(second) + self.act(first)
+
+
+@pytest.mark.parametrize("cls", [SumOfOneNorm, OneNormCrosswise])
+def test_a_norm_that_is_called_twice_is_so_in_the_same_order(cls: type[Block]) -> None:
+    """Its running statistics depend on it; so the first of the two calls does not move behind the second."""
+    apart, fused = both(trained(cls()))
+    assert places(fused, X) == 1
+    assert_the_same(apart, fused, X)
+
+
+class InputOverwritten(Block):
+    """The batch norm's input is another one by the time the site runs; autograd allows that only without gradients."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        h = self.norm(y)
+        y.mul_(2.0)
+        return self.act(h)
+
+
+def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is() -> None:
+    with pytest.warns(UserWarning, match="fused nothing in this model"):
+        apart, fused = both(trained(InputOverwritten()).eval())
+    with torch.no_grad():
+        close(fused(X), apart(X))
+
+
+def test_synchronised_batch_norms_are_left_alone() -> None:
+    model = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])))
+    with pytest.warns(UserWarning, match="SyncBatchNorm and other subclasses are left alone"):
+        fused = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])), fuse=True)
+    assert described(fused) == described(model)
+
+
+class OneActivationByTwoNames(Block):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Sequential(*self.branch, self.act)
+
+    def tail(self, h, x):
+        return self.act(h) + self.other(x)
+
+
+def test_an_activation_by_two_names_is_one_site_or_two(pick: Callable) -> None:
+    plain = trained(OneActivationByTwoNames())
+    apart, fused = both(plain)
+    assert places(fused, X) == 2
+    assert_the_same(apart, fused, X)
+    apart, fused = both(plain, per_call=True)
+    for model in (apart, fused):
+        pick(model.act, "tanh")
+    assert places(fused, X) == 1
+    assert_the_same(apart, fused, X)
+
+
+# Containers
+
+
+def sequence() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Identity(), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)]
+    return trained(nn.Sequential(*layers))
+
+
+def test_a_sequential_is_still_one_when_it_is_cut_and_added_to() -> None:
+    apart, fused = both(sequence())
+    changes: list[Callable[[nn.Sequential], nn.Sequential]] = [
+        lambda model: model[:2],
+        lambda model: model[1:],
+        lambda model: model.append(nn.Tanh()),
+        lambda model: model.insert(2, nn.Conv2d(3, 3, 1)),
+        lambda model: model + nn.Sequential(nn.Sigmoid()),
+        lambda model: nn.Sequential(*list(model)),
+    ]
+    for change in changes:
+        results = []
+        for model in (apart, fused):
+            torch.manual_seed(1)
+            changed = change(copy.deepcopy(model)).eval()
+            results.append(changed(X))
+        close(*results)
+
+
+def test_a_hook_or_another_norm_that_comes_later_counts_in_a_sequential() -> None:
+    apart, fused = both(sequence())
+    for model in (apart, fused):
+        model[1].register_forward_hook(double)
+    assert places(fused, X) == 0
+    close(fused.eval()(X), apart.eval()(X))
+
+
+def test_hooks_of_a_sequential_itself_stay() -> None:
+    plain = sequence()
+    plain.register_forward_hook(double)
+    apart, fused = both(plain)
+    assert places(fused, X) == 1
+    close(fused.eval()(X), apart.eval()(X))
+
+
+class Doubled(nn.Sequential):
+    """A Sequential with a forward of its own."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_traced() -> None:
+    apart, fused = both(Doubled(*sequence()))
+    assert places(fused, X) == 1
+    assert_the_same(apart, fused, X)
+
+
+# What convert says, and when it fails
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "it has no nn.BatchNorm2d without hooks"),
+        (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()), "no nn.BatchNorm2d has its output go"),
+        (Untraceable, "Untraceable: its forward decides by the argument 'mask'"),
+        (lambda: nn.Sequential(Untraceable()), "0: its forward decides by the argument 'mask'"),
+        (lambda: torch.fx.symbolic_trace(NoAddition()), "a torch.fx.GraphModule has the forward of its graph"),
+        (nn.ReLU, "it has no nn.BatchNorm2d without hooks"),
+    ],
+)
+def test_convert_says_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Module], told: str) -> None:
+    with pytest.warns(UserWarning, match="fused nothing in this model") as caught:
+        convert(make(), fuse=True)
+    assert len(caught) == 1
+    assert told in str(caught[0].message)
+    assert "\n" not in str(caught[0].message)
+
+
+class Setting(Block):
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+
+    def tail(self, h, x):
+        return self.act(h) * self.scale
+
+
+def test_the_settings_that_a_fused_forward_fixes_are_named() -> None:
+    with pytest.warns(UserWarning, match="these settings are fixed by the conversion") as caught:
+        convert(Setting(), fuse=True)
+    assert "Setting: scale" in str(caught[0].message)
+
+
+def test_a_failure_leaves_the_model_untouched(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.Hardsigmoid())
+    before = pickle.dumps(model)
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(warnings, "warn", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        convert(model, fuse=True)
+    assert type(model[0]) is resnets.FunctionalBlock
+    assert type(model[1]) is nn.Sequential
+    assert pickle.dumps(model) == before
+
+
+def test_an_extracted_model_can_be_fused_again(resnets: ModuleType, pick: Callable) -> None:
+    """Its blocks keep a forward with the first picks, which the second conversion rests on and goes back to."""
+    first = extract(pick(convert(trained(resnets.FunctionalResNet()), fuse=True), "tanh"), commit=True).eval()
+    apart, fused = both(first, config=ORIGINAL)
+    assert places(fused, IMAGES) == 17
+    back = extract(pick(copy.deepcopy(fused), None), commit=True)
+    assert described(back) == described(first)
+    assert torch.equal(back(IMAGES), first(IMAGES))
+    assert_the_same(apart, fused, IMAGES)
