@@ -134,7 +134,7 @@ def _(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(h), weights.new_empty(weights.numel())
+    return torch.empty_like(h), weights.new_empty(weights.numel() if need_logits else 0)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

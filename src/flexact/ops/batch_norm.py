@@ -92,8 +92,8 @@ def backward(
     delta: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor,
     probabilities: Tensor, temperature: Tensor, blend: Blend, batch_statistics: bool, need_logits: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients to y; to the residual, empty without one; to bias, weight and residual's weight (3, channels); to the
-    logits.
+    """Gradients to y; to the residual, empty without one; to bias, weight and, where there is a residual norm, its
+    weight (2 or 3, channels); to the logits, empty where they are not needed.
 
     batch_statistics: whether the norms' means and variances are those of y itself, and so depend on it.
     """
@@ -109,7 +109,8 @@ def backward(
     arguments = (delta, *tensors, to_h, by_norm, by_routing, *tiles.sizes, k)
     launch(_backward_sums, tiles.grid, arguments, (*blend.constants(y), need_logits, *flags, *walk), WARPS)
 
-    sums, to_logits = torch.empty(3, tiles.channels, device=y.device), weights.new_empty(rows * k)
+    sums = torch.empty(count, tiles.channels, device=y.device)
+    to_logits = weights.new_empty(rows * k if need_logits else 0)
     grid = (tiles.channels + (rows if need_logits else 0),)
     routing = (probabilities.contiguous(), temperature, to_logits)
     sizes = (tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)

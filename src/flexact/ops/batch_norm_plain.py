@@ -29,13 +29,13 @@ def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm
 def backward(
     to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to y, to the residual, and to bias, weight and the residual's weight (3, channels)."""
+    """Gradients to y, to the residual, and to bias, weight and the residual's weight, as in `batch_norm.backward`."""
     to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
-    to_residual, to_residual_weight = to_h, torch.zeros_like(to_weight)
     if residual is None:
-        to_residual = y.new_empty(0)
-    elif residual_norm is not None:
-        to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
+        return to_y, y.new_empty(0), torch.stack([to_bias, to_weight])
+    if residual_norm is None:
+        return to_y, to_h, torch.stack([to_bias, to_weight])
+    to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
     return to_y, to_residual, torch.stack([to_bias, to_weight, to_residual_weight])
 
 

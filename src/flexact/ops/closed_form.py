@@ -61,7 +61,7 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits (rows·K,), zeros where they are not needed."""
+    """The gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits (rows·K,), empty where they are not needed."""
     h = _dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     gradient = torch.empty_like(h)
@@ -79,6 +79,8 @@ def backward(
             if not _is_zero(weight):
                 sweep.add(slope, candidate.derivative(source, value), weight)
         block_gradient.copy_(slope.mul_(upstream))
+    if not need_logits:
+        return gradient, weights.new_empty(0)
     return gradient, _logit_gradient(inner.to(weights.dtype), probabilities, temperature)
 
 

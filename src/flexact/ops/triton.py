@@ -61,18 +61,18 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h and to the logits, (rows·K,); of any value where they are not needed."""
+    """The gradients to h and to the logits, (rows·K,), empty where they are not needed."""
     h, weights = dense(h), weights.contiguous()
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     rows, k = weights.shape
     gradient = torch.empty_like(h)
     if h.numel() == 0:
-        return gradient, weights.new_zeros(rows * k)
+        return gradient, weights.new_zeros(rows * k if need_logits else 0)
     tiles = _tiles(h, rows, channel_dim)
     partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
     constants = (*blend.constants(h), need_logits, rows > 1, *tiles.constants)
     launch(_backward, tiles.grid, (h, delta, weights, gradient, partials, *tiles.sizes, k), constants, WARPS)
-    to_logits = weights.new_empty(rows * k)
+    to_logits = weights.new_empty(rows * k if need_logits else 0)
     if need_logits:
         arguments = (partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows))
         launch(_finish_gradient, (rows,), arguments, (*blend.constants(h), _FINISH_BLOCK), WARPS)

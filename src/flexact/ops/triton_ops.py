@@ -276,8 +276,8 @@ def _normalised_backward(
 def _by_argument(gradients: tuple[Tensor, Tensor, Tensor, Tensor], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients to y, residual, parameters and logits, at the places of the arguments that need one."""
     to_y, to_residual, parameters, to_logits = gradients
-    to_bias, to_weight, to_residual_weight = parameters.unbind()
-    placed = {0: to_y, 1: to_weight, 2: to_bias, 5: to_residual, 6: to_residual_weight, 7: to_bias, _LOGITS: to_logits}
+    to_bias, to_weight = parameters[0], parameters[1]
+    placed = {0: to_y, 1: to_weight, 2: to_bias, 5: to_residual, 6: parameters[-1], 7: to_bias, _LOGITS: to_logits}
     return tuple(placed[i] if i in placed and needed[i] else None for i in range(_COUNT))
 
 
