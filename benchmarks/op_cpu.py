@@ -10,8 +10,6 @@ number of threads.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import os
 import platform
 import statistics
@@ -29,9 +27,10 @@ import flexact
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
 from flexact.ops import SENSITIVITY, reference, routed_activation
+from flexact.studies.provenance import processor, provenance
+from flexact.writing import write_rows
 
 SHAPE = (128, 64, 32, 32)
-MACHINE = ("device", "threads", "torch", "python", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -165,43 +164,27 @@ def _print(rows: list[Row]) -> None:
 
 
 def _write(path: Path, rows: list[Row]) -> None:
-    machine = (
-        f"{_processor()}, {os.cpu_count()} cores",
-        torch.get_num_threads(),
-        torch.__version__,
-        platform.python_version(),
-        _commit(),
-        datetime.date.today().isoformat(),
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("measurement", "value", "baseline", "ratio", "target", *MACHINE))
-        for row in rows:
-            figures = (f"{figure:.6g}" for figure in (row.value, row.baseline, row.ratio))
-            writer.writerow((row.measurement, *figures, row.target, *machine))
-    unfinished.replace(path)
+    made = provenance()
+    machine = {
+        "device": f"{processor()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "torch": made["torch"],
+        "python": platform.python_version(),
+        "commit": made["commit"],
+        "date": made["date"],
+    }
+    figures = [
+        {
+            "measurement": row.measurement,
+            "value": f"{row.value:.6g}",
+            "baseline": f"{row.baseline:.6g}",
+            "ratio": f"{row.ratio:.6g}",
+            "target": row.target,
+        }
+        for row in rows
+    ]
+    write_rows(path, [row | machine for row in figures])
     print(f"\nwritten to {path}")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _commit() -> str:
-    """The commit measured; with a + where files differ from it."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
-    return told.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

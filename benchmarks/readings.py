@@ -5,13 +5,13 @@
 Each reading runs at α = 0.3 and at α = 0 on the five truths, and at α = 0.1 on Sigmoid, which the paper's sweep has
 found there. Its distance from the paper is the mean over these eleven cells of |log₁₀((ours + 10⁻⁴)/(paper's + 10⁻⁴))|:
 0 is the paper's tables, 1 is ten times off in every cell. Rows are sorted by it, and FlexConfig.paper() is among the
-first: what is left between these is which of ReLU and LeakyReLU a seed falls on.
+first: what is left between these is which of ReLU and LeakyReLU a seed falls on. Whether the norm in ḡ is taken per
+sample or per element is not among the readings: on one unit a sample has one element, and both are the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from flexact.studies.paper_tables import ALPHA, SYNTHETIC
 from flexact.studies.provenance import provenance
 from flexact.studies.replicas import Cell, Task, train
 from flexact.studies.workers import cores, run_in_processes
+from flexact.writing import write_rows
 
 EPOCHS = 100
 
@@ -81,7 +82,7 @@ def _trained(seeds: int, truths: tuple[str, ...], **fields: Any) -> dict[str, tu
 
 def _papers(alpha: float, truth: str) -> float:
     if alpha == 0.1:
-        return ALPHA["flexact-a0.1"][0]
+        return ALPHA[alpha][0]
     return float(SYNTHETIC[f"flexact-a{alpha:g}"][truth].split()[0])
 
 
@@ -116,11 +117,7 @@ def main() -> None:
     made = provenance()
     rows = [_row(reading, outcomes[index]) | made for index, reading in enumerate(tried)]
     rows.sort(key=lambda row: float(row["distance"]))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(arguments.out, rows)
     print(f"written: {arguments.out}")
 
 

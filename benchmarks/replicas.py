@@ -9,11 +9,8 @@ thread, and the figures are medians, so that a busy machine slows both down alik
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import platform
 import statistics
-import subprocess
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +19,13 @@ import torch
 
 from flexact.studies.models import activation
 from flexact.studies.options import Options
+from flexact.studies.provenance import processor, provenance
 from flexact.studies.replicas import train
 from flexact.studies.workers import cores
+from flexact.writing import write_rows
 
 MODELS = ("flexact-default", "flexact-a0.3", "relu", "splash")
 TARGET = 10.0
-FIGURES = ("model", "replicas", "epochs", "together_s", "one_by_one_s", "times_faster", "target")
-COLUMNS = (*FIGURES, "device", "torch", "python", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -84,25 +81,28 @@ def _together(model: str, options: Options) -> float:
 
 
 def _write(path: Path, rows: list[Row], epochs: int) -> None:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
-    machine = [f"{_processor()}, {cores()} cores", torch.__version__, platform.python_version(), commit]
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in rows:
-            figures = [f"{row.together:.3f}", f"{row.one_by_one:.3f}", f"{row.times_faster:.1f}", f">= {TARGET:g}"]
-            writer.writerow([row.model, row.replicas, epochs, *figures, *machine, today])
+    made = provenance()
+    machine = {
+        "device": f"{processor()}, {cores()} cores",
+        "torch": made["torch"],
+        "python": platform.python_version(),
+        "commit": made["commit"],
+        "date": made["date"],
+    }
+    figures = [
+        {
+            "model": row.model,
+            "replicas": row.replicas,
+            "epochs": epochs,
+            "together_s": f"{row.together:.3f}",
+            "one_by_one_s": f"{row.one_by_one:.3f}",
+            "times_faster": f"{row.times_faster:.1f}",
+            "target": f">= {TARGET:g}",
+        }
+        for row in rows
+    ]
+    write_rows(path, [row | machine for row in figures])
     print(f"written: {path}")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int],
     def choose(tile: int, programs: int) -> None:
         monkeypatch.setattr(tiles, "TILE", tile)
         monkeypatch.setattr(tiles, "PROGRAMS", programs)
+        monkeypatch.setattr(tiles.Tiles.__init__, "__defaults__", (programs,))
         forget()
 
     def forget() -> None:

@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +37,10 @@ def told(capsys, *arguments: str) -> str:
         (["--models", ","], "--models names nothing"),
         (["--candidates", ","], "at least two candidates"),
         (["--truths", ","], "--truths names nothing"),
+        (["--candidates", "relu,original"], "'original' stands for what a converted network had"),
+        (["--truths", "original"], "'original' stands for what a converted network had"),
+        (["--truths", "gelu"], "can never find the truth gelu; name it in --candidates too"),
+        (["--models", "flexact-a0,flexact-a0.0"], "--models may name each once; repeated: flexact-a0"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--epochs", "0"], "--epochs must be"),
         (["--resume", "--overwrite"], "give one of the two"),
@@ -74,6 +79,13 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     assert "results.csv, line 2:" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out, "--resume")
 
 
+def test_without_what_the_page_needs_nothing_is_trained(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    message = told(capsys, "reproduce", "synthetic", *TINY, "--out", str(tmp_path / "run"))
+    assert "pip install 'flexact[report]'" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_unknown_folder_has_no_report(capsys, tmp_path):
     told(capsys, "report", str(tmp_path / "nowhere"))
 
@@ -92,6 +104,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert f"flexact {' '.join(arguments)} --out {tmp_path / 'run'} --resume" in err
+    program = shlex.split(err.partition("Go on with: ")[2])[:3]
+    assert subprocess.run([*program, "--help"], capture_output=True).returncode == 0
     assert (tmp_path / "run" / "results.csv").read_text().count("\n") > 1
     assert out == ""
 

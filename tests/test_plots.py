@@ -46,7 +46,7 @@ def test_probabilities_have_one_heat_map_a_candidate() -> None:
 def test_final_bars_are_the_last_record() -> None:
     (panel,) = plots.final_picks(_history()).panels
     assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.0, 0.9], "tanh": [1.0, 0.1]}
-    assert plots.final_table(_history()) == [("a", "tanh", 1.0, "", 1.0), ("b", "relu", 0.9, "tanh", 0.8)]
+    assert plots.final_table(_history()) == [("a", "tanh", 1.0, None, 1.0), ("b", "relu", 0.9, "tanh", 0.8)]
 
 
 def test_channels_of_a_site_are_shown_as_their_mean() -> None:

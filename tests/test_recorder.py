@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from flexact import FlexActError, Recorder, convert, selection
+from flexact import FlexActError, FlexConfig, Recorder, convert, selection
 
 
 def network() -> nn.Sequential:
@@ -62,7 +62,10 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
         assert json.loads(lines[-1])["step"] == step
         nudge(model, 1.0)
     recorder.close()
-    assert json.loads(path.read_text().splitlines()[0]) == {"flexact_history": 1}
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header["flexact_history"] == 1
+    assert header["policy"]["alpha"] == FlexConfig().alpha
+    assert header["versions"]["torch"] == torch.__version__
     assert Recorder.load(path) == recorder.history
     assert len(Recorder.load(path)) == 3
 
@@ -89,9 +92,10 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
 
 
-def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 1}', '{"flexact_history": 1, "policy": {"al'])
+def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path, start: str) -> None:
     path = tmp_path / "history.jsonl"
-    path.write_text('{"flexact_his')
+    path.write_text(start)
     with Recorder(network(), path) as recorder:
         recorder.record(0)
     assert len(Recorder.load(path)) == 1
@@ -215,7 +219,16 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"my": "data"}', b"hello", b"\x89PNG\r\n\xff", b'{"flexact_history": 2}', b"\n", b"a,b\n1,2\n"]
+    "content",
+    [
+        b'{"my": "data"}',
+        b"hello",
+        b"\x89PNG\r\n\xff",
+        b'{"flexact_history": 2}',
+        b'{"flexact_history": 12',
+        b"\n",
+        b"a,b\n1,2\n",
+    ],
 )
 def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"

@@ -250,7 +250,9 @@ def test_moving_a_model_puts_its_draws_on_the_new_device() -> None:
     model.to("meta")
     model(torch.randn(2, 3, device="meta"))
     router = sites_of(model)[0].router
-    assert {table.device.type for table in (router.p, router.noise, router.alpha, router.mean_statistics()[0])} == {"meta"}
+    assert {table.device.type for table in (router.p, router.noise, router.alpha, router.mean_statistics()[0])} == {
+        "meta"
+    }
 
 
 def test_gumbels_mean_and_variance() -> None:

@@ -14,6 +14,27 @@ Call = tuple[int, int]
 """The first row of a call's site, and how many it has."""
 
 
+def rank_count() -> int:
+    """How many processes train together; 1 where torch.distributed is not in use."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 1
+    return torch.distributed.get_world_size()
+
+
+def mean_over_ranks(values: Tensor) -> Tensor:
+    """The mean of a tensor over all ranks; with several, each of them has to call this.
+
+    DistributedDataParallel averages gradients and nothing else: a policy that read its own rank's statistics would move
+    the logits apart from the other ranks'.
+    """
+    ranks = rank_count()
+    if ranks == 1:
+        return values
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total / ranks
+
+
 class Gathered:
     """Statistics of all calls since the last `clear`, by row of the routing."""
 
@@ -32,7 +53,7 @@ class Gathered:
         self._tables.append(statistics)
 
     def means(self, device: torch.device) -> Tensor:
-        """Over the calls of each row, (2, rows, K); 0 where there were none."""
+        """Over the calls of each row and over the ranks, (2, rows, K); 0 where there were none."""
         self._arrange(device)
         tables = [
             F.pad(table, (0, self.k - table.shape[2])) if table.shape[2] < self.k else table for table in self._tables
@@ -40,7 +61,7 @@ class Gathered:
         if not self._even:  # a row of zeros, for rows that were called less often than others
             tables.append(torch.zeros(2, 1, self.k, device=device))
         of_row = torch.cat(tables, dim=1)[:, self._places]
-        return of_row.sum(2) / self._counts
+        return mean_over_ranks(of_row.sum(2) / self._counts)
 
     def called(self, device: torch.device) -> Tensor:
         """Which rows were called at all, (rows, 1)."""

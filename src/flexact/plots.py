@@ -101,14 +101,15 @@ def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Pict
     return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
 
 
-def final_table(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, str, float]]:
-    """Site, pick, probability, runner-up and margin in the last record, in depth order."""
+def final_table(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, str | None, float]]:
+    """Site, pick, probability, runner-up and margin in the last record, in depth order; a site that has committed has
+    no runner-up."""
     sites, _, table = _by_site(history)
     rows = []
     for site in sites:
         ranked = sorted(table[site][-1].items(), key=lambda p: -p[1])
         if ranked:
-            second = ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else ("", 0.0)
+            second = ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else (None, 0.0)
             rows.append((site, *ranked[0], second[0], ranked[0][1] - second[1]))
     return rows
 

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import operator
-import os
+import platform
+import re
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.layer import sites_of
 from flexact.selection import selection
+from flexact.writing import write_whole
 
 VERSION = 1
-_HEADER = json.dumps({"flexact_history": VERSION})
+_KEY = "flexact_history"
+_OPENING = json.dumps({_KEY: VERSION})[:-1]
 
 
 class Recorder:
     """Keeps the probabilities of all sites over training, in memory and, if asked to, on disk.
 
-    path: a JSON-lines file, one whole line a record; an existing one is gone on with.
+    path: a JSON-lines file, one whole line a record; an existing one is gone on with. Its first line has the policy and
+    the versions, for `flexact report`.
     tensorboard: a folder for TensorBoard scalars (needs flexact[tensorboard]).
 
     A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
@@ -122,17 +130,28 @@ class Recorder:
         """Write the file anew, whole or not at all, and go on at its end."""
         if self._file is not None:
             self._file.close()
-        fresh = self._path.with_name(self._path.name + ".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            for line in [_HEADER, *map(json.dumps, self.history)]:
-                file.write(line + "\n")
-        os.replace(fresh, self._path)
+        lines = [_header(self.model), *self.history]
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         self._file = self._path.open("a", encoding="utf-8")
 
     def _write(self, entry: dict[str, Any]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
+
+
+def _header(model: nn.Module) -> dict[str, Any]:
+    """The first line of a file: what it is, and what the run was made with."""
+    header: dict[str, Any] = {_KEY: VERSION}
+    sites = sites_of(model)
+    if sites:
+        fields = sites[0].policy.to_dict()
+        del fields["candidates"]  # each record has those of each site
+        header["policy"] = fields
+    header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
+    with suppress(PackageNotFoundError):  # a source tree on the path has no version
+        header["versions"]["flexact"] = version("flexact")
+    return header
 
 
 def _number(name: str, value: Any) -> float:
@@ -158,7 +177,8 @@ def _existing(path: Path) -> list[dict[str, Any]]:
         return []
     text = _text(path)
     whole = _without_cut_line(text)
-    return _parsed(path, whole if whole or _HEADER.startswith(text) else text)
+    cut_header = _OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)
+    return _parsed(path, whole if whole or cut_header else text)
 
 
 def _without_cut_line(text: str) -> str:
@@ -197,10 +217,8 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
 
 
 def _check_header(path: Path, header: Any) -> None:
-    version = header.get("flexact_history") if isinstance(header, dict) else None
-    if not isinstance(version, int):
-        raise FlexActError(
-            f'{path} is not a history of flexact: its first line must be {{"flexact_history": {VERSION}}}.'
-        )
-    if version > VERSION:
-        raise FlexActError(f"{path} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
+    number = header.get(_KEY) if isinstance(header, dict) else None
+    if not isinstance(number, int):
+        raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{_KEY}": {VERSION}.')
+    if number > VERSION:
+        raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")

@@ -83,7 +83,7 @@ class Case:
         p, parts = self.probabilities(), blend(NAMES, tuple(range(K)))
         x, statistics = batch_norm.forward(self.y, own, self.residual, others, p, parts, SENSITIVITY)
         temperature = torch.tensor(TEMPERATURE, device=self.y.device)
-        to_y, to_residual, (to_bias, to_weight, to_residual_weight), to_logits = batch_norm.backward(
+        to_y, to_residual, (to_bias, to_weight, *to_residual_weight), to_logits = batch_norm.backward(
             self.delta, self.y, own, self.residual, others, p, p, temperature, parts, uses_batch(norm), True
         )
         found = {"x": x, "statistics": statistics[0], **_running("norm", norm), **_running("residual_norm", other)}
@@ -93,7 +93,7 @@ class Case:
         if norm.affine:
             found |= {"to norm.weight": to_weight, "to norm.bias": to_bias}
         if other is not None and other.affine:
-            found |= {"to residual_norm.weight": to_residual_weight, "to residual_norm.bias": to_bias}
+            found |= {"to residual_norm.weight": to_residual_weight[0], "to residual_norm.bias": to_bias}
         return found
 
     def probabilities(self) -> Tensor:

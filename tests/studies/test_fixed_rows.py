@@ -1,4 +1,4 @@
-"""The fixed rows of the first table against a numerical optimum, and so against the paper's digits."""
+"""The fixed rows of the first table against a numerical optimum, and so against the paper's."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.studies.options import Options
 from flexact.studies.paper_tables import SYNTHETIC
 from flexact.studies.runner import Group, train_group
-from flexact.studies.store import RESULT_COLUMNS
 
 FUNCTIONS = {
     "relu": lambda h: np.maximum(h, 0),
@@ -40,14 +39,13 @@ def test_closed_forms_of_the_optimum():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", PAPER_CANDIDATES)
-def test_every_fixed_row_is_at_its_numerical_optimum_and_equals_the_papers(model):
+def test_every_fixed_row_is_within_one_percent_of_its_numerical_optimum_and_of_the_papers(model):
     options = Options(models=(model,))
-    lines = train_group(Group("synthetic", model, options), lambda epoch: None).results
-    rows = [dict(zip(RESULT_COLUMNS, line, strict=True)) for line in lines]
+    rows = train_group(Group("synthetic", model, options), lambda epoch: None).results
     for truth in PAPER_CANDIDATES:
-        errors = [float(row["mse"]) for row in rows if row["truth"] == truth]
+        errors = [row.mse for row in rows if row.truth == truth]
         assert len(errors) == 5
         mean, best = sum(errors) / 5, least_error(model, truth)
-        assert mean == pytest.approx(best, rel=0.02, abs=5e-5), truth
+        assert mean == pytest.approx(best, rel=0.01, abs=5e-6), truth
         paper = float(SYNTHETIC[model][truth].split()[0])
-        assert mean == pytest.approx(paper, rel=0.02, abs=1e-4), truth
+        assert mean == pytest.approx(paper, rel=0.01, abs=5e-5), truth  # it prints four decimals

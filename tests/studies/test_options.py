@@ -23,7 +23,13 @@ from flexact.studies.options import Options
         ({"truths": ()}, "--truths names nothing"),
         ({"truths": ("relu", "relu")}, "--truths may name each once; repeated: relu"),
         ({"candidates": ("relu", "sigmod")}, "unknown candidate 'sigmod'; did you mean 'sigmoid'"),
-        ({"candidates": ("relu",)}, "at least two candidates"),
+        ({"candidates": ("relu",)}, "--candidates must name at least two candidates to pick from; got relu"),
+        ({"candidates": ("relu", "tanh", "relu")}, "--candidates may name each once; repeated: relu"),
+        ({"candidates": ("relu", "original")}, "'original' stands for .* name the candidate itself"),
+        ({"truths": ("original",)}, "'original' stands for .* name the truth itself"),
+        ({"models": ("flexact-a0", "flexact-a0.0")}, "--models may name each once; repeated: flexact-a0"),
+        ({"slope": "steep"}, "--slope must be a finite number"),
+        ({"truths": ["relu"]}, "--truths must be names"),
     ],
 )
 def test_bad_options_are_refused_with_what_was_given(changes, message):
@@ -31,9 +37,29 @@ def test_bad_options_are_refused_with_what_was_given(changes, message):
         Options(**changes)
 
 
-def test_options_describe_the_task_and_know_the_papers():
-    assert Options().is_papers_task
+def test_no_advice_on_the_command_line_is_about_python():
+    for changes in ({"truths": ("tahn",)}, {"candidates": ("relu", "sigmod")}):
+        with pytest.raises(FlexActError) as told:
+            Options(**changes)
+        assert "register_candidate" not in str(told.value)
+
+
+def test_options_describe_the_task():
     options = Options(slope=3.0, label_noise=0.05, distractors=10, target_scale=10.0, hidden=16)
-    assert not options.is_papers_task
     assert (options.task.slope, options.task.label_noise, options.task.distractors) == (3.0, 0.05, 10)
     assert (options.task.target_scale, options.task.hidden) == (10.0, 16)
+
+
+def test_one_alpha_has_one_name():
+    assert Options(models=("flexact-a0.0", "flexact-a0.30", "flexact-a1.0")).models == (
+        "flexact-a0",
+        "flexact-a0.3",
+        "flexact-a1",
+    )
+
+
+def test_options_come_back_from_plain_types():
+    options = Options(seeds=2, models=("relu",), slope=3.0)
+    assert Options.from_dict(options.to_dict()) == options
+    with pytest.raises(FlexActError, match="unknown option 'slpoe'; did you mean 'slope'"):
+        Options.from_dict({"slpoe": 3.0})

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from flexact import FlexActError
+from flexact.studies.averages import mean_and_deviation
 from flexact.studies.report import build
+from flexact.studies.report_alpha import alphas
 from flexact.studies.report_charts import plain
-from flexact.studies.report_data import mean_and_spread, read_histories, read_study
+from flexact.studies.report_data import StudyRun, read_histories, read_run
 from flexact.studies.report_page import markdown
-from flexact.studies.report_pictures import alphas, study_pictures
+from flexact.studies.report_pictures import study_pictures
+from flexact.studies.store import Moment, Result, read_config
 
 
 def _folders() -> ModuleType:
@@ -31,6 +35,8 @@ def _folders() -> ModuleType:
 
 folders = _folders()
 
+RESULTS, HISTORY = ",".join(Result._fields), ",".join(Moment._fields)
+
 
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,10 +46,10 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(folder)
 
 
-def _study(folder: Path) -> Any:
-    study = read_study(folder)
-    assert study is not None
-    return study
+def _run(folder: Path) -> StudyRun:
+    config = read_config(folder)
+    assert config is not None
+    return read_run(folder, config)
 
 
 def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
@@ -79,29 +85,44 @@ def test_same_files_give_the_same_report(synthetic: Path) -> None:
     assert [path.read_bytes() for path in written] == before
 
 
-def test_selection_is_the_mean_over_seeds_with_a_band(synthetic: Path) -> None:
-    study = _study(synthetic)
-    panel = study_pictures(study)[0].panels[0]
+def test_selection_is_the_mean_over_seeds_with_a_band_until_the_picks_are_made(synthetic: Path) -> None:
+    run = _run(synthetic)
+    panel = study_pictures(run)[0].panels[0]
     assert panel.title == "truth: relu"
     line = next(line for line in panel.lines if line.name == "relu")
-    seeds = study.history["flexact-default", "relu"]["relu"][5.0]
-    mean, std = mean_and_spread(seeds)
+    seeds = run.history["flexact-default", "relu"]["relu"][25]
+    mean, std = mean_and_deviation(seeds)
     assert line.y[5] == pytest.approx(sum(seeds) / 2) == pytest.approx(mean)
     assert line.band is not None
     assert line.band[0][5] == pytest.approx(mean - std)
+    assert line.width > max(other.width for other in panel.lines if other is not line)
+
+
+def test_no_band_covers_the_chart_where_seeds_have_picked_differently(synthetic: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "results.csv", "curves.csv"):
+        (tmp_path / name).write_bytes((synthetic / name).read_bytes())
+    lines = (synthetic / "history.csv").read_text(encoding="utf-8")
+    for epoch in (90, 95, 100):  # one seed commits to another candidate than the other
+        lines = lines.replace(f"flexact-default,relu,1,{epoch},relu,1\n", f"flexact-default,relu,1,{epoch},relu,0\n")
+        lines = lines.replace(f"flexact-default,relu,1,{epoch},tanh,0\n", f"flexact-default,relu,1,{epoch},tanh,1\n")
+    (tmp_path / "history.csv").write_text(lines, encoding="utf-8")
+    line = next(line for line in study_pictures(_run(tmp_path))[0].panels[0].lines if line.name == "relu")
+    assert line.band is not None
+    assert line.y[-1] == line.band[0][-1] == line.band[1][-1] == 0.5
+    assert line.band[0][5] < line.band[1][5]
 
 
 def test_curves_of_other_papers_units_are_off_at_first(synthetic: Path) -> None:
-    curves = next(picture for picture in study_pictures(_study(synthetic)) if picture.slug == "curves")
+    curves = next(picture for picture in study_pictures(_run(synthetic)) if picture.slug == "curves")
     shown = {line.name: line.shown for line in curves.panels[0].lines}
     assert shown.pop("prelu") is False
     assert all(shown.values())
 
 
 def test_alpha_pictures(tmp_path: Path) -> None:
-    study = _study(folders.alpha_folder(tmp_path))
-    assert list(alphas(study).values()) == [tenth / 10 for tenth in range(11)]
-    pictures = {picture.slug: picture for picture in study_pictures(study)}
+    run = _run(folders.alpha_folder(tmp_path))
+    assert list(alphas(run).values()) == [tenth / 10 for tenth in range(11)]
+    pictures = {picture.slug: picture for picture in study_pictures(run)}
     assert list(pictures) == ["curves", "error", "probabilities", "grid"]
     assert len(pictures["curves"].panels[0].lines) == 12
     grid = pictures["probabilities"].panels[0].grid
@@ -114,13 +135,25 @@ def test_alpha_pictures(tmp_path: Path) -> None:
     assert star.y[0] == min(error.y)
 
 
-def test_corrections_stand_beside_the_papers(tmp_path: Path) -> None:
-    (panel,) = study_pictures(_study(folders.corrections_folder(tmp_path)))[0].panels
+def test_corrections_stand_beside_the_papers_under_names_people_read(tmp_path: Path) -> None:
+    errors, selection = study_pictures(_run(folders.corrections_folder(tmp_path)))
+    (panel,) = errors.panels
     ours, paper = panel.bars
     assert panel.log_values
-    assert paper.values[panel.rows.index("output_norm")] == 0.35629
+    assert paper.values[panel.rows.index("output normalisation")] == 0.35629
     assert ours.errors is not None
     assert len(ours.values) == len(panel.rows) == 5
+    assert selection.panels[0].title == "no correction, truth: sigmoid"
+
+
+def test_the_papers_bars_come_from_the_options_not_from_the_table(tmp_path: Path) -> None:
+    folder = folders.corrections_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["options"]["slope"] = 3.0
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    errors = study_pictures(_run(folder))[0]
+    assert [bars.name for bars in errors.panels[0].bars] == ["ours"]
+    assert "paper" not in errors.sentence
 
 
 def test_study_without_curves_or_history_still_has_a_page(tmp_path: Path) -> None:
@@ -131,7 +164,8 @@ def test_study_without_curves_or_history_still_has_a_page(tmp_path: Path) -> Non
 
 
 def test_study_of_another_kind_shows_its_table(tmp_path: Path) -> None:
-    folders.study_folder(tmp_path, "cifar", ["relu"], ["relu"], "| a |\n|---|\n| shown |\n")
+    folders.study_folder(tmp_path, "another", ["relu"], ["relu"], "| a |\n|---|\n| shown |\n")
+    (tmp_path / "results.csv").write_text("columns,of,its,own\n", encoding="utf-8")
     assert "<td>shown</td>" in build(tmp_path).read_text(encoding="utf-8")
 
 
@@ -139,6 +173,9 @@ def test_recorders_folder_is_reported(tmp_path: Path) -> None:
     folder = folders.recorder_folder(tmp_path, steps=4)
     page = build(folder).read_text(encoding="utf-8")
     assert "4 records of 4 sites" in page
+    assert "<td>-</td>" in page  # a committed site has no runner-up
+    assert "<h3>history.jsonl: policy</h3>" in page
+    assert f"<td>torch</td><td>{torch.__version__}</td>" in page
     assert folders.HOSTILE not in page
     assert (folder / "figures" / "history-probabilities.svg").exists()
 
@@ -154,7 +191,7 @@ def test_two_histories_are_two_sections_with_their_own_figures(tmp_path: Path) -
 
 def test_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
     _write_history(tmp_path / "history.jsonl", tail='{"step": 2, "si')
-    assert [entry["step"] for entry in read_histories(tmp_path)["history.jsonl"]] == [0, 1]
+    assert [entry["step"] for entry in read_histories(tmp_path)["history.jsonl"].records] == [0, 1]
 
 
 def test_corrupt_line_of_a_cut_history_is_named_with_its_own_path(tmp_path: Path) -> None:
@@ -175,19 +212,26 @@ def test_folder_with_neither_says_what_was_looked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("results.csv", "model,truth\n", r"results\.csv, line 1: the columns must begin with study,model"),
-        ("results.csv", "", r"results\.csv, line 1: .*found nothing"),
+        ("results.csv", "model,truth\n", r"results\.csv, line 1: expected the columns study,model"),
+        ("results.csv", "", r"results\.csv, line 1: .*there is none"),
         (
             "results.csv",
-            "study,model,truth,seed,pick,probability,mse\ns,m,t,0,p,0.5\n",
-            r"results\.csv, line 2: 6 cells",
+            f"{RESULTS}\nsynthetic,relu,relu,0,relu\n",
+            r"results\.csv, line 2: expected 9 columns, found 5",
         ),
-        ("results.csv", "study,model,truth,seed,pick,probability,mse\ns,m,t,0,p,x,1\n", r"line 2: probability is 'x'"),
-        ("history.csv", "model,truth,seed,epoch,candidate,probability\nm,t,0,0,c,1\nm,t,0,one,c,1\n", r"line 3: epoch"),
+        ("results.csv", f"{RESULTS}\nsynthetic,relu,relu,0,relu,x,1,1,1\n", r"line 2: probability is 'x'"),
+        ("results.csv", f"{RESULTS}\nsynthetic,relu,gelu,0,relu,1,1,1,1\n", r"line 2: .* is no part of this run"),
+        ("results.csv", f"{RESULTS}\nsynthetic,relu,relu,0,relu,1,1,1,1", r"line 2: the line is cut off"),
+        ("history.csv", f"{HISTORY}\nrelu,relu,0,0,relu,1\nrelu,relu,0,one,relu,1\n", r"line 3: epoch is 'one'"),
         ("curves.csv", "x\n", r"curves\.csv, line 1"),
         ("config.json", '{"flexact_study": 1,\n oops}', r"config\.json, line 2: not valid JSON"),
         ("config.json", '{"flexact_study": 9, "study": "synthetic"}', "version 9"),
         ("config.json", '{"flexact_study": 1}', "does not name its study"),
+        (
+            "config.json",
+            '{"flexact_study": 1, "study": "synthetic", "options": {"seeds": 0}}',
+            r"config\.json: --seeds must be",
+        ),
     ],
 )
 def test_corrupt_file_is_named_with_its_line(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -208,7 +252,7 @@ def test_bytes_that_are_not_text_are_named_with_their_line(tmp_path: Path) -> No
 def test_missing_results_are_told(tmp_path: Path) -> None:
     folders.synthetic_folder(tmp_path)
     (tmp_path / "results.csv").unlink()
-    with pytest.raises(FlexActError, match=r"no results\.csv"):
+    with pytest.raises(FlexActError, match=r"there is no .*results\.csv: no model of this run is done"):
         build(tmp_path)
 
 
@@ -230,14 +274,7 @@ def test_corrupt_history_is_named_with_its_line(tmp_path: Path, record: dict[str
 @pytest.mark.parametrize("package", ["matplotlib", "plotly", "markdown_it"])
 def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     folders.corrections_folder(tmp_path)
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == package:
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FlexActError, match=r"pip install 'flexact\[report\]'"):
         build(tmp_path)
     assert not (tmp_path / "report.html").exists()
@@ -248,6 +285,11 @@ def test_markdown_shows_html_as_text_and_loads_no_image() -> None:
     assert "<h3>Title</h3>" in shown
     assert "<img" not in shown
     assert "href" not in shown.replace('href="http://x/y.png"', "")
+
+
+def test_rows_of_the_papers_numbers_stand_back(synthetic: Path) -> None:
+    page = (synthetic / "report.html").read_text(encoding="utf-8")
+    assert page.count('<tr class="muted">') == page.count("<td>- paper's</td>") == 9
 
 
 def test_plotly_reads_no_tags_and_no_templates_in_names() -> None:

@@ -53,22 +53,31 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-# What each page must hold: figures, charts and tables (the configuration's two among a study's).
-PAGES = {"synthetic": (4, 10, 4), "alpha": (4, 9, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 1)}
+# What each page must hold: figures, charts and tables (the configuration's two among them).
+PAGES = {"synthetic": (4, 10, 4), "alpha": (4, 9, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 3)}
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One page of each kind of folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_write_figures", lambda *_: None)  # test_report.py draws them; the page shows none
-        return {name: report.build(getattr(folders, f"{name}_folder")(tmp_path_factory.mktemp(name))) for name in PAGES}
+    """One page of each kind of folder; test_report.py draws the figures, and the page shows none."""
+    made = {name: getattr(folders, f"{name}_folder")(tmp_path_factory.mktemp(name)) for name in PAGES}
+    return {name: report.read(folder).write_page() for name, folder in made.items()}
+
+
+EMPTY = (
+    "[...document.querySelectorAll('.chart')]"
+    ".filter((c) => !c.querySelector('svg.main-svg .trace, svg.main-svg .hm image')).map((c) => c.id)"
+)
+"""The charts without anything drawn in them."""
 
 
 def _open(browser: Any, path: Path, width: int) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(path.as_uri())
+    deadline = time.monotonic() + 30
+    while browser.execute_script(f"return {EMPTY}.length") and time.monotonic() < deadline:
+        time.sleep(0.1)  # plotly draws after the page is there
 
 
 @pytest.mark.parametrize("width", [400, 1400])
@@ -77,13 +86,13 @@ def test_page_is_complete_and_fits(browser: Any, pages: dict[str, Path], name: s
     _open(browser, pages[name], width)
     assert browser.get_log("browser") == []
     found = browser.execute_script(
+        f"const empty = {EMPTY};"
         """
         const charts = [...document.querySelectorAll('.chart')];
-        const drawn = (c) => c.querySelector('svg.main-svg .trace, svg.main-svg .hm image');
         const boxes = [...document.querySelectorAll('.chart svg.main-svg, .legend, .scroll, h1, h2, h3, h4, p, li')];
         return {
           counts: ['figure', '.chart', 'table'].map((kind) => document.querySelectorAll(kind).length),
-          empty: charts.filter((c) => !drawn(c)).map((c) => c.id),
+          empty: empty,
           low: charts.filter((c) => c.clientHeight < 100 || c.clientWidth < 250).map((c) => c.id),
           scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth,
           outside: boxes.filter((b) => b.getBoundingClientRect().right > innerWidth + 1).map((b) => b.outerHTML),
@@ -107,10 +116,34 @@ def test_wide_table_scrolls_in_its_own_box(browser: Any, tmp_path: Path) -> None
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_cut_off_or_runs_into_its_neighbour_on_a_narrow_page(
+    browser: Any, pages: dict[str, Path], name: str
+) -> None:
+    _open(browser, pages[name], 400)
+    found = browser.execute_script(
+        """
+        const cut = [...document.querySelectorAll('td, th')].filter((e) => e.scrollWidth > e.clientWidth + 1);
+        const touching = [];
+        for (const chart of document.querySelectorAll('.chart')) {
+          const upright = (e) => !e.getAttribute('transform').includes('-');
+          const labels = [...chart.querySelectorAll('.xtick text')].filter(upright);
+          const boxes = labels.map((e) => e.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+          boxes.slice(1).forEach((box, i) => { if (box.left < boxes[i].right + 2) touching.push(chart.id); });
+        }
+        const rows = [...document.querySelectorAll('#errors .ytick text')];
+        return [cut.map((e) => e.textContent), touching, rows.filter((e) => e.textContent.includes('…')).length];
+        """
+    )
+    assert found == [[], [], 0]
+
+
 def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> None:
     _open(browser, pages["recorder"], 1400)
     site = folders.HOSTILE + ".1"
-    cells = browser.execute_script("return [...document.querySelectorAll('td:first-child')].map((e) => e.textContent)")
+    cells = browser.execute_script(
+        "return [...document.querySelectorAll('section td:first-child')].map((e) => e.textContent)"
+    )
     assert cells == ["1", "3", site, "head $x_1$ %{x}.0"]
     labels = browser.execute_script(
         "return [...document.querySelectorAll('#history-final .ytick text')].map((e) => e.textContent)"
@@ -127,7 +160,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
             "synthetic",
             "#selection-flexact-default",
             (0.98, 0.03),
-            ["relu", "truth: relu", "epoch: 20", "probability: 0.99"],
+            ["relu", "truth: relu", "epoch: 100", "probability: 1"],
         ),
     ],
 )

@@ -3,29 +3,31 @@ import json
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.store import Part, Result, Store, read_results
+from flexact.studies.options import Options
+from flexact.studies.store import Moment, Part, Point, Result, Store, read_results
 
-OPTIONS = {"candidates": ["relu", "tanh"], "seeds": 2, "first_seed": 0, "truths": ["relu"], "epochs": 3}
 MODELS = ("relu", "tanh")
+OPTIONS = {"candidates": ("relu", "tanh"), "seeds": 2, "truths": ("relu",), "epochs": 3, "models": MODELS}
 
 
 def config(study="synthetic", **changes):
     return {
         "flexact_study": 1,
         "study": study,
-        "options": {**OPTIONS, **changes},
+        "options": Options(**{**OPTIONS, **changes}).to_dict(),
         "policies": {"flexact-a0": {"alpha": 0.0}},
+        "training": {"learning_rate": {"relu": "0.05, falling linearly to 0"}},
         "versions": {"torch": "2"},
     }
 
 
 def part(model):
-    results = [Result("synthetic", model, "relu", seed, model, 1.0, 0.25, 0.5, 3).line() for seed in (0, 1)]
-    return Part(results, [(model, "relu", "0", "1", "relu", "0.5")], [(model, "relu", "-1", "0", "0")])
+    results = [Result("synthetic", model, "relu", seed, model, 1.0, 0.25, 0.5, 3) for seed in (0, 1)]
+    return Part(results, [Moment(model, "relu", 0, 1, "relu", 0.5)], [Point(model, "relu", -1.0, 0.0, 0.0)])
 
 
-def store(folder, **changes):
-    return Store(folder, config(**changes), MODELS)
+def store(folder, study="synthetic", **changes):
+    return Store(folder, config(study, **changes), Options(**{**OPTIONS, **changes}))
 
 
 @pytest.fixture
@@ -81,16 +83,18 @@ def test_a_folder_of_another_study_is_refused_even_with_resume(half_done):
 
 
 def test_resume_with_a_changed_configuration_shows_the_difference(half_done):
-    with pytest.raises(FlexActError, match=r"another configuration \(truths: relu → relu,tanh; epochs: 3 → 9\)"):
-        resumed(half_done, epochs=9, truths=["relu", "tanh"])
+    with pytest.raises(FlexActError, match=r"another configuration \(epochs: 3 → 9; truths: relu → relu,tanh\)"):
+        resumed(half_done, epochs=9, truths=("relu", "tanh"))
 
 
 def test_resume_sees_a_changed_policy_and_a_changed_version(half_done):
     changed = config()
     changed["policies"]["flexact-a0"]["alpha"] = 0.7
     changed["versions"]["torch"] = "3"
-    with pytest.raises(FlexActError, match=r"flexact-a0.alpha: 0.0 → 0.7; torch: 2 → 3"):
-        Store(half_done, changed, MODELS).open(resume=True, overwrite=False)
+    changed["training"]["learning_rate"]["relu"] = "0.01"
+    told = r"flexact-a0.alpha: 0.0 → 0.7; learning_rate.relu: 0.05, falling linearly to 0 → 0.01; torch: 2 → 3"
+    with pytest.raises(FlexActError, match=told):
+        Store(half_done, changed, Options(**OPTIONS)).open(resume=True, overwrite=False)
 
 
 def test_resume_of_nothing_starts(tmp_path):
@@ -141,10 +145,67 @@ def test_a_corrupt_results_file_is_told_by_its_line(half_done, damage, line, wha
         resumed(half_done)
 
 
-def test_a_config_that_is_damaged_or_newer_is_refused(half_done):
-    (half_done / "config.json").write_text('{"flexact_study": 2}')
-    with pytest.raises(FlexActError, match="has version 2"):
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("history.csv", "tanh,relu,0,1,gelu,0.5", "tanh, relu, seed 0, gelu is no part of this run"),
+        ("history.csv", "tanh,relu,7,1,relu,0.5", "tanh, relu, seed 7, relu is no part of this run"),
+        ("history.csv", "tanh,relu,0,one,relu,0.5", "epoch is 'one', not a whole number"),
+        ("history.csv", "tanh,relu,0,1,relu,1.5", "probability is 1.5, not between 0 and 1"),
+        ("curves.csv", "tanh,gelu,0,0,0", "tanh, gelu is no part of this run"),
+        ("curves.csv", "tanh,relu,left,0,0", "x1 is 'left', not a number"),
+        ("curves.csv", "tanh,relu,0,0", "expected 5 columns, found 4"),
+    ],
+)
+def test_a_corrupt_history_or_curve_is_told_by_its_line(half_done, name, line, says):
+    with (half_done / name).open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(FlexActError, match=rf"{name}, line 3: {says}.*run the study again with --overwrite"):
         resumed(half_done)
-    (half_done / "config.json").write_text('{"flexact')
-    with pytest.raises(FlexActError, match="not valid JSON"):
+
+
+def test_a_run_that_diverged_is_no_damage(half_done):
+    path = half_done / "results.csv"
+    path.write_text(path.read_text().replace(",1,0.25,", ",nan,nan,"))
+    assert resumed(half_done).done == ["tanh"]
+
+
+def test_a_missing_file_of_a_run_is_told(half_done):
+    (half_done / "history.csv").unlink()
+    with pytest.raises(FlexActError, match=r"there is no .*history.csv; .*--overwrite"):
         resumed(half_done)
+
+
+def test_bytes_that_are_not_text_are_told_by_their_line(half_done):
+    with (half_done / "results.csv").open("ab") as file:
+        file.write(b"\xff\xfe\n")
+    with pytest.raises(FlexActError, match=r"results.csv, line 4: not UTF-8 text"):
+        resumed(half_done)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"flexact_study": 2, "study": "synthetic"}', "has version 2"),
+        ('{"flexact_study": 1,\n "study', "config.json, line 2: not valid JSON"),
+        ('{"flexact', "config.json, line 1: not valid JSON"),
+        ('{"flexact_study": 1}', "does not name its study"),
+        (None, "without its config.json"),
+    ],
+)
+def test_a_config_that_is_damaged_newer_or_lost_is_told_and_can_be_overwritten(half_done, content, says):
+    path = half_done / "config.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(FlexActError, match=says):
+        resumed(half_done)
+    fresh = store(half_done)
+    fresh.open(resume=False, overwrite=True)
+    assert fresh.done == []
+    assert json.loads(path.read_text())["flexact_study"] == 1
+
+
+def test_a_damaged_config_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"mine')
+    with pytest.raises(FlexActError, match=r"holds no run of a study \(config.json\)"):
+        store(tmp_path).open(resume=False, overwrite=True)
+    assert (tmp_path / "config.json").read_text() == '{"mine'

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, kernels
+from flexact.ops import closed_form, compiled, kernels
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
 __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
@@ -67,13 +67,16 @@ def runs_fused(h: Tensor, keys: tuple[str, ...]) -> bool:
     return h.dtype != torch.float64 and _takes_triton(h.device, keys)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
     if kernels.active(device).name != "triton":
         return False
     from flexact.ops.basis import without_form  # needs Triton
 
     return not without_form(keys)
+
+
+# What torch.compiler.assume_constant_result does, which would import the whole compiler here.
+_takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @torch.library.custom_op("flexact::routed_activation", mutates_args=())
@@ -88,7 +91,8 @@ def _routed_activation(
     channel_dim: int,
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
-    return closed_form.forward(h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
+    arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
+    return compiled.forward(*arguments) if kernels.compiles(h) else closed_form.forward(*arguments)
 
 
 @torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
@@ -103,8 +107,9 @@ def _routed_activation_backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    names = keys.split(_SEPARATOR)
-    return closed_form.backward(delta, h, weights, probabilities, temperature, names, alive, channel_dim, need_logits)
+    names, routing = keys.split(_SEPARATOR), (weights, probabilities, temperature)
+    arguments = (delta, h, *routing, names, alive, channel_dim, need_logits)
+    return compiled.backward(*arguments) if kernels.compiles(h) else closed_form.backward(*arguments)
 
 
 @_routed_activation.register_fake

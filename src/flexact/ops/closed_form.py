@@ -26,7 +26,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """x = Σ_k w_k σ_k(h), and (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)², zeros for the one not
     asked for; empty where neither is."""
-    h = _dense(h)
+    h = dense(h)
     x = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
     sums = sweep.zeros(2)
@@ -62,7 +62,7 @@ def backward(
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits (rows·K,), empty where they are not needed."""
-    h = _dense(h)
+    h = dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     gradient = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
@@ -81,10 +81,10 @@ def backward(
         block_gradient.copy_(slope.mul_(upstream))
     if not need_logits:
         return gradient, weights.new_empty(0)
-    return gradient, _logit_gradient(inner.to(weights.dtype), probabilities, temperature)
+    return gradient, logit_gradient(inner.to(weights.dtype), probabilities, temperature)
 
 
-def _logit_gradient(inner: Tensor, probabilities: Tensor, temperature: Tensor) -> Tensor:
+def logit_gradient(inner: Tensor, probabilities: Tensor, temperature: Tensor) -> Tensor:
     """Proposition 1, from the inner products ⟨δ, a_k⟩, (rows, K)."""
     inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
     centred = inner - (probabilities * inner).sum(-1, keepdim=True)
@@ -152,7 +152,7 @@ def _is_zero(weight: Tensor | float) -> bool:
     return isinstance(weight, float) and weight == 0
 
 
-def _dense(h: Tensor) -> Tensor:
+def dense(h: Tensor) -> Tensor:
     """h itself where its elements fill its memory without gaps, in any order; otherwise a copy."""
     expected = 1
     for stride, size in sorted(zip(h.stride(), h.shape, strict=True)):

@@ -1,8 +1,9 @@
 """Which implementation of the routed activation runs where, and why.
 
-"triton" is for CUDA tensors (and for any, slowly, under Triton's interpreter), "compiled" (the closed form through
-torch.compile) and "closed_form" are for any. By default the fastest that the machine has is taken; the environment
-variable FLEXACT_KERNELS or `use` forces one.
+"triton" is for CUDA tensors (and for any, slowly, under Triton's interpreter). "closed_form" sweeps any tensor in
+blocks; "compiled" is the closed form through torch.compile, several times as fast on a CPU after some seconds of
+compilation for each set of candidates. By default a CPU takes it for large tensors, where there is a C++ compiler. The
+environment variable FLEXACT_KERNELS or `use` forces one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import warnings
 from typing import Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from flexact.errors import FlexActError, suggestion
 
@@ -21,7 +24,10 @@ Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 2)
-OLDEST_CARD = (7, 0)
+OLDEST_CARD = (7, 5)
+"""tanh.approx came with it."""
+COMPILED_FROM = 2**20
+"""Elements of a tensor from which on a CPU compiles by default."""
 
 
 class Active(NamedTuple):
@@ -56,14 +62,26 @@ def active(device: torch.device | str) -> Active:
     """What runs on a device's tensors. A custom candidate, or float64, may still take the closed form."""
     device = torch.device(device)
     choice = wanted()
-    if choice in ("closed_form", "compiled"):
-        return Active(choice, f"{choice} was asked for")
-    if choice == "auto" and device.type != "cuda":
-        return Active("closed_form", "")
+    if choice == "closed_form":
+        return Active(choice, "closed_form was asked for")
+    if choice == "compiled" or (choice == "auto" and device.type != "cuda"):
+        return Active("compiled", "") if has_compiler() else Active("closed_form", "there is no C++ compiler")
     reason = why_no_triton(device)
     if not reason:
         return Active("triton", "")
     return Active("closed_form", f"triton was asked for, but {reason}" if choice == "triton" else reason)
+
+
+def compiles(h: Tensor) -> bool:
+    """Whether the closed form of this input is compiled: what decides is its size, so that a run repeats."""
+    large_enough = h.numel() >= COMPILED_FROM or wanted() == "compiled"
+    return large_enough and active(h.device).name == "compiled"
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler on this machine."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def why_no_triton(device: torch.device) -> str:
@@ -84,7 +102,7 @@ def _why_not_here(device: torch.device, interpreting: bool) -> str:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CARD:
-            return f"compute capability {capability[0]}.{capability[1]} is older than 7.0"
+            return f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST_CARD[0]}.{OLDEST_CARD[1]}"
     return ""
 
 

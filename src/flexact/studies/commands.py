@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +10,20 @@ import typer
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.alpha import ALPHA
+from flexact.studies.calling import again
 from flexact.studies.corrections import CORRECTIONS
+from flexact.studies.images.command import cifar
+from flexact.studies.images.data_command import data
 from flexact.studies.options import Options
+from flexact.studies.overhead.command import overhead
 from flexact.studies.progress import Progress
 from flexact.studies.runner import Study, run
 from flexact.studies.store import TABLE
 from flexact.studies.synthetic import SYNTHETIC
 
 app = typer.Typer(
-    help="Flexible activation functions for PyTorch: the studies of the paper, and reports of your own runs.",
+    help="Flexible activation functions for PyTorch: the studies of the paper, reports of your own runs, and what this "
+    "machine has.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,7 +49,13 @@ Slope = Annotated[float, typer.Option(help="K in y = a(K·x₁).")]
 LabelNoise = Annotated[float, typer.Option(help="Standard deviation of the noise on the labels.")]
 Distractors = Annotated[int, typer.Option(help="Inputs that say nothing.")]
 TargetScale = Annotated[float, typer.Option(help="A factor on the labels.")]
-Hidden = Annotated[int, typer.Option(help="Width of a two-layer teacher and student; 0 for the paper's one unit.")]
+Hidden = Annotated[
+    int,
+    typer.Option(
+        help="Width of a two-layer teacher and student, whose hidden activation is to be found; the student starts "
+        "from its teacher's weights. 0 for the paper's one unit."
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="The folder to write.", show_default="runs/<study>")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")]
@@ -93,12 +103,13 @@ def _add(study: Study) -> None:
         )
         folder = Path("runs", study.name) if out is None else out
         progress = Progress(quiet)
+        _check_report_packages()
         try:
             run(study, options, folder, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
             with progress.during("building the page"):
                 page = _build_report(folder)
         except KeyboardInterrupt:
-            print(f"\ninterrupted; the models that are done are kept. Go on with: {_again()}", file=sys.stderr)
+            print(f"\ninterrupted; the models that are done are kept. Go on with: {again()}", file=sys.stderr)
             raise typer.Exit(130) from None
         if not quiet:
             print((folder / TABLE).read_text(encoding="utf-8"))
@@ -107,6 +118,9 @@ def _add(study: Study) -> None:
 
 for _study in (SYNTHETIC, ALPHA, CORRECTIONS):
     _add(_study)
+reproduce.command("overhead")(overhead)
+app.command()(data)
+reproduce.command("cifar")(cifar)
 
 
 @app.command()
@@ -117,6 +131,20 @@ def report(
     with Progress().during("building the page"):
         page = _build_report(run)
     print(f"Page: {page}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has: versions, devices, the kernels that run on each, optional packages."""
+    from flexact.doctor import examine, show
+
+    show(examine())
+
+
+def _check_report_packages() -> None:
+    from flexact.studies.report import check_packages
+
+    check_packages()
 
 
 def _build_report(folder: Path) -> Path:
@@ -130,9 +158,3 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
     """Names separated by commas, in one option or in several."""
     names = [name.strip() for part in given or [] for name in part.split(",")]
     return tuple(name for name in names if name)
-
-
-def _again() -> str:
-    """The command that goes on with this run."""
-    arguments = [argument for argument in sys.argv[1:] if argument not in ("--overwrite", "--resume")]
-    return shlex.join(["flexact", *arguments, "--resume"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
-from flexact.candidates import lookup
-from flexact.config import PAPER_CANDIDATES, FlexConfig
+from flexact.candidates import ORIGINAL, known_names
+from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError, suggestion
+from flexact.studies.names import canonical
 from flexact.studies.replicas import Cell, Task
 
 Policy = Literal["default", "paper", "literal"]
@@ -53,17 +56,19 @@ class Options:
                 raise FlexActError(f"{_flag(name)} 0 leaves nothing to find; give a number other than 0.")
         if self.policy not in POLICIES:
             raise FlexActError(
-                f"unknown policy {self.policy!r};{suggestion(self.policy, POLICIES)} Known: {', '.join(POLICIES)}."
+                f"unknown policy {self.policy!r};{suggestion(str(self.policy), POLICIES)} Known: {', '.join(POLICIES)}."
             )
-        FlexConfig(candidates=self.candidates)
+        for name in ("truths", "candidates", "models"):
+            self._check_names(name)
+        object.__setattr__(self, "models", tuple(canonical(model) for model in self.models))
+        _check_known("truth", self.truths)
+        _check_known("candidate", self.candidates)
         if not self.truths:
             raise FlexActError("--truths names nothing; give at least one candidate's name.")
-        for truth in self.truths:
-            try:
-                lookup(truth)
-            except FlexActError as error:
-                raise FlexActError(str(error).replace("unknown candidate", "unknown truth", 1)) from None
-        for name in ("truths", "models"):
+        if len(self.candidates) < 2:
+            told = ", ".join(self.candidates) or "none"
+            raise FlexActError(f"--candidates must name at least two candidates to pick from; got {told}.")
+        for name in ("truths", "candidates", "models"):
             given = getattr(self, name)
             repeated = sorted({one for one in given if given.count(one) > 1})
             if repeated:
@@ -85,15 +90,27 @@ class Options:
             hidden=self.hidden,
         )
 
-    @property
-    def is_papers_task(self) -> bool:
-        """Whether the paper's numbers are about this task."""
-        return self.task == Task()
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         fields = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Options:
+        """The inverse of `to_dict`; what it does not name keeps its default."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in data:
+            if name not in known:
+                raise FlexActError(f"unknown option {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**fields)
+
+    def _check_names(self, name: str) -> None:
+        given = getattr(self, name)
+        if not isinstance(given, tuple) or not all(isinstance(one, str) for one in given):
+            raise FlexActError(f"{_flag(name)} must be names; got {given!r}.")
 
     def _check_integer(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
@@ -102,9 +119,22 @@ class Options:
 
     def _check_number(self, name: str, at_least: float) -> None:
         value = getattr(self, name)
-        if not math.isfinite(value) or value < at_least:
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        if not real or not math.isfinite(value) or value < at_least:
             what = f"a number of at least {at_least:g}" if at_least > -math.inf else "a finite number"
             raise FlexActError(f"{_flag(name)} must be {what}; got {value!r}.")
+
+
+def _check_known(kind: str, names: tuple[str, ...]) -> None:
+    known = known_names()
+    for name in names:
+        if name == ORIGINAL:
+            raise FlexActError(
+                f"{ORIGINAL!r} stands for what a converted network had at a site, and the networks of a study are not "
+                f"converted; name the {kind} itself. Known: {', '.join(known)}."
+            )
+        if name not in known:
+            raise FlexActError(f"unknown {kind} {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
 
 
 def _flag(name: str) -> str:

@@ -1,8 +1,14 @@
-"""What the paper prints, to stand beside ours."""
+"""What the paper prints, and where it can stand beside ours."""
 
 from __future__ import annotations
 
-_COLUMNS = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+from flexact.config import PAPER_CANDIDATES
+from flexact.studies.names import alpha_of
+from flexact.studies.options import Options
+from flexact.studies.replicas import Task
+
+EPOCHS = 100
+"""How long the paper trains."""
 
 _MSE_ROWS = {
     "flexact-a0.3": ("0.0001 ± 0.0002", "0.0011 ± 0.0006", "0.0001 ± 0.0002", "0.0001 ± 0.0002", "0.0000 ± 0.0000"),
@@ -15,24 +21,115 @@ _MSE_ROWS = {
 }
 
 SYNTHETIC: dict[str, dict[str, str]] = {
-    model: dict(zip(_COLUMNS, row, strict=True)) for model, row in _MSE_ROWS.items()
+    model: dict(zip(PAPER_CANDIDATES, row, strict=True)) for model, row in _MSE_ROWS.items()
 }
 """Table 1 (tab:mse_results): by model, then by truth; ± is the spread over the grid."""
 
-ALPHA: dict[str, tuple[float, str]] = {
-    "flexact-a0.0": (60.0e-4, "diffuse (ReLU + LeakyReLU)"),
-    "flexact-a0.1": (16.0e-4, "Sigmoid"),
-    "flexact-a0.2": (7.0e-4, "Sigmoid"),
-    "flexact-a0.3": (3.0e-4, "Sigmoid"),
-    **{f"flexact-a{tenths / 10:.1f}": (2.0e-4, "Sigmoid") for tenths in range(4, 11)},
+ALPHA: dict[float, tuple[float, str]] = {
+    0.0: (60.0e-4, "diffuse (ReLU + LeakyReLU)"),
+    0.1: (16.0e-4, "Sigmoid"),
+    0.2: (7.0e-4, "Sigmoid"),
+    0.3: (3.0e-4, "Sigmoid"),
+    **{tenths / 10: (2.0e-4, "Sigmoid") for tenths in range(4, 11)},
 }
-"""The appendix's sweep (tab:alpha_sweep): error and what was selected, for the Sigmoid truth."""
+"""The appendix's sweep (tab:alpha_sweep): error and what was selected by α, for the Sigmoid truth."""
 
-CORRECTIONS: dict[str, str] = {
-    "none": "0.00590 ± 0.00000",
-    "clip_logit_gradient": "0.00590 ± 0.00000",
-    "clipped_norm_kl": "0.04235 ± 0.00078",
-    "output_norm": "0.35629 ± 0.00938",
-    "grad_norm_kl": "0.00110 ± 0.00060",
+CORRECTIONS: dict[str, tuple[float, float]] = {
+    "none": (0.00590, 0.00000),
+    "clip_logit_gradient": (0.00590, 0.00000),
+    "clipped_norm_kl": (0.04235, 0.00078),
+    "output_norm": (0.35629, 0.00938),
+    "grad_norm_kl": (0.00110, 0.00060),
 }
-"""The ablation of corrections (tab:sigmoid_mse): mean ± std over runs, for the Sigmoid truth."""
+"""The ablation of corrections (tab:sigmoid_mse): mean and deviation over runs, for the Sigmoid truth."""
+
+
+def synthetic_row(model: str, options: Options) -> dict[str, str]:
+    """The paper's errors of a model, by truth; empty where they are about something else."""
+    picks = alpha_of(model) is not None
+    same = _same_policy(options) if picks else _same_task(options)
+    row = SYNTHETIC.get(model, {}) if same else {}
+    return {truth: row[truth] for truth in options.truths if truth in row}
+
+
+def alpha_cell(model: str, truth: str, options: Options) -> tuple[float, str] | None:
+    """The sweep's error and selection at a model's α; None where the paper has none for this."""
+    alpha = alpha_of(model)
+    known = alpha is not None and truth == "sigmoid" and _same_policy(options)
+    return ALPHA.get(alpha) if known and alpha is not None else None
+
+
+def correction_error(model: str, truth: str, options: Options) -> tuple[float, float] | None:
+    """The paper's mean and deviation for a correction; None where it has none for this."""
+    return CORRECTIONS.get(model) if truth == "sigmoid" and _same_policy(options) else None
+
+
+def _same_task(options: Options) -> bool:
+    return options.task == Task() and options.epochs == EPOCHS
+
+
+def _same_policy(options: Options) -> bool:
+    """Whether Flex-Act here is a reading of the paper's, choosing from the same candidates on the same task."""
+    same_candidates = set(options.candidates) == set(PAPER_CANDIDATES)
+    return _same_task(options) and same_candidates and options.policy in ("paper", "literal")
+
+
+OVERHEAD: dict[tuple[str, str], tuple[float, float, float, int]] = {
+    ("resnet18", "relu"): (22.599, 5.61, 713, 0),
+    ("resnet34", "relu"): (41.529, 10.284, 1195, 0),
+    ("resnet18", "penultimate"): (28.966, 5.783, 713, 5),
+    ("resnet34", "penultimate"): (44.691, 10.438, 1196, 5),
+    ("resnet18", "all"): (40.688, 5.788, 1057, 40),
+    ("resnet34", "all"): (66.384, 10.512, 1839, 80),
+}
+"""The overhead (tab:performance_benchmarking): training and inference in ms a batch of 128, memory in MB, extra
+parameters; by network and placement."""
+
+CIFAR_EPOCHS = 200
+
+_CIFAR_METHODS = ("relu", "prelu", "swish_beta", "affine", "parametric", "flexact-penultimate", "flexact-all")
+_CIFAR_ROWS = {
+    ("cifar10", "resnet18"): (
+        (95.35, 0.06, ""),
+        (94.94, 0.51, "0.154"),
+        (94.76, 0.58, "0.075"),
+        (94.65, 0.05, "<0.001"),
+        (94.39, 0.47, "0.009"),
+        (95.52, 0.05, "0.012"),
+        (95.68, 0.05, "<0.001"),
+    ),
+    ("cifar100", "resnet18"): (
+        (77.72, 0.11, ""),
+        (77.62, 0.38, "0.643"),
+        (77.38, 0.46, "0.237"),
+        (76.79, 0.59, "0.019"),
+        (76.92, 0.11, "<0.001"),
+        (79.22, 0.11, "<0.001"),
+        (79.29, 0.11, "<0.001"),
+    ),
+    ("cifar10", "resnet34"): (
+        (95.31, 0.06, ""),
+        (94.95, 0.57, "0.212"),
+        (94.93, 0.52, "0.193"),
+        (94.72, 0.50, "0.074"),
+        (94.45, 0.45, "0.013"),
+        (95.48, 0.05, "0.018"),
+        (95.75, 0.05, "<0.001"),
+    ),
+    ("cifar100", "resnet34"): (
+        (78.62, 0.11, ""),
+        (78.76, 0.11, "0.312"),
+        (78.72, 0.11, "0.469"),
+        (78.26, 0.11, "0.022"),
+        (77.96, 0.11, "<0.001"),
+        (79.32, 0.11, "<0.001"),
+        (79.42, 0.11, "<0.001"),
+    ),
+}
+CIFAR: dict[tuple[str, str, str], tuple[float, float, str]] = {
+    (*place, method): cell
+    for place, row in _CIFAR_ROWS.items()
+    for method, cell in zip(_CIFAR_METHODS, row, strict=True)
+}
+"""The image study (tab:cifar_results), 200 epochs, 10 runs: accuracy in percent, its deviation, and the p-value of a
+paired t-test against ReLU; by data set, model and method. The paper's AReLU row is `parametric`; it has no SPLASH."""

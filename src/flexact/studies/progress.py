@@ -12,8 +12,9 @@ from typing import Any
 class Progress:
     """Told how far each of several pieces of work is, shows how far all of them are."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, pieces: str = "models") -> None:
         self.quiet = quiet
+        self._named = pieces
         self._bar: Any = None
         self._task: Any = None
 
@@ -74,4 +75,4 @@ class Progress:
             print(f"{self._finished}/{self._pieces} {name} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _told(self) -> str:
-        return f"{self._finished} of {self._pieces} models"
+        return f"{self._finished} of {self._pieces} {self._named}"

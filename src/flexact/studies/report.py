@@ -1,113 +1,151 @@
 """The report of a folder: figures as files, and one page that opens offline.
 
-`build` reads the plain files of a study's folder, or any history that a Recorder wrote, and nothing else.
+It is made from the plain files of a study's folder, or from any history that a Recorder wrote, and nothing else.
 """
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flexact.drawing import STYLE
 from flexact.errors import FlexActError, missing_extra
-from flexact.picture import Picture
 from flexact.plots import final_table, history_pictures
-from flexact.studies.report_data import Study, read_histories, read_study
+from flexact.studies.report_data import History, StudyRun, read_histories, read_run
 from flexact.studies.report_page import Section, escape, markdown, page, table
-from flexact.studies.report_pictures import file_name, study_pictures
+from flexact.studies.report_panels import file_name
+from flexact.studies.report_pictures import PICTURES, study_pictures
+from flexact.studies.store import TABLE, read_config, read_text
+from flexact.studies.tables import PAPERS_ROW
+from flexact.writing import write_whole
 
 _TITLES = {
     "synthetic": "Which activation made the data?",
     "alpha": "How strong should the correction be?",
     "corrections": "Which correction?",
 }
+_PACKAGES = {"matplotlib": "matplotlib", "plotly": "plotly", "markdown_it": "markdown-it-py"}
+"""What a report needs: module and package."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a folder has to show."""
+
+    folder: Path
+    title: str
+    facts: Mapping[str, object]
+    """A line under the title."""
+    sections: list[Section]
+    details: Mapping[str, object]
+    """Configuration and versions."""
+
+    def write_figures(self) -> None:
+        """figures/*.png and figures/*.svg."""
+        import matplotlib
+
+        folder = self.folder / "figures"
+        folder.mkdir(exist_ok=True)
+        plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+        for picture in [picture for section in self.sections for picture in section.pictures]:
+            figure = picture.figure()
+            for kind, metadata in plain.items():
+                data = io.BytesIO()
+                with matplotlib.rc_context(STYLE):
+                    figure.savefig(data, format=kind, dpi=150, metadata=metadata)
+                write_whole(folder / f"{picture.slug}.{kind}", data.getvalue())
+
+    def write_page(self) -> Path:
+        """report.html; its path."""
+        path = self.folder / "report.html"
+        write_whole(path, page(self.title, self.facts, self.sections, self.details))
+        return path
 
 
 def build(folder: Path) -> Path:
-    """Write figures/*.png, figures/*.svg and report.html into a folder; the page's path."""
+    """Write figures and page into a folder; the page's path."""
+    report = read(folder)
+    report.write_figures()
+    return report.write_page()
+
+
+def check_packages() -> None:
+    """Refuse to begin without what a report needs: better before an hour of training than after it."""
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is None:
+            raise missing_extra(package, "report")
+
+
+def read(folder: Path) -> Report:
+    """What there is to report in a folder."""
+    check_packages()
     folder = Path(folder)
     if not folder.is_dir():
         raise FlexActError(f"there is no folder {folder}; give the one that a study or a Recorder wrote into.")
-    study = read_study(folder)
+    config = read_config(folder) or {}
     histories = read_histories(folder)
-    if study is None and not histories:
+    if not config and not histories:
         raise FlexActError(
             f"{folder} holds nothing to report: looked for config.json of a study (flexact reproduce ... --out DIR) "
             "and for *.jsonl with the history of a Recorder (Recorder(model, path=...), at least one record). Found: "
             f"{_found(folder)}."
         )
-    sections = [] if study is None else [_study_section(study)]
+    sections = _study_sections(folder, config) if config else []
     sections += [_history_section(name, history, len(histories)) for name, history in histories.items()]
-    _write_figures(folder / "figures", [picture for section in sections for picture in section.pictures])
-    config = {} if study is None else study.config
-    title = str(config.get("title") or f"flexact: {study.name if study else folder.resolve().name}")
+    title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
     facts = {name: config.get(name) for name in ("device", "commit", "date")}
-    facts["commit"] = str(facts["commit"] or "")[:10]
-    details = {
+    details: dict[str, Any] = {
         name: value
         for name, value in config.items()
         if name not in ("flexact_study", "study", "title") and value is not None
     }
-    path = folder / "report.html"
-    _write(path, page(title, facts, sections, details).encode("utf-8"))
-    return path
+    for name, history in histories.items():
+        details |= {f"{name}: {key}": value for key, value in history.about.items()}
+    return Report(folder, title, facts, sections, details)
 
 
-def _study_section(study: Study) -> Section:
-    body = _right_picks(study) + (markdown(study.table) if study.table else "")
-    if not study.results:
+def _study_sections(folder: Path, config: Mapping[str, Any]) -> list[Section]:
+    if config["study"] == "cifar":
+        from flexact.studies.images.report import sections
+
+        return sections(folder)
+    return [_study_section(folder, config)]
+
+
+def _study_section(folder: Path, config: Mapping[str, Any]) -> Section:
+    name = str(config["study"])
+    body = markdown(read_text(folder / TABLE), muted=PAPERS_ROW) if (folder / TABLE).is_file() else ""
+    if name not in PICTURES:
+        return Section(_TITLES.get(name, name), body, [])
+    run = read_run(folder, dict(config))
+    if not run.results:
         body += "<p>No results yet.</p>"
-    return Section(_TITLES.get(study.name, study.name), body, study_pictures(study))
+    return Section(_TITLES[name], _right_picks(run) + body, study_pictures(run))
 
 
-def _right_picks(study: Study) -> str:
+def _right_picks(run: StudyRun) -> str:
     """How often each model that picks has picked the truth."""
     lines = []
-    for model in study.models:
-        runs = [result for result in study.results if result.model == model]
-        if model.startswith("flexact") and runs:
-            right = sum(result.pick == result.truth for result in runs)
-            lines.append(f"<li><b>{escape(model)}</b> picked the true activation in {right} of {len(runs)} runs.</li>")
-    return f"<ul>{''.join(lines)}</ul>\n" if lines and study.name == "synthetic" else ""
+    for model in run.models if run.name == "synthetic" else ():
+        rows = [row for row in run.results if row.model == model]
+        if model.startswith("flexact"):
+            right = sum(row.pick == row.truth for row in rows)
+            lines.append(f"<li><b>{escape(model)}</b> picked the true activation in {right} of {len(rows)} runs.</li>")
+    return f"<ul>{''.join(lines)}</ul>\n" if lines else ""
 
 
-def _history_section(name: str, history: list[dict[str, Any]], count: int) -> Section:
+def _history_section(name: str, history: History, count: int) -> Section:
     stem = file_name(Path(name).stem) if count > 1 else "history"
     titles = ("site", "pick", "probability", "runner-up", "margin")
-    rows = final_table(history)
-    body = f"<p>{len(history)} records of {len(rows)} sites, steps {history[0]['step']} to {history[-1]['step']}.</p>\n"
-    return Section(f"Run: {name}", body + table(titles, rows), history_pictures(history, stem))
+    records, rows = history.records, final_table(history.records)
+    body = f"<p>{len(records)} records of {len(rows)} sites, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
+    return Section(f"Run: {name}", body + table(titles, rows), history_pictures(records, stem))
 
 
 def _found(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
-
-
-def _write_figures(folder: Path, pictures: list[Picture]) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise missing_extra("matplotlib", "report") from None
-    folder.mkdir(exist_ok=True)
-    plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    for picture in pictures:
-        figure = picture.figure()
-        for kind, metadata in plain.items():
-            data = io.BytesIO()
-            with matplotlib.rc_context(STYLE):
-                figure.savefig(data, format=kind, dpi=150, metadata=metadata)
-            _write(folder / f"{picture.slug}.{kind}", data.getvalue())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The whole file or nothing: a reader never sees half of it."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        fresh.write_bytes(data)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -61,12 +62,16 @@ def _height(panel: Panel) -> int:
 def _row_axis(rows: Sequence[str], height: int) -> Chart:
     """Rows from top to bottom, with as many labels as there is room for."""
     every = max(1, math.ceil(len(rows) * 14 / (height - 60)))
+    if height - 90 >= 40 * len(rows):  # room for a second line
+        labels = ["<br>".join(map(plain, textwrap.wrap(name, 18) or [name])) for name in rows]
+    else:
+        labels = [plain(name) for name in short_names(rows, most=18)]
     return {
         "type": "category",
         "autorange": "reversed",
         "tickmode": "array",
         "tickvals": [plain(name) for name in rows[::every]],
-        "ticktext": [plain(name) for name in short_names(rows, most=18)[::every]],
+        "ticktext": labels[::every],
         "showgrid": False,
     }
 
@@ -134,7 +139,7 @@ def _grid(grid: Grid, panel: Panel, layout: Chart) -> Chart:
     named = bool(grid.columns) and isinstance(grid.columns[0], str)
     if named:
         trace["x"] = [plain(str(column)) for column in grid.columns]
-        layout["xaxis"] |= {"type": "category", "showgrid": False}
+        layout["xaxis"] |= {"type": "category", "showgrid": False, "tickangle": -35}
         layout["annotations"] = [
             {
                 "x": column,

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from flexact.errors import missing_extra
 from flexact.picture import INK, SHADES, Line, Picture
 from flexact.studies.report_charts import charts
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+_LONG = 16
+"""A first cell with more letters than this is wrapped where the table is wider than the page."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,8 @@ class Section:
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
     """The whole page. facts: a line under the title; details: what the collapsed part at the end holds."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise missing_extra("plotly", "report") from None
+    from plotly.offline import get_plotlyjs
+
     sources = files("flexact.studies")
     style = (sources / "report.css").read_text(encoding="utf-8")
     script = (sources / "report.js").read_text(encoding="utf-8")
@@ -74,17 +74,24 @@ def escape(value: object) -> str:
     return html.escape(str(value))
 
 
-def markdown(text: str) -> str:
-    """Markdown as HTML, its own HTML shown as text; each table scrolls in a box of its own."""
-    try:
-        from markdown_it import MarkdownIt
-    except ImportError:
-        raise missing_extra("markdown-it-py", "report") from None
+def markdown(text: str, muted: str = "") -> str:
+    """Markdown as HTML, its own HTML shown as text; each table scrolls in a box of its own.
+
+    muted: the first cell of those rows of a table that stand back.
+    """
+    from markdown_it import MarkdownIt
+
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     tokens = reader.parse(text)
-    for token in tokens:
+    for number, token in enumerate(tokens):
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1]) + 2)}"  # under the page's title and the section's
+        if token.type == "tr_open":
+            first, text = tokens[number + 1], tokens[number + 2].content
+            if len(text) > _LONG:
+                first.attrSet("class", "long")
+            if text == muted:
+                token.attrSet("class", "muted")
     rendered: str = reader.renderer.render(tokens, reader.options, {})
     return _boxed(rendered)
 
@@ -92,12 +99,16 @@ def markdown(text: str) -> str:
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table of plain cells."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    lines = ["<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows]
+    lines = []
+    for row in rows:
+        first, *others = (escape(_cell(cell)) for cell in row)
+        opening = '<td class="long">' if len(str(row[0])) > _LONG else "<td>"
+        lines.append(f"<tr>{opening}{first}</td>" + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>")
     return _boxed(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
 
 
 def _cell(value: object) -> object:
-    return f"{value:.3f}" if isinstance(value, float) else value
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else value
 
 
 def _boxed(rendered: str) -> str:
@@ -161,6 +172,8 @@ def _details(details: Mapping[str, object]) -> str:
         return ""
     parts = []
     for name, value in details.items():
+        if isinstance(value, list):
+            value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
             rows = [(key, entry if isinstance(entry, str) else json.dumps(entry)) for key, entry in value.items()]
             parts.append(f"<h3>{escape(name)}</h3>\n{table(('name', 'value'), rows)}")

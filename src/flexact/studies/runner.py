@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import platform
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,11 +14,14 @@ import torch
 from flexact.layer import FlexAct
 from flexact.selection import selection
 from flexact.studies import models as named
+from flexact.studies.names import title
 from flexact.studies.options import Options
 from flexact.studies.progress import Progress
-from flexact.studies.replicas import GRID, Trained, target, train
-from flexact.studies.store import TABLE, VERSION, Part, Result, Store, write_text
+from flexact.studies.provenance import provenance
+from flexact.studies.replicas import BATCH, GRID, Trained, target, train
+from flexact.studies.store import TABLE, VERSION, Moment, Part, Point, Result, Store
 from flexact.studies.workers import Event, cores, run_here, run_in_processes
+from flexact.writing import write_whole
 
 HISTORY_POINTS = 100
 """How many epochs of a run history.csv has, at most, besides the start."""
@@ -64,8 +65,8 @@ def run(
     progress: Progress | None = None,
 ) -> Store:
     """Run what is not done yet, and write the tables; the results do not depend on `jobs`."""
-    named.check(options.models, study.models(options.candidates))
-    store = Store(folder, configuration(study, options), options.models)
+    named.check(options, study.models(options.candidates))
+    store = Store(folder, configuration(study, options), options)
     store.open(resume, overwrite)
     left = [Group(study.name, model, options) for model in options.models if model not in store.done]
     progress = Progress(quiet=True) if progress is None else progress
@@ -75,7 +76,7 @@ def run(
             index, epoch, part = event
             if epoch is None:
                 store.add(left[index].model, part)
-                progress.finished(index, left[index].model)
+                progress.finished(index, title(left[index].model))
             else:
                 progress.at(index, epoch / options.epochs)
 
@@ -84,7 +85,7 @@ def run(
             run_in_processes(train_group, left, report, processes)
         else:
             run_here(train_group, left, report)
-    write_text(folder / TABLE, study.table(options, store.results()))
+    write_whole(folder / TABLE, study.table(options, store.results))
     return store
 
 
@@ -105,46 +106,41 @@ def train_group(group: Group, report: Callable[[int], None]) -> Part:
         report(epoch)
 
     note()
-    rate = _constant if isinstance(activation, FlexAct) else _falling
+    rate = named.rate(group.model, options)
     trained = train(options.task, options.cells, activation, options.epochs, after_epoch, rate)
     picks = [(group.model, 1.0)] * len(options.cells)
     if isinstance(activation, FlexAct):
         picks = [(row.pick, row.probability) for row in selection(activation)]
     results = [
-        Result(group.study, group.model, cell.truth, cell.seed, pick, probability, mse, spread, options.epochs).line()
+        Result(group.study, group.model, cell.truth, cell.seed, pick, probability, mse, spread, options.epochs)
         for cell, (pick, probability), mse, spread in zip(
             options.cells, picks, trained.mse, trained.spread, strict=True
         )
     ]
-    return Part(results, _history_lines(group, sorted({0, *epochs}), history), _curve_lines(group, trained))
+    return Part(results, _moments(group, sorted({0, *epochs}), history), _points(group, trained))
 
 
 def configuration(study: Study, options: Options) -> dict[str, Any]:
     """What config.json holds: the questions, and what the answers depend on."""
     policies = {model: named.policy(model, options) for model in options.models}
+    made = provenance()
     return {
         "flexact_study": VERSION,
         "study": study.name,
         "title": study.title,
         "options": options.to_dict(),
         "policies": {model: config.to_dict() for model, config in policies.items() if config is not None},
+        "training": {
+            "optimizer": "Adam",
+            "batch": BATCH,
+            "samples": options.task.samples,
+            "learning_rate": {model: named.told_rate(model, options) for model in options.models},
+        },
         "versions": {"flexact": version("flexact"), "torch": torch.__version__, "python": platform.python_version()},
         "device": f"cpu ({platform.machine()}, {cores()} cores)",
-        "commit": _commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": made["commit"],
+        "date": made["date"],
     }
-
-
-def _constant(progress: float) -> float:
-    return 1.0
-
-
-def _falling(progress: float) -> float:
-    """The learning rate of a fixed activation or a baseline, from five times that of Flex-Act to nothing.
-
-    At a constant 0.01 Sigmoid is 2.8 % above its least error on Tanh after 100 epochs: its best weights are infinite.
-    """
-    return 5.0 * (1 - progress)
 
 
 def _kept_epochs(epochs: int) -> set[int]:
@@ -152,50 +148,37 @@ def _kept_epochs(epochs: int) -> set[int]:
     return {*range(stride, epochs + 1, stride), epochs}
 
 
-def _history_lines(group: Group, epochs: list[int], history: list[list[dict[str, float]]]) -> list[tuple[str, ...]]:
+def _moments(group: Group, epochs: list[int], history: list[list[dict[str, float]]]) -> list[Moment]:
     if not history:
         return []
-    lines: list[tuple[str, ...]] = [
-        (group.model, cell.truth, str(cell.seed), str(epoch), candidate, f"{probability:.6g}")
+    return [
+        Moment(group.model, cell.truth, cell.seed, epoch, candidate, probability)
         for i, cell in enumerate(group.options.cells)
         for epoch, rows in zip(epochs, history, strict=True)
         for candidate, probability in rows[i].items()
     ]
-    return lines
 
 
-def _curve_lines(group: Group, trained: Trained) -> list[tuple[str, ...]]:
-    """The mean over seeds of what was learned and of the truth, by x₁ with the distractors at 0."""
+def _points(group: Group, trained: Trained) -> list[Point]:
+    """The mean over seeds of what was learned and of the truth, by x₁ with the distractors at 0.
+
+    None for two layers: there every seed has a teacher of its own, and their mean is nobody's curve.
+    """
     options = group.options
+    if options.hidden:
+        return []
     inputs = torch.zeros(GRID, 1 + options.distractors)
     inputs[:, 0] = trained.grid
-    lines: list[tuple[str, ...]] = []
+    x1 = trained.grid[::CURVE_STEP].tolist()
+    points = []
     for truth in options.truths:
         own = [i for i, cell in enumerate(options.cells) if cell.truth == truth]
-        predicted = trained.predictions[:, own].mean(1)
-        wanted = torch.stack([target(options.task, options.cells[i], inputs) for i in own]).mean(0)
-        lines += [
-            (group.model, truth, f"{x:.4g}", f"{p:.6g}", f"{t:.6g}")
-            for x, p, t in zip(
-                trained.grid[::CURVE_STEP].tolist(),
-                predicted[::CURVE_STEP].tolist(),
-                wanted[::CURVE_STEP].tolist(),
-                strict=True,
-            )
-        ]
-    return lines
+        predicted = trained.predictions[:, own].mean(1)[::CURVE_STEP].tolist()
+        wanted = target(options.task, options.cells[own[0]], inputs)[::CURVE_STEP].tolist()
+        points += [Point(group.model, truth, *values) for values in zip(x1, predicted, wanted, strict=True)]
+    return points
 
 
 def _cost(group: Group) -> float:
     """How long a model takes, roughly, for the time left: routing costs about three fixed activations."""
     return 3.0 if named.policy(group.model, group.options) is not None else 1.0
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this runs from, if it is one."""
-    try:
-        return subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

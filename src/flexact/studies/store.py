@@ -1,38 +1,30 @@
-"""A study's folder: what is in it, and how it is written so that a killed run can be gone on with.
+"""A study's folder: what is in it, how it is read, and how it is written so that a killed run can be gone on with.
 
-Every file is written whole under another name and then renamed. `results.csv` is written last: a model whose rows are
-in it is done, and rows of any other model in the other files are left over from a kill and are dropped.
+Every file is written whole. `results.csv` is written last: a model whose rows are in it is done, and rows of any other
+model in the other files are left over from a kill and are dropped. Whatever reads the folder reads it here.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from flexact.errors import FlexActError
+from flexact.studies.options import Options
+from flexact.writing import write_whole
 
 VERSION = 1
 
 RESULTS, HISTORY, CURVES, CONFIG, TABLE = "results.csv", "history.csv", "curves.csv", "config.json", "table.md"
 
-RESULT_COLUMNS = ("study", "model", "truth", "seed", "pick", "probability", "mse", "spread", "epochs")
-HISTORY_COLUMNS = ("model", "truth", "seed", "epoch", "candidate", "probability")
-CURVE_COLUMNS = ("model", "truth", "x1", "prediction", "target")
 
-Line = tuple[str, ...]
-"""One row of a CSV file, as text: what was read is written back to the byte."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of results.csv."""
+class Result(NamedTuple):
+    """One row of results.csv: what a replica picked, and its error."""
 
     study: str
     model: str
@@ -45,56 +37,58 @@ class Result:
     """The standard deviation of the squared error over the grid."""
     epochs: int
 
-    def line(self) -> Line:
-        return tuple(text(getattr(self, column)) for column in RESULT_COLUMNS)
+
+class Moment(NamedTuple):
+    """One row of history.csv: how likely a candidate was after an epoch."""
+
+    model: str
+    truth: str
+    seed: int
+    epoch: int
+    candidate: str
+    probability: float
+
+
+class Point(NamedTuple):
+    """One row of curves.csv: what is predicted at x₁ with the distractors at 0, the mean over seeds, and the truth."""
+
+    model: str
+    truth: str
+    x1: float
+    prediction: float
+    target: float
+
+
+Row = TypeVar("Row", Result, Moment, Point)
+
+_DIGITS: dict[type, int] = {Result: 9, Moment: 6, Point: 6}
 
 
 @dataclass(frozen=True)
 class Part:
     """What one model leaves in the folder."""
 
-    results: list[Line]
-    history: list[Line]
-    curves: list[Line]
-
-
-def text(value: Any) -> str:
-    """A value as it stands in a CSV file; nine digits say everything about a float32."""
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write a file whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("w", encoding="utf-8", newline="") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-
-
-def read_results(path: Path) -> list[Result]:
-    """The rows of a results.csv, each checked; what is wrong is told with its line.
-
-    >>> read_results(Path("nowhere/results.csv"))
-    Traceback (most recent call last):
-    ...
-    flexact.errors.FlexActError: there is no nowhere/results.csv; ...
-    """
-    return [_result(path, number, line) for number, line in _lines(path, RESULT_COLUMNS)]
+    results: list[Result]
+    history: list[Moment]
+    curves: list[Point]
 
 
 class Store:
     """The folder of one run: opened new, or to go on with."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], models: Sequence[str]) -> None:
-        self.folder, self.config, self.models = folder, config, tuple(models)
+    def __init__(self, folder: Path, config: dict[str, Any], options: Options) -> None:
+        self.folder, self.config, self.options = folder, config, options
         self.parts: dict[str, Part] = {}
 
     @property
     def done(self) -> list[str]:
         """The finished models, in their fixed order."""
-        return [model for model in self.models if model in self.parts]
+        return [model for model in self.options.models if model in self.parts]
+
+    @property
+    def results(self) -> list[Result]:
+        """All rows so far."""
+        return [row for model in self.done for row in self.parts[model].results]
 
     def open(self, resume: bool, overwrite: bool) -> None:
         """Prepare the folder; with `resume`, take what a run of the same configuration has done."""
@@ -107,7 +101,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not (self.folder / CONFIG).exists():
-                write_text(self.folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
+                write_whole(self.folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
         except OSError as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
 
@@ -115,21 +109,16 @@ class Store:
         """Keep a finished model: `results.csv`, which says that it is, comes last."""
         self.parts[model] = part
         parts = [self.parts[model] for model in self.done]
-        self._write(HISTORY, HISTORY_COLUMNS, (line for part in parts for line in part.history))
-        self._write(CURVES, CURVE_COLUMNS, (line for part in parts for line in part.curves))
-        self._write(RESULTS, RESULT_COLUMNS, (line for part in parts for line in part.results))
-
-    def results(self) -> list[Result]:
-        """All rows so far."""
-        path = self.folder / RESULTS
-        return [_result(path, 0, line) for model in self.done for line in self.parts[model].results]
-
-    def _write(self, name: str, columns: Sequence[str], lines: Iterable[Line]) -> None:
-        write_text(self.folder / name, "".join(",".join(line) + "\n" for line in (columns, *lines)))
+        _write(self.folder / HISTORY, Moment, (row for part in parts for row in part.history))
+        _write(self.folder / CURVES, Point, (row for part in parts for row in part.curves))
+        _write(self.folder / RESULTS, Result, (row for part in parts for row in part.results))
 
     def _enter(self, resume: bool, overwrite: bool) -> None:
         """Enter a folder that holds something."""
-        found = _read_config(self.folder)
+        if overwrite and holds_a_study(self.folder):
+            _clear(self.folder)
+            return
+        found = read_config(self.folder)
         if found is None:
             leftovers = {path.name for path in self.folder.iterdir()} - {CONFIG + ".new"}
             if leftovers:
@@ -138,13 +127,10 @@ class Store:
                     "give --out another folder."
                 )
             return
-        if overwrite:
-            _clear(self.folder)
-            return
         study = self.config["study"]
-        if found.get("study") != study:
+        if found["study"] != study:
             raise FlexActError(
-                f"{self.folder} holds a run of the study {found.get('study')!r}, not of {study!r}; give --out another "
+                f"{self.folder} holds a run of the study {found['study']!r}, not of {study!r}; give --out another "
                 "folder, or --overwrite to replace that run."
             )
         if not resume:
@@ -152,62 +138,158 @@ class Store:
                 f"{self.folder} holds a run of this study already; go on with it with --resume, replace it with "
                 "--overwrite, or give --out another folder."
             )
-        changes = _differences(found, self.config)
+        changes = differences(found, self.config, ("options", "policies", "training", "versions"))
         if changes:
             raise FlexActError(
                 f"the run in {self.folder} has another configuration ({'; '.join(changes)}); --resume needs the same. "
                 "Give --out another folder, or --overwrite to start again."
             )
-        self._take_up()
-
-    def _take_up(self) -> None:
-        """Read what an earlier run has done."""
-        path = self.folder / RESULTS
-        if not path.exists():
-            return
-        options = self.config["options"]
-        seeds = range(options["first_seed"], options["first_seed"] + options["seeds"])
-        wanted = [(truth, seed) for truth in options["truths"] for seed in seeds]
-        rows: dict[tuple[str, str, int], Line] = {}
-        for number, line in _lines(path, RESULT_COLUMNS):
-            row = _result(path, number, line)
-            key = (row.model, row.truth, row.seed)
-            if row.study != self.config["study"] or row.model not in self.models or key[1:] not in wanted:
-                told = f"{row.study}, {row.model}, {row.truth}, seed {row.seed} is no part of this run"
-                raise _corrupt(path, number, told)
-            if row.pick not in (row.model, *options["candidates"]):
-                raise _corrupt(path, number, f"the pick is {row.pick!r}, which is no candidate of this run")
-            if key in rows:
-                raise _corrupt(path, number, f"{row.model}, {row.truth}, seed {row.seed} is there twice")
-            rows[key] = line
-        history = [line for _, line in _lines(self.folder / HISTORY, HISTORY_COLUMNS)]
-        curves = [line for _, line in _lines(self.folder / CURVES, CURVE_COLUMNS)]
-        for model in self.models:
-            keys = [(model, truth, seed) for truth, seed in wanted]
-            if all(key in rows for key in keys):
-                self.parts[model] = Part(
-                    [rows[key] for key in keys],
-                    [line for line in history if line[0] == model],
-                    [line for line in curves if line[0] == model],
-                )
+        if (self.folder / RESULTS).exists():
+            for name in (HISTORY, CURVES):
+                if not (self.folder / name).exists():
+                    raise FlexActError(
+                        f"there is no {self.folder / name}; restore it, or start again with --overwrite."
+                    )
+            self.parts = read_parts(self.folder, study, self.options)
 
 
-def _read_config(folder: Path) -> dict[str, Any] | None:
+def holds_a_study(folder: Path) -> bool:
+    """Whether a folder is recognisably a study's, be its config.json damaged or lost."""
+    config, results = folder / CONFIG, folder / RESULTS
+    if config.is_file() and b'"flexact_study"' in config.read_bytes():
+        return True
+    return results.is_file() and results.read_bytes().startswith(",".join(Result._fields).encode())
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """A study's config.json; None where there is none, or somebody else's."""
     path = folder / CONFIG
+    if not holds_a_study(folder):
+        return None
     if not path.is_file():
-        return None
+        raise FlexActError(f"{folder} holds the results of a study without its {CONFIG}. {_REMEDY}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise FlexActError(
-            f"{path} is not valid JSON, so the run in it is unknown; give --out another folder."
-        ) from None
-    if not isinstance(found, dict) or "flexact_study" not in found:
+        found = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise _damaged(path, error.lineno, f"not valid JSON ({error.msg} at column {error.colno})") from None
+    version = found.get("flexact_study") if isinstance(found, dict) else None
+    if not isinstance(version, int):
         return None
-    version = found["flexact_study"]
-    if not isinstance(version, int) or version > VERSION:
-        raise FlexActError(f"{path} has version {version!r}, and this flexact reads up to {VERSION}; update flexact.")
-    return found
+    if version > VERSION:
+        raise FlexActError(f"{path} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
+    if not isinstance(found.get("study"), str):
+        raise FlexActError(f'{path} does not name its study, such as "synthetic". {_REMEDY}')
+    return dict(found)
+
+
+def read_options(folder: Path, config: dict[str, Any]) -> Options:
+    """What the run of a config.json was asked for."""
+    try:
+        return Options.from_dict(config["options"] if isinstance(config.get("options"), dict) else {})
+    except FlexActError as error:
+        raise FlexActError(f"{folder / CONFIG}: {error} {_REMEDY}") from None
+
+
+def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
+    """What each finished model left, every row checked; a missing history.csv or curves.csv is an empty one."""
+    cells = [(cell.truth, cell.seed) for cell in options.cells]
+    wanted = set(cells)
+    found: dict[tuple[str, str, int], Result] = {}
+    path = folder / RESULTS
+    if not path.is_file():
+        raise FlexActError(f"there is no {path}: no model of this run is done. Go on with it with --resume.")
+    for number, row in enumerate(_rows(path, Result), start=2):
+        key = (row.model, row.truth, row.seed)
+        if row.study != study or row.model not in options.models or key[1:] not in wanted:
+            told = f"{row.study}, {row.model}, {row.truth}, seed {row.seed}"
+            raise _damaged(path, number, f"{told} is no part of this run")
+        if row.pick not in (row.model, *options.candidates):
+            raise _damaged(path, number, f"the pick is {row.pick!r}, which is no candidate of this run")
+        if key in found:
+            raise _damaged(path, number, f"{row.model}, {row.truth}, seed {row.seed} is there twice")
+        found[key] = row
+    done = [model for model in options.models if all((model, *cell) in found for cell in cells)]
+    parts = {model: Part([found[model, truth, seed] for truth, seed in cells], [], []) for model in done}
+    for number, moment in enumerate(_rows(folder / HISTORY, Moment), start=2):
+        if (moment.truth, moment.seed) not in wanted or moment.candidate not in options.candidates:
+            told = f"{moment.model}, {moment.truth}, seed {moment.seed}, {moment.candidate}"
+            raise _damaged(folder / HISTORY, number, f"{told} is no part of this run")
+        if moment.model in parts:
+            parts[moment.model].history.append(moment)
+    for number, point in enumerate(_rows(folder / CURVES, Point), start=2):
+        if point.truth not in options.truths:
+            raise _damaged(folder / CURVES, number, f"{point.model}, {point.truth} is no part of this run")
+        if point.model in parts:
+            parts[point.model].curves.append(point)
+    return parts
+
+
+def read_results(path: Path) -> list[Result]:
+    """The rows of a results.csv, each checked; what is wrong is told with its line.
+
+    >>> read_results(Path("nowhere/results.csv"))
+    Traceback (most recent call last):
+    ...
+    flexact.errors.FlexActError: there is no nowhere/results.csv.
+    """
+    if not path.is_file():
+        raise FlexActError(f"there is no {path}.")
+    return _rows(path, Result)
+
+
+def read_text(path: Path) -> str:
+    """A text file; bytes that are none are told with their line."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(path, data[: error.start].count(b"\n") + 1, "not UTF-8 text") from None
+
+
+def _rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows below the header; none where there is no file."""
+    if not path.is_file():
+        return []
+    content = read_text(path)
+    if not content.endswith("\n"):
+        raise _damaged(path, content.count("\n") + 1, "the line is cut off, or there is none")
+    reader = csv.reader(content.splitlines())
+    try:
+        lines: list[list[str]] = list(reader)
+    except csv.Error as error:
+        raise _damaged(path, reader.line_num, f"not valid CSV ({error})") from None
+    if tuple(lines[0]) != kind._fields:
+        raise _damaged(path, 1, f"expected the columns {','.join(kind._fields)}")
+    types = get_type_hints(kind)
+    return [_row(path, number, kind, types, cells) for number, cells in enumerate(lines[1:], start=2)]
+
+
+def _row(path: Path, number: int, kind: type[Row], types: dict[str, type], cells: list[str]) -> Row:
+    if len(cells) != len(types):
+        raise _damaged(path, number, f"expected {len(types)} columns, found {len(cells)}")
+    values = []
+    for (name, one), cell in zip(types.items(), cells, strict=True):
+        try:
+            values.append(one(cell))
+        except ValueError:
+            what = "a whole number" if one is int else "a number"
+            raise _damaged(path, number, f"{name} is {cell!r}, not {what}") from None
+    row = kind(*values)
+    if not isinstance(row, Point) and (row.probability < -1e-6 or row.probability > 1 + 1e-6):
+        raise _damaged(path, number, f"probability is {row.probability:g}, not between 0 and 1")
+    if isinstance(row, Result) and row.mse < 0:
+        raise _damaged(path, number, f"mse is {row.mse:g}, below 0")
+    return row
+
+
+def text(value: Any, digits: int = 9) -> str:
+    """A value as it stands in a CSV file; nine digits say everything about a float32."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def _write(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
+    written = [kind._fields, *([text(value, _DIGITS[kind]) for value in row] for row in rows)]
+    write_whole(path, "".join(",".join(cells) + "\n" for cells in written))
 
 
 def _clear(folder: Path) -> None:
@@ -218,10 +300,10 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(before: dict[str, Any], now: dict[str, Any], groups: Iterable[str]) -> list[str]:
     """What decides about the results and is not the same, as "name: before → now"."""
     changes = []
-    for group in ("options", "policies", "versions"):
+    for group in groups:
         old, new = _flat(before.get(group)), _flat(now.get(group))
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         changes += [f"{name}: {_shown(old.get(name))} → {_shown(new.get(name))}" for name in names]
@@ -237,47 +319,11 @@ def _flat(group: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 
-def _lines(path: Path, columns: Sequence[str]) -> list[tuple[int, Line]]:
-    """The rows below the header, each with the number of its line."""
-    if not path.is_file():
-        raise FlexActError(f"there is no {path}; the run is not complete. Start it again with --overwrite.")
-    content = path.read_bytes().decode("utf-8", errors="replace")
-    if not content.endswith("\n"):
-        raise _corrupt(path, content.count("\n") + 1, "the line is cut off")
-    rows = list(csv.reader(content.splitlines()))
-    if not rows or tuple(rows[0]) != tuple(columns):
-        raise _corrupt(path, 1, f"expected the columns {','.join(columns)}")
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) != len(columns):
-            raise _corrupt(path, number, f"expected {len(columns)} columns, found {len(row)}")
-    return [(number, tuple(row)) for number, row in enumerate(rows[1:], start=2)]
+_REMEDY = "Restore the file, or run the study again with --overwrite."
 
 
-def _result(path: Path, number: int, line: Line) -> Result:
-    fields = dict(zip(RESULT_COLUMNS, line, strict=True))
-    values: dict[str, Any] = dict(fields)
-    for name in ("seed", "epochs"):
-        try:
-            values[name] = int(fields[name])
-        except ValueError:
-            raise _corrupt(path, number, f"{name} is {fields[name]!r}, not a whole number") from None
-    for name in ("probability", "mse", "spread"):
-        try:
-            values[name] = float(fields[name])
-        except ValueError:
-            raise _corrupt(path, number, f"{name} is {fields[name]!r}, not a number") from None
-    if not -1e-6 <= values["probability"] <= 1 + 1e-6:
-        raise _corrupt(path, number, f"probability is {fields['probability']}, not between 0 and 1")
-    if math.isfinite(values["mse"]) and values["mse"] < 0:
-        raise _corrupt(path, number, f"mse is {fields['mse']}, below 0")
-    return Result(**values)
-
-
-def _corrupt(path: Path, number: int, what: str) -> FlexActError:
-    return FlexActError(
-        f"{path}, line {number}: {what}. The file was edited or damaged; restore it, or start the run again with "
-        "--overwrite."
-    )
+def _damaged(path: Path, number: int, what: str) -> FlexActError:
+    return FlexActError(f"{path}, line {number}: {what}. The file was edited or damaged. {_REMEDY}")

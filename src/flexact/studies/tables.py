@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from flexact.studies.options import Options
 from flexact.studies.store import Result
 
-PAPERS_NAMES = {
-    "relu": "ReLU",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "leaky_relu": "LeakyReLU",
-    "identity": "Identity",
-}
+PAPERS_ROW = "- paper's"
+"""The first cell of a row with the paper's numbers."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -44,15 +38,6 @@ def of(results: list[Result], model: str, truth: str | None = None) -> list[Resu
     return [row for row in results if row.model == model and truth in (None, row.truth)]
 
 
-def mean(rows: list[Result], value: Callable[[Result], float]) -> float:
-    return statistics.fmean(value(row) for row in rows)
-
-
-def deviation(rows: list[Result]) -> float:
-    """The standard deviation of the error over the seeds; 0 for one of them."""
-    return statistics.stdev(row.mse for row in rows) if len(rows) > 1 else 0.0
-
-
 def right(rows: list[Result]) -> str:
     """How many picks are the truth, as "20/20"."""
     return f"{sum(row.pick == row.truth for row in rows)}/{len(rows)}"
@@ -67,8 +52,3 @@ def picks(rows: list[Result]) -> str:
 def seeds(options: Options) -> str:
     """How many, in words."""
     return "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
-
-
-def title(truth: str) -> str:
-    """A truth as the paper writes it."""
-    return PAPERS_NAMES.get(truth, truth)

@@ -1,0 +1,138 @@
+"""The closed form written in one piece, for torch.compile to fuse into one loop over the tensor.
+
+On a CPU with a C++ compiler it is faster than sweeping in blocks, after some seconds of compilation for each set of
+candidates; so it runs only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.candidates import lookup
+from flexact.ops.closed_form import DEVIATION, SENSITIVITY, dense, logit_gradient
+
+_numbers = itertools.count()
+
+
+def forward(
+    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
+) -> tuple[Tensor, Tensor]:
+    """See `closed_form.forward`."""
+    h = dense(h)
+    laid_out, own_weights = _laid_out(h, weights, channel_dim)
+    run = _compiled(_forward, laid_out, tuple(keys), tuple(alive), statistics)
+    x, sums = run(laid_out, own_weights)
+    x = _as(x, h)
+    if not statistics:
+        return x, weights.new_empty(0)
+    gathered = weights.new_zeros(2, *weights.shape)
+    gathered[:, :, list(alive)] = (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
+    return x, gathered
+
+
+def backward(
+    delta: Tensor,
+    h: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: Sequence[str],
+    alive: Sequence[int],
+    channel_dim: int,
+    need_logits: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `closed_form.backward`."""
+    h = dense(h)
+    delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
+    laid_out, own_weights = _laid_out(h, weights, channel_dim)
+    run = _compiled(_backward, laid_out, tuple(keys), tuple(alive), need_logits)
+    gradient, sums = run(_laid_out(delta, weights, channel_dim)[0], laid_out, own_weights)
+    if not need_logits:
+        return _as(gradient, h), weights.new_empty(0)
+    inner = weights.new_zeros(weights.shape)
+    inner[:, list(alive)] = sums.to(weights.dtype)
+    return _as(gradient, h), logit_gradient(inner, probabilities, temperature)
+
+
+def _laid_out(h: Tensor, weights: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
+    """A dense tensor as it lies in memory, (outer, channels, inner), and the weights as (rows, 1, K) beside it."""
+    channels = h.shape[channel_dim % h.dim()] if weights.shape[0] > 1 else 1
+    inner = h.stride(channel_dim) if channels > 1 else h.numel()
+    shape = (-1, channels, inner) if h.numel() else (0, channels, 1)
+    return h.as_strided((h.numel(),), (1,)).view(shape), weights.unsqueeze(1)
+
+
+def _as(flat: Tensor, like: Tensor) -> Tensor:
+    """Laid out again as the input was."""
+    return flat.reshape(-1).as_strided(like.shape, like.stride())
+
+
+def _compiled(function: Callable[..., Any], h: Tensor, *constants: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The function with these constants, compiled once for inputs of h's kind."""
+    return _compiled_for(function, (h.dtype, *(size > 1 for size in h.shape)), constants)
+
+
+@functools.cache
+def _compiled_for(
+    function: Callable[..., Any], kind: tuple[Any, ...], constants: tuple[Any, ...]
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = function(*tensors, *constants)
+        return result
+
+    # Code of its own: torch.compile counts how often one piece of code is compiled, and gives up after a few times.
+    own = FunctionType(
+        run.__code__.replace(co_name=f"routed_{next(_numbers)}"), run.__globals__, closure=run.__closure__
+    )
+    return torch.compile(own, dynamic=True, fullgraph=True)
+
+
+def _forward(
+    h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], statistics: int
+) -> tuple[Tensor, Tensor]:
+    wide = h if h.dtype == torch.float64 else h.float()
+    candidates = [lookup(keys[k]) for k in alive]
+    values = [candidate.function(wide) for candidate in candidates]
+    x = _sum([weights[..., k] * value for k, value in zip(alive, values, strict=True)])
+    sums = []
+    if statistics & SENSITIVITY:
+        slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
+        sums.append(torch.stack([_by_row(slope) for slope in slopes], -1))
+    if statistics & DEVIATION:
+        sums.append(torch.stack([_by_row((value - x).square()) for value in values], -1))
+    if len(sums) == 1:
+        nothing = torch.zeros_like(sums[0])
+        sums = [sums[0], nothing] if statistics & SENSITIVITY else [nothing, sums[0]]
+    return x.to(h.dtype), torch.stack(sums) if sums else h.new_empty(0)
+
+
+def _backward(
+    delta: Tensor, h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], need_logits: bool
+) -> tuple[Tensor, Tensor]:
+    double = h.dtype == torch.float64
+    wide, upstream = (h, delta) if double else (h.float(), delta.float())
+    candidates = [lookup(keys[k]) for k in alive]
+    values = [candidate.function(wide) for candidate in candidates]
+    slopes = [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
+    gradient = upstream * _sum([weights[..., k] * slope for k, slope in zip(alive, slopes, strict=True)])
+    inner = torch.stack([_by_row(upstream * value) for value in values], -1) if need_logits else h.new_empty(0)
+    return gradient.to(h.dtype), inner
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _by_row(values: Tensor) -> Tensor:
+    """The sum over everything but the channels."""
+    return values.sum((0, 2), dtype=torch.float64)

@@ -1,0 +1,84 @@
+"""The networks that are compared: CIFAR ResNets whose blocks have one activation or another.
+
+Every method changes the activations of the blocks; the stem keeps its ReLU, so that "all layers" are the paper's: 8
+sites and 40 logits in ResNet-18, 16 and 80 in ResNet-34. A block's two calls of its activation share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexact import FlexConfig, baselines, convert, param_groups
+from flexact.baselines.learnable import Learnable
+from flexact.errors import FlexActError, suggestion
+from flexact.layer import FlexAct
+from flexact.studies.cifar_resnets import BasicBlock, ResNet
+
+MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+"""Blocks of each stage."""
+BASELINE = "relu"
+PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
+"""`where` of each method that picks."""
+METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", *PLACEMENTS)
+
+
+def build(
+    model: str,
+    method: str,
+    classes: int,
+    config: FlexConfig | None = None,
+    width: int = 64,
+    blocks: Sequence[int] | None = None,
+) -> nn.Module:
+    """A network in training mode on the CPU, its weights drawn from torch's generator: the same ones for every method.
+
+    config: the policy of the methods that pick; width: channels of the first stage.
+    blocks: blocks of each stage in the place of the model's own, for tests.
+
+    >>> extra_parameters(build("resnet34", "flexact-all", classes=10, width=4))
+    80
+    """
+    check_names(model, method)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise FlexActError(f"width must be the number of channels of the first stage, at least 1; got {width!r}.")
+    network: nn.Module = ResNet(MODELS[model] if blocks is None else blocks, classes, width)
+    if method in PLACEMENTS:
+        by_channel = config is not None and config.granularity == "channel"
+        example = torch.zeros(1, 3, 32, 32) if by_channel else None  # channels are counted in a forward
+        return convert(network, PLACEMENTS[method], config, example_inputs=example, fuse=True)
+    if method != BASELINE:
+        for block in network.modules():
+            if isinstance(block, BasicBlock):
+                block._modules["relu"] = baselines.make(method)
+    return network
+
+
+def check_names(model: str, method: str) -> None:
+    """Refuse a model or a method that there is none of."""
+    for kind, name, known in (("model", model, MODELS), ("method", method, METHODS)):
+        if name not in known:
+            raise FlexActError(f"unknown {kind} {name!r};{suggestion(str(name), known)} Known: {', '.join(known)}.")
+
+
+def extra_parameters(network: nn.Module) -> int:
+    """How many parameters the activations have."""
+    kinds = (FlexAct, Learnable)
+    return sum(p.numel() for module in network.modules() if isinstance(module, kinds) for p in module.parameters())
+
+
+def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """What the optimizer gets: `flexact.param_groups`, with the parameters of learnable activations not decayed either.
+
+    Decay would pull a PReLU to a ReLU and a parametric unit to zero, and Flex-Act's logits are not decayed.
+    """
+    groups = param_groups(network, weight_decay=weight_decay)
+    own = [p for module in network.modules() if isinstance(module, Learnable) for p in module.parameters()]
+    if own:
+        known = {id(parameter) for parameter in own}
+        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in known]
+        groups.append({"params": own, "weight_decay": 0.0})
+    return groups

@@ -1,0 +1,106 @@
+"""The figures of a grid: accuracy over epochs, what each site picked over epochs, what a step costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flexact.picture import Bars, Line, Panel, Picture
+from flexact.plots import picks
+from flexact.studies.averages import mean_and_deviation
+from flexact.studies.images.curves import Curve
+from flexact.studies.images.methods import METHODS
+from flexact.studies.images.protocol import Cell
+from flexact.studies.images.statistics import Summary
+from flexact.studies.images.table import title
+from flexact.studies.report_panels import picture
+
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#7f7f7f", "#a6761d", "#56b4e9", "#d55e00")
+COLOURS = dict(zip(METHODS, _COLOURS, strict=True))
+
+
+def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
+    """Accuracy on the test images over epochs: a panel for each data set and model, a line for each method."""
+    panels = []
+    for dataset, model in dict.fromkeys((cell.dataset, cell.model) for cell in curves):
+        lines = []
+        for method in METHODS:
+            mine = [
+                curve.evaluated
+                for cell, curve in curves.items()
+                if (cell.dataset, cell.model, cell.method) == (dataset, model, method) and curve.evaluated
+            ]
+            if mine:
+                lines.append(_mean_line(method, mine))
+        if lines:
+            panels.append(Panel(f"{title(model)} on {title(dataset)}", "epoch", "accuracy in %", lines))
+    return picture(
+        "accuracy",
+        "Accuracy over epochs",
+        "Accuracy on the test images as training goes on, of the network as it would be extracted: the mean over the "
+        "seeds that have come so far, with a band of one standard deviation.",
+        panels,
+        across=min(2, max(1, len(panels))),
+    )
+
+
+def selection_by_depth(histories: Mapping[Cell, Sequence[dict[str, Any]]]) -> list[Picture]:
+    """Which candidate leads at each site over the epochs: a figure for each kind of run, a panel for each seed."""
+    kinds = list(dict.fromkeys((cell.dataset, cell.model, cell.method) for cell in histories))
+    pictures = []
+    for dataset, model, method in kinds:
+        panels = []
+        for cell, records in histories.items():
+            if (cell.dataset, cell.model, cell.method) == (dataset, model, method):
+                panel = picks(_by_epoch(records)).panels[0]
+                label = "epoch" if all("epoch" in record for record in records) else "step"
+                panels.append(dataclasses.replace(panel, title=f"seed {cell.seed}", x_label=label))
+        pictures.append(
+            Picture(
+                f"selection-{dataset}-{model}-{method}",
+                f"Selection by depth: {title(method)}, {title(model)} on {title(dataset)}",
+                "The candidate with the highest probability at each site, the first layer on top, as training goes on.",
+                panels,
+                across=min(3, len(panels)),
+            )
+        )
+    return pictures
+
+
+def costs(found: Sequence[Summary]) -> Picture | None:
+    """How long a training step takes, ReLU's taken as 1."""
+    panels = []
+    for dataset, model in dict.fromkeys((one.dataset, one.model) for one in found):
+        rows = [one for one in found if (one.dataset, one.model) == (dataset, model) and not math.isnan(one.cost)]
+        if rows:
+            bars = Bars("time of a step", [one.cost for one in rows], "#0072b2")
+            names = [title(one.method) for one in rows]
+            panels.append(
+                Panel(f"{title(model)} on {title(dataset)}", "time of a step, ReLU = 1", rows=names, bars=[bars])
+            )
+    return picture(
+        "cost",
+        "What a training step costs",
+        "The time of a training step over the whole run, ReLU's on the same device taken as 1.",
+        panels,
+        across=min(2, max(1, len(panels))),
+    )
+
+
+def _mean_line(method: str, curves: Sequence[dict[int, float]]) -> Line:
+    epochs = sorted({epoch for curve in curves for epoch in curve})
+    spread = [mean_and_deviation([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
+    means = [mean for mean, _ in spread]
+    band = ([mean - std for mean, std in spread], [mean + std for mean, std in spread])
+    ours = method.startswith("flexact")
+    dash = "solid" if ours or method == "relu" else "dash"
+    return Line(title(method), epochs, means, COLOURS[method], dash, 2.8 if ours else 1.8, band)
+
+
+def _by_epoch(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records by epoch where they have it; by step otherwise."""
+    if all("epoch" in record for record in records):
+        return [{**record, "step": record["epoch"]} for record in records]
+    return list(records)

@@ -1,0 +1,94 @@
+"""table.md of a grid: a table for each data set and model, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.images.statistics import Summary, summaries
+from flexact.studies.images.store import FAILED, Result
+from flexact.studies.paper_tables import CIFAR, CIFAR_EPOCHS
+from flexact.studies.tables import markdown
+
+TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "relu": "ReLU",
+    "prelu": "PReLU",
+    "swish_beta": "Swish-β",
+    "affine": "aff({id, ReLU, tanh})",
+    "parametric": "parametric ReLU (AReLU)",
+    "splash": "SPLASH",
+    "flexact-penultimate": "Flex-Act (penultimate)",
+    "flexact-all": "Flex-Act (all layers)",
+}
+_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms a step", "cost", "paper's accuracy", "paper's p")
+
+
+def title(name: str) -> str:
+    """A name as a person reads it."""
+    return TITLES.get(name, name)
+
+
+def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
+    """Markdown: what is done, and what is not."""
+    parts = [f"# CIFAR with ResNets, {protocol.epochs} epochs", _explained(protocol)]
+    notes: dict[str, None] = {}
+    for (dataset, model), group in groupby(summaries(results), key=lambda one: (one.dataset, one.model)):
+        rows = list(group)
+        parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(_HEADER, map(_row, rows)))
+        for one in rows:
+            if one.against is not None and one.against.why:
+                notes[f"no p-value for {title(one.method)} on {title(dataset)}, {title(model)}: {one.against.why}."] = (
+                    None
+                )
+    done = {row.cell for row in results if row.state != FAILED}
+    failed = [row for row in results if row.state == FAILED]
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    if failed:
+        lines = [f"- {row.cell.name}: {row.error}" for row in failed]
+        parts.append("Failed (try again with --retry-failed):\n\n" + "\n".join(lines))
+    missing = [cell for cell in asked if cell not in done and cell not in {row.cell for row in failed}]
+    if missing:
+        parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def p_value(p: float | None) -> str:
+    """As the paper writes it.
+
+    >>> p_value(0.0123), p_value(0.0002), p_value(None)
+    ('0.012', '<0.001', '-')
+    """
+    if p is None or math.isnan(p):
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _row(one: Summary) -> list[str]:
+    paper = CIFAR.get((one.dataset, one.model, one.method))
+    return [
+        title(one.method),
+        str(len(one.accuracies)),
+        f"{one.mean:.2f}" + (f" ± {one.deviation:.2f}" if len(one.accuracies) > 1 else ""),
+        "-" if one.against is None else f"{one.against.gain:+.2f}",
+        "-" if one.against is None else p_value(one.against.p),
+        "-" if math.isnan(one.step_ms) else f"{one.step_ms:.2f}",
+        "-" if math.isnan(one.cost) else f"{one.cost:.2f}×",
+        "-" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
+        "-" if paper is None or not paper[2] else paper[2],
+    ]
+
+
+def _explained(protocol: Protocol) -> str:
+    budget = "as here" if protocol.epochs == CIFAR_EPOCHS else f"here {protocol.epochs}"
+    return (
+        "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
+        "over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. cost: time of a "
+        f"training step, ReLU's taken as 1. The paper's figures are from {CIFAR_EPOCHS} epochs ({budget}) and 10 runs."
+    )

@@ -1,0 +1,33 @@
+"""The figures in docs/synthetic.md against the studies that made them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from flexact import FlexConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "synthetic.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("study", ["synthetic", "alpha", "corrections"])
+def test_the_table_of_a_study_is_the_one_it_wrote(study: str) -> None:
+    written = (ROOT / "results" / "synthetic" / f"study-{study}" / "table.md").read_text(encoding="utf-8")
+    first = written[written.index("|") :].partition("\n\n")[0]
+    assert first in PAGE
+
+
+def test_the_distance_of_the_papers_reading_and_of_those_before_it() -> None:
+    with (ROOT / "results" / "paper_readings.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    paper = FlexConfig.paper()
+    fields = ("kl_on", "lam", "alpha_schedule", "commit_at", "noise", "final_temperature", "forward")
+    at = [all(row[name] == str(getattr(paper, name)) for name in fields) for row in rows].index(True)
+    words = " ".join(PAGE.split())
+    assert f"tries {len(rows)} readings" in words
+    assert f"Its distance is {rows[at]['distance']}," in words
+    assert at == 4
+    assert f"the four readings before it have {rows[0]['distance']} to {rows[at - 1]['distance']}" in words

@@ -1,0 +1,107 @@
+"""A trainer that takes no time, for tests of the grid: it keeps `train_cell`'s promises, and fails where it is told to.
+
+What it does is read from behaviour.json in the data folder: lists of cell names under "fail", "die", "full", and
+seconds an epoch under "pace". A cell that dies does so once, in the middle of its run.
+
+As a program, it runs a grid: ``python fake_training.py OUT DATA METHODS [local|ray] [--resume]``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flexact.errors import FlexActError
+from flexact.studies.images.engines import engine
+from flexact.studies.images.grid import Grid, Stopped, run
+from flexact.studies.images.protocol import Cell, Protocol
+from flexact.writing import write_rows, write_whole
+
+EPOCHS = 4
+
+
+def load(name: str, folder: Path) -> Any:
+    path = Path(folder, "behaviour.json")
+    return SimpleNamespace(name=name, behaviour=json.loads(path.read_text()) if path.exists() else {})
+
+
+def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, report: Any, stop: Any) -> Any:
+    told, checkpoint = images.behaviour, folder / "checkpoint.json"
+    curve = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
+    with (folder / "starts").open("a") as starts:
+        starts.write(f"{len(curve)}\n")
+    while len(curve) < protocol.epochs:
+        if stop():
+            write_whole(checkpoint, json.dumps(curve))
+            raise FlexActError("stopped")
+        if cell.name in told.get("fail", []):
+            raise FlexActError("the loss is nan,\nnot finite")
+        if cell.name in told.get("full", []) and len(curve) == 2:
+            raise FlexActError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if cell.name in told.get("die", []) and len(curve) == 2 and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(told.get("pace", 0.0))
+        epoch = len(curve) + 1
+        accuracy = accuracy_of(cell, epoch, protocol.epochs)
+        curve.append({"epoch": epoch, "loss": 1 / epoch, "test_accuracy": accuracy, "seconds": float(epoch)})
+        write_rows(folder / "curve.csv", curve)
+        write_whole(checkpoint, json.dumps(curve))
+        report(curve[-1])
+    picks = {}
+    if cell.method == "flexact-all":
+        picks = {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}
+        _write_history(folder)
+    losses = tuple(line["loss"] for line in curve)
+    step = 2.2 if picks else 2.0
+    return SimpleNamespace(
+        accuracy=curve[-1]["test_accuracy"], losses=losses, seconds=4.0, step_ms=step, picks=picks, epochs=len(curve)
+    )
+
+
+def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:
+    """Rises with the epochs; Flex-Act's is a bit higher, by an amount that depends on the seed."""
+    gain = 0.5 + 0.1 * (cell.seed % 3) if cell.method == "flexact-all" else 0.0
+    return 70.0 + cell.seed + gain - (epochs - epoch)
+
+
+def _write_history(folder: Path) -> None:
+    lines: list[dict[str, Any]] = [{"flexact_history": 1}]
+    for epoch in range(EPOCHS + 1):
+        p = epoch / EPOCHS
+        sites = {site: {"relu": 1 - p, "tanh": p} for site in ("layer1.0.relu", "layer4.1.relu")}
+        lines.append({"step": 10 * epoch, "epoch": epoch, "sites": sites, "picks": {}})
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def main(out: str, data: str, methods: str, name: str = "local", *flags: str) -> int:
+    grid = Grid(("cifar10",), ("resnet18",), tuple(methods.split(",")), seeds=2)
+    address = flags[0] if flags and not flags[0].startswith("--") else None
+    try:
+        run(
+            grid,
+            Protocol(epochs=EPOCHS),
+            Path(data),
+            Path(out),
+            engine(name, "cpu", None, address),
+            train=train,
+            load=load,
+            resume="--resume" in flags,
+        )
+    except Stopped as stopped:
+        print(stopped)
+        return 128 + stopped.number
+    return 0
+
+
+if __name__ == "__main__":
+    import fake_training  # what a worker finds by its name
+
+    sys.exit(fake_training.main(*sys.argv[1:]))

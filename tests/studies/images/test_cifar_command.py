@@ -1,0 +1,87 @@
+"""`flexact reproduce cifar` from end to end, with the real trainer on a small data set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexact.cli import main
+from flexact.studies.images.protocol import Cell
+from flexact.studies.images.store import Store
+
+TIMED = ("seconds", "step_ms", "date")
+
+
+@pytest.fixture
+def command(tmp_path: Path, write_cifar: Callable[..., Path]) -> list[str]:
+    """A grid of two methods and two seeds, without its --out."""
+    write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
+    words = "reproduce cifar --datasets cifar10 --methods relu,flexact-all --seeds 2 --epochs 3 --batch 50 --width 4"
+    more = f"--partial --data {tmp_path / 'data'} --device cpu --checkpoint-minutes 0"
+    return [sys.executable, "-m", "flexact", *words.split(), *more.split()]
+
+
+def results(folder: Path) -> list[dict[str, object]]:
+    """The rows without what a clock says."""
+    rows = Store(folder).results().values()
+    return [{name: value for name, value in row._asdict().items() if name not in TIMED} for row in rows]
+
+
+@pytest.mark.slow
+def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(command: list[str], tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--out", str(whole)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "| Flex-Act (all layers) |" in ended.stdout
+    assert (whole / "report.html").is_file()
+    assert (whole / "figures" / "selection-cifar10-resnet18-flexact-all.svg").is_file()
+    assert len(results(whole)) == 4
+
+    process = subprocess.Popen([*command, "--out", str(killed), "--quiet"], env=environment)
+    second = Store(killed).cell_folder(Cell("cifar10", "resnet18", "flexact-all", 0)) / "checkpoint.json"
+    until = time.monotonic() + 120
+    while not second.exists():
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    status = subprocess.run([*command, "--out", str(killed), "--status"], capture_output=True, text=True, timeout=60)
+    assert "4 cells: 1 done" in status.stdout
+    resumed = subprocess.run([*command, "--out", str(killed), "--quiet", "--resume"], env=environment, timeout=300)
+    assert resumed.returncode == 0
+    assert results(killed) == results(whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--methods", "reluu"], "unknown method 'reluu'; did you mean 'relu'?"),
+        (["--models", "resnet50"], "unknown model 'resnet50';"),
+        (["--datasets", "cifar11"], "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
+        (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
+        (["--budget", "shrt"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
+        (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
+        (["--methods", ","], "--methods names nothing"),
+        (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
+        (["--status"], "holds no grid"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_suggestion(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "cifar", "--out", str(tmp_path / "out"), *arguments])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""The grid: which cells run, what is kept, and what a stop, a kill or a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flexact import FlexActError
+from flexact.studies.images import running
+from flexact.studies.images.engines import engine, local_engine
+from flexact.studies.images.grid import Grid, run
+from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.images.running import run_task
+from flexact.studies.images.status import states, table
+from flexact.studies.images.store import Store
+
+HERE = Path(__file__).parent
+TWO = Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
+
+
+def in_this_process(tasks: Any, ended: Any, beat: Any) -> None:
+    """An engine for tests: one cell after another, with no process to start."""
+    for task in tasks:
+        if beat():
+            return
+        ended(task, run_task(task, "cpu", beat))
+
+
+@pytest.fixture
+def go(fake_training: ModuleType, tmp_path: Path) -> Any:
+    """Run a grid with the fake trainer, told what to do."""
+    data = tmp_path / "data"
+    data.mkdir()
+
+    def go(grid: Grid = TWO, behaviour: dict[str, Any] | None = None, **options: Any) -> Store:
+        (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
+        running._images.cache_clear()  # what a worker keeps is the test's own process' here
+        chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
+        folder = tmp_path / "out"
+        return run(
+            grid, chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
+        )
+
+    return go
+
+
+def rows(store: Store) -> list[tuple[str, str, float, int, str]]:
+    return [(cell.name, r.state, r.accuracy, r.epochs, r.picks) for cell, r in store.results().items()]
+
+
+def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> None:
+    assert [(cell.method, cell.seed) for cell in TWO.cells] == [
+        ("relu", 0),
+        ("flexact-all", 0),
+        ("relu", 1),
+        ("flexact-all", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"methods": ("flexact-al",)}, "unknown method 'flexact-al'; did you mean 'flexact-all'"),
+        ({"models": ("resnet19",)}, "unknown model 'resnet19'; did you mean 'resnet18'"),
+        ({"datasets": ("cifar1000",)}, "unknown dataset 'cifar1000'; did you mean 'cifar100'"),
+        ({"methods": ()}, "--methods names nothing"),
+        ({"methods": ("relu", "relu")}, "repeated: relu"),
+        ({"seeds": 0}, "--seeds must be a whole number from 1"),
+        ({"first_seed": -1}, "--first-seed must be a whole number from 0"),
+    ],
+)
+def test_what_there_is_none_of_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Grid(**fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("lokal", None, None, None), "unknown engine 'lokal'; did you mean 'local'"),
+        (("local", None, None, "here:1"), "give it with --engine ray"),
+        (("local", "gpu", None, None), "unknown device 'gpu'"),
+        (("local", "cuda:99", None, None), "there is no cuda:99 here"),
+        (("ray", "cuda:0", None, None), "Ray says which GPU"),
+    ],
+)
+def test_an_engine_that_there_is_none_of_is_refused(arguments: Any, told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        engine(*arguments)
+
+
+def test_every_cell_is_one_line_and_one_folder(go: Any, fake_training: ModuleType) -> None:
+    store = go()
+    assert [name for name, *_ in rows(store)] == [cell.name for cell in TWO.cells]
+    assert all(row.accuracy == fake_training.accuracy_of(cell) for cell, row in store.results().items())
+    assert len((store.folder / "results.csv").read_text().splitlines()) == 5
+    assert sorted(path.name for path in (store.folder / "cells").iterdir()) == sorted(cell.name for cell in TWO.cells)
+    assert store.results()[TWO.cells[1]].picked == {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}
+
+
+def test_a_failed_cell_is_recorded_and_the_grid_goes_on(go: Any) -> None:
+    bad = TWO.cells[1]
+    store = go(behaviour={"fail": [bad.name]})
+    assert [row.state for row in store.results().values()] == ["done", "failed", "done", "done"]
+    assert store.results()[bad].error == "the loss is nan, not finite"
+    go(resume=True)
+    assert store.results()[bad].state == "failed"  # not tried again unless asked to
+    go(retry_failed=True)
+    assert store.results()[bad].state == "done"
+    assert len((store.folder / "results.csv").read_text().splitlines()) == 6  # lines are only added
+
+
+def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1))
+    before = (store.folder / "results.csv").read_text()
+    go(resume=True)
+    after = (store.folder / "results.csv").read_text()
+    assert after.startswith(before)
+    assert len(store.results()) == 4
+    assert (store.cell_folder(TWO.cells[0]) / "starts").read_text() == "0\n"
+    assert {state.kind for state in states(store)} == {"done"}
+
+
+def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
+    go()
+    with pytest.raises(FlexActError, match="holds a grid already; go on with it"):
+        go()
+    with pytest.raises(FlexActError, match=r"another configuration \(epochs: 4 → 5\)"):
+        go(protocol=Protocol(epochs=5), resume=True)
+    with pytest.raises(FlexActError, match=r"partial: False → True"):
+        go(partial=True, resume=True)
+    with pytest.raises(FlexActError, match="give one of the two"):
+        go(resume=True, overwrite=True)
+    assert len(go(protocol=Protocol(epochs=4, checkpoint_minutes=0), resume=True).results()) == 4
+    assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
+
+
+def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with pytest.raises(FlexActError, match=r"holds no run of a study \(thesis.tex\)"):
+        go(overwrite=True)
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
+
+
+def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) -> None:
+    full = TWO.cells[1]
+    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells are kept.*--resume"):
+        go(behaviour={"full": [full.name]})
+    store = go(resume=True)
+    assert [row.state for row in store.results().values()] == ["done"] * 4
+    assert (store.cell_folder(full) / "starts").read_text() == "0\n2\n"
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_of_itself(
+    go: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = os.write
+
+    def cut(handle: int, data: bytes) -> int:
+        return write(handle, data[:20] if b"flexact-all" in data else data)
+
+    monkeypatch.setattr("flexact.studies.images.store.os.write", cut)
+    with pytest.raises(FlexActError, match="full"):
+        go()
+    monkeypatch.undo()
+    store = Store(tmp_path / "out")
+    assert [row.method for row in store.results().values()] == ["relu"]
+    assert (store.folder / "results.csv").read_text().endswith("\n")
+    assert len(go(resume=True).results()) == 4
+
+
+def test_what_a_kill_left_of_a_line_is_cut_off(go: Any) -> None:
+    store = go()
+    path = store.folder / "results.csv"
+    whole = path.read_text()
+    path.write_text(whole[:-30])
+    assert len(store.results()) == 3
+    go(resume=True)
+    assert rows(store)[-1][0] == TWO.cells[-1].name
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_a_damaged_line_is_told_with_its_number(go: Any) -> None:
+    store = go()
+    path = store.folder / "results.csv"
+    path.write_text(path.read_text().replace(",done,", ",perhaps,", 1))
+    with pytest.raises(FlexActError, match=r"results.csv, line 2: state is 'perhaps'"):
+        store.results()
+
+
+def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go: Any, tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from flexact.studies.images.store import Store\n"
+        "with Store(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(FlexActError, match=f"another grid is writing to .*process {other.pid} on "):
+            go(overwrite=True)
+    finally:
+        other.kill()
+        other.wait()
+    assert len(go().results()) == 4  # a lock ends with its process
+
+
+def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
+    def nothing(name: str, folder: Path) -> Any:
+        raise FlexActError("there is no CIFAR-10 here")
+
+    with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
+        run(TWO, Protocol(), tmp_path, tmp_path / "out", in_this_process, load=nothing)
+
+
+@pytest.mark.slow
+def test_the_local_engine_survives_a_worker_that_dies_and_one_that_fails(go: Any) -> None:
+    dead, bad = TWO.cells[0], TWO.cells[1]
+    store = go(behaviour={"die": [dead.name], "fail": [bad.name]}, engine=local_engine(["cpu"], 2))
+    results = store.results()
+    assert {cell: results[cell].state for cell in TWO.cells} == dict(
+        zip(TWO.cells, ("failed", "failed", "done", "done"), strict=True)
+    )
+    assert "ended by SIGKILL" in results[dead].error
+    go(retry_failed=True, engine=local_engine(["cpu"], 1))
+    assert {row.state for row in store.results().values()} == {"done"}
+    assert (store.cell_folder(dead) / "starts").read_text() == "0\n2\n"  # from its checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
+    number: signal.Signals, go: Any, tmp_path: Path, fake_training: ModuleType
+) -> None:
+    (tmp_path / "data" / "behaviour.json").write_text(json.dumps({"pace": 0.3}))
+    out = tmp_path / "killed"
+    command = [sys.executable, str(HERE / "fake_training.py"), str(out), str(tmp_path / "data"), "relu,flexact-all"]
+    process = subprocess.Popen([*command, "local"], stdout=subprocess.PIPE, text=True)
+    second = Store(out).cell_folder(TWO.cells[1]) / "curve.csv"
+    wait_for(lambda: second.exists())
+    shown = table(states(Store(out)))
+    process.send_signal(number)
+    words = process.communicate(timeout=60)[0]
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert f"stopped by {number.name}; 1 of 4 cells are kept" in words
+        assert "running | epoch" in " ".join(shown.split())
+    assert len(Store(out).results()) == 1
+    assert subprocess.run([*command, "local", "--resume"], timeout=60).returncode == 0
+    starts = (Store(out).cell_folder(TWO.cells[1]) / "starts").read_text().split()
+    assert starts[0] == "0"
+    assert int(starts[1]) >= 1
+    assert rows(Store(out)) == rows(go())
+
+
+def test_status_tells_where_every_cell_stands(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all")), {"fail": [TWO.cells[1].name]})
+    lines = (store.folder / "results.csv").read_text().splitlines(keepends=True)
+    (store.folder / "results.csv").write_text("".join(lines[:4]))
+    (store.cell_folder(Cell("cifar10", "resnet18", "relu", 2)) / "curve.csv").unlink()
+    kinds = [(state.cell.method, state.cell.seed, state.kind) for state in states(store)]
+    assert kinds == [
+        ("relu", 0, "done"),
+        ("flexact-all", 0, "failed"),
+        ("relu", 1, "done"),
+        ("flexact-all", 1, "stopped"),
+        ("relu", 2, "missing"),
+        ("flexact-all", 2, "stopped"),
+    ]
+    shown = table(states(store))
+    assert "70.00 %" in shown
+    assert "the loss is nan, not finite" in shown
+    assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown
+    with pytest.raises(FlexActError, match="holds no grid"):
+        states(Store(store.folder / "nowhere"))
+
+
+def wait_for(there: Any, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -1,0 +1,75 @@
+"""Cells on a Ray cluster that the test starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flexact import FlexActError
+from flexact.studies.images.engines import engine
+from flexact.studies.images.protocol import Cell
+from flexact.studies.images.store import Store
+
+HERE = Path(__file__).parent
+pytest.importorskip("ray")
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """A head node with two CPUs: its address, and the environment of a program that uses it."""
+    from ray.cluster_utils import Cluster
+
+    before = dict(os.environ)
+    # A token of this test's own, or Ray leaves one in the home folder.
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before.get("PYTHONPATH")])])
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False},
+    )
+    try:
+        yield cluster.address, dict(os.environ)
+    finally:
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.mark.slow
+def test_a_killed_workers_cell_is_retried_and_goes_on_from_its_checkpoint(
+    cluster: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    address, environment = cluster
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    cells = [Cell("cifar10", "resnet18", method, seed) for seed in (0, 1) for method in ("relu", "prelu")]
+    told = {"die": [cells[0].name], "fail": [cells[3].name]}
+    (data / "behaviour.json").write_text(json.dumps(told))
+    command = [sys.executable, str(HERE / "fake_training.py"), str(out), str(data), "relu,prelu", "ray", address]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    store = Store(out)
+    results = store.results()
+    assert [results[cell].state for cell in cells] == ["done", "done", "done", "failed"]
+    assert (store.cell_folder(cells[0]) / "died").exists()
+    assert (store.cell_folder(cells[0]) / "starts").read_text() == "0\n2\n"
+    assert results[cells[3]].error == "the loss is nan, not finite"
+    assert len((out / "results.csv").read_text().splitlines()) == 5
+
+
+def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
+    with pytest.raises(FlexActError, match=r"cannot reach the Ray cluster at 127.0.0.1:1 .*ray start --head"):
+        engine("ray", "cpu", None, "127.0.0.1:1")([], print, lambda: False)
+
+
+def test_rays_own_options_are_checked_before_a_cluster_is_asked_for() -> None:
+    with pytest.raises(FlexActError, match="Ray says which GPU"):
+        engine("ray", "cuda:1", None, None)

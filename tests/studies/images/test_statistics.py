@@ -1,0 +1,97 @@
+"""What the cells say together: averages, tests, costs, and the table with the paper's figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from flexact.studies.images.grid import Grid
+from flexact.studies.images.protocol import Protocol
+from flexact.studies.images.statistics import paired, summaries
+from flexact.studies.images.store import Result
+from flexact.studies.images.table import table
+from flexact.studies.paper_tables import CIFAR
+
+
+def row(
+    method: str, seed: int, accuracy: float, step_ms: float = 2.0, device: str = "card", **others: object
+) -> Result:
+    fields = {"state": "done", "epochs": 30, "seconds": 1.0, "picks": "", "error": "", "loss": 0.1, **others}
+    fields |= {"dataset": "cifar100", "model": "resnet18", "method": method, "seed": seed, "accuracy": accuracy}
+    return Result(**{**fields, "step_ms": step_ms, "device": device, "torch": "2", "commit": "c", "date": "d"})  # type: ignore[arg-type]
+
+
+def test_the_paired_test_is_the_closed_form_of_students_for_three_seeds() -> None:
+    """With two degrees of freedom the two-sided p of t is 1 − t/√(2 + t²)."""
+    found = paired({0: 71.0, 1: 72.5, 2: 73.0}, {0: 70.0, 1: 71.0, 2: 72.5})
+    mean, std = 1.0, 0.5
+    t = mean / (std / math.sqrt(3))
+    assert found is not None
+    assert found.gain == pytest.approx(mean)
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+
+
+def test_only_seeds_that_both_have_are_compared() -> None:
+    found = paired({0: 71.0, 1: 72.0, 7: 10.0}, {0: 70.0, 1: 71.5, 3: 99.0})
+    assert found is not None
+    assert (found.seeds, found.gain) == (2, 0.75)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "p", "why"),
+    [
+        ({0: 71.0}, None, "one seed: a test needs two"),
+        ({0: 70.0, 1: 71.0}, 1.0, ""),
+        ({0: 70.1, 1: 71.1}, None, "the same difference on every seed"),
+        ({0: math.nan, 1: 71.0}, None, "not a number"),
+    ],
+)
+def test_where_no_test_can_be_made_the_reason_is_told(ours: dict[int, float], p: float | None, why: str) -> None:
+    found = paired(ours, {0: 70.0, 1: 71.0})
+    assert found is not None
+    assert found.p == p
+    assert why in found.why
+
+
+def test_cost_is_relative_to_relu_on_the_same_device() -> None:
+    results = [row("relu", 0, 70.0, 2.0), row("relu", 1, 71.0, 40.0, "slow"), row("flexact-all", 0, 71.0, 2.2)]
+    relu, flexact = summaries(results)
+    assert flexact.cost == pytest.approx(1.1)
+    assert relu.mean == 70.5
+    assert relu.against is None
+    assert math.isnan(summaries([row("splash", 0, 60.0)])[0].cost)
+
+
+def test_the_table_has_the_papers_rows_beside_ours_and_says_what_is_missing() -> None:
+    results = [row("relu", s, 70.0 + s) for s in range(3)] + [row("flexact-all", s, 71.0 + 1.5 * s) for s in range(2)]
+    results.append(row("splash", 0, math.nan, state="failed", error="the loss is nan"))
+    grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all", "splash"), seeds=3)
+    text = " ".join(table(results, Protocol.short(), grid.cells).split())
+    assert "| ReLU | 3 | 71.00 ± 1.00 | - | - | 2.00 | 1.00× | 77.72 ± 0.11 | - |" in text
+    assert "| Flex-Act (all layers) | 2 | 71.75 ± 1.06 | +1.25 | 0.126 | 2.00 | 1.00× | 79.29 ± 0.11 | <0.001 |" in text
+    assert "200 epochs (here 30) and 10 runs" in text
+    assert "cifar100-resnet18-splash-0: the loss is nan" in text
+    assert "Not done yet, 3 of 9: cifar100-resnet18-splash-1, cifar100-resnet18-flexact-all-2" in text
+
+
+def test_one_seed_has_no_p_value_and_the_table_says_why() -> None:
+    text = table([row("relu", 0, 70.0), row("prelu", 0, 69.0)], Protocol(), [])
+    assert "no p-value for PReLU on CIFAR-100, ResNet-18: one seed" in text
+    assert "200 epochs (as here)" in text
+
+
+def test_the_papers_table_is_the_papers() -> None:
+    paper = Path(__file__).parents[4] / "shared" / "paper" / "flex-act.tex"
+    if not paper.is_file():
+        pytest.skip("the paper is not part of the repository")
+    text = paper.read_text(encoding="utf-8")
+    text = text[text.index(r"\label{tab:cifar_results}") :]
+    text = text[: text.index(r"\end{table}")].replace(r"\!", "")
+    cells = re.findall(r"(\d\d\.\d\d)\}? \\pm (\d\.\d\d)\$\}? & (?:\\\w+\{)?(-|\$[^$]*\$)", " ".join(text.split()))
+    found = sorted((float(mean), float(std), p.strip("$-")) for mean, std, p in cells)
+    assert len(found) == 28
+    assert found == sorted(CIFAR.values())
