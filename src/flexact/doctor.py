@@ -29,6 +29,7 @@ PACKAGES: dict[str, str] = {
     "transformers": "transformers",
     "accelerate": "transformers",
     "lightning": "lightning",
+    "ray": "ray",
 }
 """The optional packages, each with the smallest extra that brings it."""
 

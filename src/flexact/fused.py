@@ -18,6 +18,8 @@ from flexact.ops import runs_fused
 if TYPE_CHECKING:
     from flexact.ops.batch_norm import Norm
 
+MOST_CANDIDATES = 16
+"""Of a site: as many columns the kernels have room for."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -69,6 +71,7 @@ def _fits(
         and together
         and not by_channel_elsewhere
         and site.config.correction != "output_norm"
+        and site.k <= MOST_CANDIDATES
         and runs_fused(y, keys)
     )
 

@@ -503,7 +503,6 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
 # Known to be wrong
 
 
-@pytest.mark.xfail(strict=True, reason="1 − e and 1 − e² cancel: the error is absolute, 6e-8, however small h is")
 @pytest.mark.parametrize("name", ["tanh", "elu", "selu"])
 def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device) -> None:
     h = 1e-3 * spread(101).to(device)
@@ -541,7 +540,6 @@ def test_more_columns_than_there_are_built_in_candidates(device: torch.device) -
     assert not to_logits[:19].any()
 
 
-@pytest.mark.xfail(strict=True, reason="it is said once for each set of candidates")
 def test_a_candidate_without_a_form_is_said_once_whatever_stands_beside_it(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ def test_opcheck_of_the_moments(track: bool, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("per_channel", [False, True], ids=["layer", "channel"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_opcheck_of_the_closed_form_on_a_card(layout: str, per_channel: bool) -> None:

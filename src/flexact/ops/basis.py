@@ -22,6 +22,7 @@ from torch import Tensor
 from flexact.candidates import SELU_ALPHA, SELU_SCALE
 
 _log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 LINEAR = tl.constexpr(0)
 RELU = tl.constexpr(1)
@@ -78,8 +79,11 @@ class Blend:
 def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Which of these candidates cannot be evaluated here; said once in the log."""
     missing = tuple(key for key in keys if key not in _FORMS)
-    if missing:
-        _log.warning("no Triton form of %s: these sites take the closed form, which is slower.", ", ".join(missing))
+    if news := set(missing) - _said:
+        _said.update(news)
+        _log.warning(
+            "no Triton form of %s: these sites take the closed form, which is slower.", ", ".join(sorted(news))
+        )
     return missing
 
 
@@ -110,7 +114,8 @@ def value(h, PART: tl.constexpr, FAST: tl.constexpr):
     elif PART == MISH:
         v = h * _tanh_of_softplus(h, e, FAST)
     elif PART == NEGATIVE_EXP:
-        v = tl.where(h <= 0, e - 1, 0.0)
+        near_0 = h * (1 + h * (1 / 2 + h * (1 / 6 + h * (1 / 24 + h * (1 / 120 + h / 720)))))  # where e − 1 cancels
+        v = tl.where(h <= 0, tl.where(h > -0.1, near_0, e - 1), 0.0)
     elif PART == SOFTPLUS:
         v = tl.where(h <= 0, 0.0, h) + tl.log(1 + e)
     elif PART == HARDSWISH:
@@ -172,7 +177,9 @@ def _tanh(h, e, FAST: tl.constexpr):
         return _fast_tanh(h)
     else:
         size = (1 - e * e) / (1 + e * e)
-        return tl.where(h < 0, -size, size)
+        square = h * h
+        near_0 = h * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315))))  # where 1 − e² cancels
+        return tl.where(tl.abs(h) < 0.1, near_0, tl.where(h < 0, -size, size))
 
 
 @triton.jit

@@ -136,7 +136,7 @@ def _moments(
 ):  # fmt: skip
     """Sums of y − s and (y − s)², where the shift s is the channel's first element: no cancellation."""
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    shift = tl.load(y_ptr + channel * inner, inside, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(y_ptr + channel.to(tl.int64) * inner, inside, other=0.0).to(tl.float32)[None, :]
     total, square = zeros(2, BLOCK_A, BLOCK_J)
     row_tile = tl.program_id(1)
     while row_tile < tl.cdiv(outer, BLOCK_A):
@@ -157,7 +157,7 @@ def _finish_moments(
     channels, inner, parts, per_channel, elements, TRACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0)
-    shift = tl.load(y_ptr + channel * inner).to(tl.float32)
+    shift = tl.load(y_ptr + channel.to(tl.int64) * inner).to(tl.float32)
     off = add_up(partials_ptr, 0, 2, channel, channels, parts, per_channel, BLOCK) / elements
     square = add_up(partials_ptr, 1, 2, channel, channels, parts, per_channel, BLOCK) / elements
     mean, variance = shift + off, tl.maximum(square - off * off, 0.0)

@@ -64,8 +64,10 @@ def active(device: torch.device | str) -> Active:
     choice = wanted()
     if choice == "closed_form":
         return Active(choice, "closed_form was asked for")
-    if choice == "compiled" or (choice == "auto" and device.type != "cuda"):
+    if choice == "compiled" or (choice == "auto" and device.type == "cpu"):
         return Active("compiled", "") if has_compiler() else Active("closed_form", "there is no C++ compiler")
+    if choice == "auto" and device.type != "cuda":
+        return Active("closed_form", "")
     reason = why_no_triton(device)
     if not reason:
         return Active("triton", "")
@@ -108,9 +110,9 @@ def _why_not_here(device: torch.device, interpreting: bool) -> str:
 
 def triton_version() -> tuple[int, ...]:
     """Of the installed Triton, its first two numbers."""
-    from importlib.metadata import version
+    import triton
 
-    return tuple(int(part) for part in version("triton").split(".")[:2])
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 def interpreting() -> bool:

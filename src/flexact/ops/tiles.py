@@ -131,14 +131,14 @@ def columns(tile, channels, inner, LAST: tl.constexpr, BLOCK_J: tl.constexpr):
         per_channel = tl.cdiv(inner, BLOCK_J)
         channel = tile // per_channel + tl.zeros_like(j)
         place = (tile % per_channel) * BLOCK_J + j
-        return channel, channel * inner + place, place < inner
+        return channel, channel.to(tl.int64) * inner + place, place < inner
 
 
 @triton.jit
 def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.constexpr):
     """Where the elements of a tile are, and whether they are there."""
-    a = row_tile * BLOCK_A + tl.arange(0, BLOCK_A)
-    offset = a.to(tl.int64)[:, None] * (channels * inner) + column[None, :]
+    a = row_tile.to(tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
+    offset = a[:, None] * channels * inner + column[None, :]
     return offset, (a < outer)[:, None] & inside[None, :] & (offset < numel)
 
 

@@ -57,7 +57,7 @@ def run_in_processes(
         for _ in range(min(processes, len(tasks))):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, function), daemon=True)
-            with _deaf_to_interrupts():
+            with deaf_to_interrupts():
                 process.start()
             started.append(process)
             theirs.close()  # so that a worker's end is seen as the end of its pipe
@@ -77,7 +77,7 @@ def run_in_processes(
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def deaf_to_interrupts() -> Iterator[None]:
     """Start a process that does not hear Ctrl-C, which reaches the whole group: the parent decides."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's

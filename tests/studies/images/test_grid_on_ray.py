@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +23,8 @@ HERE = Path(__file__).parent
 pytest.importorskip("ray")
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, dict[str, str]]]:
     """A head node with two CPUs: its address, and the environment of a program that uses it."""
     from ray.cluster_utils import Cluster
 
@@ -63,6 +65,30 @@ def test_a_killed_workers_cell_is_retried_and_goes_on_from_its_checkpoint(
     assert (store.cell_folder(cells[0]) / "starts").read_text() == "0\n2\n"
     assert results[cells[3]].error == "the loss is nan, not finite"
     assert len((out / "results.csv").read_text().splitlines()) == 5
+
+
+@pytest.mark.slow
+def test_sigterm_stops_the_cells_on_the_cluster_with_a_checkpoint(
+    cluster: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    address, environment = cluster
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    (data / "behaviour.json").write_text(json.dumps({"pace": 2.0}))
+    command = [sys.executable, str(HERE / "fake_training.py"), str(out), str(data), "relu", "ray", address]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    first = Store(out).cell_folder(Cell("cifar10", "resnet18", "relu", 0))
+    until = time.monotonic() + 60
+    while not (first / "curve.csv").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    words = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; 0 of 2 cells are kept" in words
+    assert 1 <= len(json.loads((first / "checkpoint.json").read_text())) < 4
+    assert not (first / "stop").exists()
+    assert Store(out).results() == {}
 
 
 def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:

@@ -225,7 +225,7 @@ def test_a_run_stopped_in_the_middle_of_epochs_goes_on_bit_for_bit(
 ) -> None:
     cell, protocol = Cell("cifar10", "resnet18", method, 3), _changed(changes)
     trained(cell, images, tmp_path / "straight", protocol)
-    for steps in (3, 4, 5, 0, 1):
+    for steps in (0, 3, 4, 5, 0, 1):
         with pytest.raises(Stopped, match=r"start it again to go on from .*checkpoint\.json"):
             trained(cell, images, tmp_path / "stopped", protocol, stop=After(steps))
     trained(cell, images, tmp_path / "stopped", protocol)
@@ -346,6 +346,10 @@ def test_a_damaged_checkpoint_is_refused_by_name(images: Images, tmp_path: Path)
     refused("does not name its file of tensors")
     about.write_text(json.dumps({**json.loads(text), "flexact_checkpoint": 2}))
     refused("update flexact")
+    about.write_text(json.dumps({**json.loads(text), "step": "7"}))
+    refused("does not say of which step")
+    about.write_text(json.dumps({**json.loads(text), "outcome": {"accuracy": 1.0}}))
+    refused("no outcome of a cell")
     about.write_text(json.dumps({**json.loads(text), "step": 12}))
     refused("do not belong together")
     trained(PICKS, images, tmp_path)

@@ -105,20 +105,20 @@ class CellRun:
         self.ranks = Ranks.current()
         self.curve: list[Epoch] = []
         self.seconds_before = 0.0
-        self.saved_at = 0
+        self.saved_at = -1
         self.curve_written = 0.0
 
     def outcome(self) -> Outcome:
         found = checkpoint.load(self.folder)
         self.ranks.check_same(
-            -1 if found is None else int(found[0].get("step", -1)),
+            -1 if found is None else found[0]["step"],
             self.device,
             f"the ranks find different checkpoints in {self.folder}; it must be one folder that all hosts see.",
         )
         if found is not None:
             self._check(found[0])
-            if found[0].get("outcome"):
-                return _outcome(found[0]["outcome"])
+            if found[0].get("outcome") is not None:
+                return _outcome(self.folder, found[0]["outcome"])
         self.training = Training(self._built(), self.images, self.protocol, self.cell.seed, self.device, self.ranks)
         if found is not None:
             self._go_on(*found)
@@ -218,7 +218,7 @@ class CellRun:
         return 100 * right.item() / len(y)
 
     def _finish(self) -> Outcome:
-        """Evaluate what extraction leaves behind, and keep it."""
+        """Keep what extraction leaves behind, and say what it came to."""
         network = self.training.network
         accuracy = self.curve[-1].test_accuracy  # of the network as extracted, from the last epoch
         outcome = Outcome(
@@ -231,7 +231,10 @@ class CellRun:
         )
         if self.ranks.writes:
             about = self._about() | {"outcome": asdict(outcome)}
-            checkpoint.save(self.folder, NETWORK, extracted(network).state_dict(), about)
+            state = extracted(network).state_dict()
+            self._check_finite(state)
+            self._write_curve()
+            checkpoint.save(self.folder, NETWORK, state, about)
         return outcome
 
     def _save(self) -> None:
@@ -242,9 +245,7 @@ class CellRun:
         if training.steps_done == self.saved_at:
             return
         if self.ranks.writes:
-            finite = [tensor.isfinite().all() for tensor in state.values()]
-            if not bool(torch.stack(finite).all()):
-                raise self._not_finite(f"after {training.steps_done} steps there are weights or losses that")
+            self._check_finite(state)
             self._write_curve()
             checkpoint.save(self.folder, f"checkpoint-{training.steps_done}.safetensors", state, self._about())
         self.saved_at = training.steps_done
@@ -289,7 +290,7 @@ class CellRun:
         try:
             self.curve = [Epoch(**line) for line in about["curve"]]
             self.seconds_before = float(about["seconds"])
-            step = int(about["step"])
+            step = about["step"]
             if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
                 raise ValueError(f"step {step} and {len(self.curve)} epochs do not belong together")
             self.training.load(step, tensors)
@@ -308,7 +309,7 @@ class CellRun:
             return None
         with checkpoint.naming(self.folder / HISTORY):
             recorder = Recorder(self.training.network, self.folder / HISTORY)
-            recorder.rewind(self.training.steps_done if self.saved_at else -1)
+            recorder.rewind(self.saved_at)
             if not recorder.history:
                 recorder.record(0, epoch=0)
             return recorder
@@ -325,11 +326,14 @@ class CellRun:
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
+    def _check_finite(self, tensors: dict[str, Tensor]) -> None:
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).all()):
+            raise self._not_finite(f"a weight or the loss after {self.training.steps_done} steps is not finite")
+
     def _not_finite(self, what: str) -> NanLoss:
-        kept = (
-            f"the last good checkpoint, of step {self.saved_at}, is kept" if self.saved_at else "no checkpoint was due"
-        )
-        return NanLoss(f"{self.cell.name}: {what}, not finite; the cell is given up, and {kept}. Try a smaller lr.")
+        kept = f"the last good checkpoint, of step {self.saved_at}, is kept"
+        kept = kept if self.saved_at >= 0 else "no checkpoint was due yet"
+        return NanLoss(f"{self.cell.name}: {what}; the cell is given up, and {kept}. Try a smaller lr.")
 
 
 def extracted(network: nn.Module) -> nn.Module:
@@ -341,5 +345,10 @@ def _cell(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _outcome(fields: dict[str, Any]) -> Outcome:
-    return Outcome(**{**fields, "losses": tuple(fields["losses"])})
+def _outcome(folder: Path, fields: Any) -> Outcome:
+    try:
+        return Outcome(**{**fields, "losses": tuple(fields["losses"])})
+    except (KeyError, TypeError) as error:
+        raise FlexActError(
+            f"{folder / checkpoint.ABOUT} has no outcome of a cell ({error}). Remove {folder} to train it anew."
+        ) from None

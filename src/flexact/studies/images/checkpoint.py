@@ -31,7 +31,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensor], about: Mapping[
     """Write a checkpoint in the place of the last one, whole or not at all.
 
     name: of the file of tensors, which no earlier checkpoint of this folder may have.
-    about: plain JSON types.
+    about: plain JSON types, with the "step" that it is of.
     """
     try:
         from safetensors.torch import save as serialised
@@ -105,6 +105,8 @@ def _about(path: Path) -> dict[str, Any]:
         raise FlexActError(f"{path} is no checkpoint of the image study: it has no {_KEY!r}. {again}")
     if version > VERSION:
         raise FlexActError(f"{path} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
+    if isinstance(about.get("step"), bool) or not isinstance(about.get("step"), int):
+        raise FlexActError(f"{path} does not say of which step it is. {again}")
     weights = about.get("tensors")
     file = weights.get("file") if isinstance(weights, dict) else None
     if not isinstance(file, str) or not _TENSORS.fullmatch(file) or not isinstance(weights.get("sha256"), str):

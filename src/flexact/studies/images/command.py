@@ -59,7 +59,7 @@ def cifar(
     status: Annotated[bool, typer.Option("--status", help="Only say where the grid in that folder stands.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
-    """CIFAR with ResNets: a grid of data sets, models, methods and seeds; each cell is a run that can be gone on with."""
+    """CIFAR with ResNets: a grid of data sets, models, methods and seeds, each cell a run that can be gone on with."""
     if status:
         _print_status(out)
         return

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,7 +18,7 @@ import torch
 
 from flexact.errors import FlexActError, suggestion
 from flexact.studies.images.running import Answer, Task, run_task
-from flexact.studies.workers import cores
+from flexact.studies.workers import deaf_to_interrupts
 
 Ended = Callable[[Task, Answer], None]
 Beat = Callable[[], bool]
@@ -87,18 +88,18 @@ class _Local:
     waiting: list[Task]
     ended: Ended
     workers: list[_Worker] = field(default_factory=list)
+    stopping: bool = False
 
     def run(self, beat: Beat) -> None:
         try:
             for device in self.places[: len(self.waiting)]:
                 self._start(device)
-            stopping = False
             while any(worker.task for worker in self.workers):
-                if beat() and not stopping:
-                    stopping = True
+                ready = wait([worker.pipe for worker in self.workers], timeout=0.5)
+                if beat() and not self.stopping:  # first: what a signal to the whole group ended did not fail
                     self._stop()
-                for pipe in wait([worker.pipe for worker in self.workers], timeout=0.5):
-                    self._hear(next(worker for worker in self.workers if worker.pipe is pipe), stopping)
+                for pipe in ready:
+                    self._hear(next(worker for worker in self.workers if worker.pipe is pipe))
         finally:
             for worker in self.workers:
                 worker.pipe.close()
@@ -111,9 +112,9 @@ class _Local:
     def _start(self, device: str) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        threads = max(1, cores() // len(self.places)) if device == "cpu" else 1
-        process = context.Process(target=_work, args=(theirs, device, threads), daemon=True)
-        process.start()
+        process = context.Process(target=_work, args=(theirs, device, len(self.places)), daemon=True)
+        with deaf_to_interrupts():
+            process.start()
         theirs.close()  # so that a worker's end is seen as the end of its pipe
         worker = _Worker(device, process, ours)
         self.workers.append(worker)
@@ -122,28 +123,32 @@ class _Local:
     def _give(self, worker: _Worker) -> None:
         worker.task = self.waiting.pop(0) if self.waiting else None
         if worker.task is not None:
-            worker.pipe.send(worker.task)
+            with suppress(OSError):  # a worker that is gone is heard of as the end of its pipe
+                worker.pipe.send(worker.task)
 
-    def _hear(self, worker: _Worker, stopping: bool) -> None:
+    def _hear(self, worker: _Worker) -> None:
         task = worker.task
         try:
             answer: Answer = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join(timeout=10)
-            answer = Answer("stopped" if stopping else "failed", error=_died(worker.process.exitcode))
+            answer = Answer("stopped" if self.stopping else "failed", error=_died(worker.process.exitcode))
         worker.task = None
         if task is not None:
             self.ended(task, answer)
-        if answer.kind == "done" and not stopping:
+        if answer.kind == "full":
+            self._stop()
+        if answer.kind == "done" and not self.stopping:
             self._give(worker)
             return
         self.workers.remove(worker)
         worker.pipe.close()
         worker.process.join(timeout=10)
-        if self.waiting and not stopping:
+        if self.waiting and not self.stopping:
             self._start(worker.device)
 
     def _stop(self) -> None:
+        self.stopping = True
         self.waiting.clear()
         for worker in self.workers:
             worker.process.terminate()
@@ -155,14 +160,14 @@ def _died(code: int | None) -> str:
     return f"its process ended with status {code}"
 
 
-def _work(pipe: Connection, device: str, threads: int) -> None:
+def _work(pipe: Connection, device: str, workers: int) -> None:
     """A worker: SIGTERM, or the end of the grid's process, stops the cell with a checkpoint."""
     asked = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the grid decides
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     threading.Thread(target=_watch, args=(asked,), daemon=True).start()
     if device == "cpu":
-        torch.set_num_threads(threads)
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     else:
         torch.cuda.set_device(device)
     try:

@@ -4,7 +4,9 @@ checkpoint; so the grid's folder and the data lie where all machines see them un
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -52,10 +54,14 @@ def ray_engine(device: str | None, jobs: int | None, address: str | None) -> Eng
 def _connect(ray: Any, address: str | None) -> None:
     _check_reachable(address)
     own = {} if address else {"include_dashboard": False}  # where no cluster runs, Ray starts one of its own
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _unreachable(address, error) from None
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray's own end the program at once, and with it the cells
 
 
 def _check_reachable(address: str | None) -> None:
