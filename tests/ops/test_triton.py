@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexact import candidates
 from flexact.candidates import lookup, register_candidate
-from flexact.ops import DEVIATION, SENSITIVITY, kernels, reference, routed_activation, tiles, triton
+from flexact.ops import DEVIATION, SENSITIVITY, basis, kernels, reference, routed_activation, tiles, triton
 from flexact.ops.basis import blend, without_form
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -490,6 +490,7 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
     monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
     monkeypatch.setattr(triton, "forward", refuse)
     without_form.cache_clear()
+    monkeypatch.setattr(basis, "_said", set())
     register_candidate("wave", torch.sin)
     one = case(spread(20).to(device), ("relu", "wave"))
     with caplog.at_level(logging.WARNING, logger="flexact"):
@@ -545,6 +546,7 @@ def test_a_candidate_without_a_form_is_said_once_whatever_stands_beside_it(
 ) -> None:
     monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
     without_form.cache_clear()
+    monkeypatch.setattr(basis, "_said", set())
     register_candidate("wave", torch.sin)
     with caplog.at_level(logging.WARNING, logger="flexact"):
         for name in ("relu", "tanh"):

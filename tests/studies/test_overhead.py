@@ -170,14 +170,13 @@ def test_a_compiled_step_is_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_each_compiled_network_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "COMPILER", "eager")
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     networks = [torch.nn.Linear(3, n) for n in (1, 2, 3)]
     forwards = [steps.compiled_forward(network) for network in networks]
     x = torch.randn(2, 3)
-    for _ in range(2):
-        for network, forward in zip(networks, forwards, strict=True):
-            assert torch.equal(forward(x), network(x))
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for _ in range(2):
+            for network, forward in zip(networks, forwards, strict=True):
+                assert torch.equal(forward(x), network(x))
 
 
 def test_inference_leaves_no_graph() -> None:
