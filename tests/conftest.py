@@ -57,7 +57,8 @@ def _declare_missing_torchvision_operators() -> torch.library.Library | None:
 _TORCHVISION_LIBRARY = _declare_missing_torchvision_operators()
 
 if importlib.util.find_spec("triton") is None:  # it has no package for macOS
-    collect_ignore = [f"ops/test_{name}.py" for name in ("batch_norm", "launching", "tiles", "triton", "triton_ops")]
+    need_it = ("batch_norm", "launching", "policy_kernels", "tiles", "triton", "triton_ops")
+    collect_ignore = [f"ops/test_{name}.py" for name in need_it]
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci")
@@ -83,22 +84,16 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """A function that sets the elements a tile and the programs a launch, so that a small tensor takes many."""
-    from flexact.ops import tiles  # needs Triton
+    from flexact.ops import batch_norm, tiles, triton  # need Triton
 
     def choose(tile: int, programs: int) -> None:
-        monkeypatch.setattr(tiles, "TILE", tile)
-        monkeypatch.setattr(tiles, "PROGRAMS", programs)
-        monkeypatch.setattr(tiles.Tiles.__init__, "__defaults__", (programs,))
-        forget()
+        for name in ("FLAT", "FEW_SUMS", "MANY_SUMS", "MOMENTS"):
+            for module in (batch_norm, tiles, triton):
+                monkeypatch.setattr(module, name, tiles.Cut(tile, programs), raising=False)
 
-    def forget() -> None:
-        for value in vars(tiles).values():
-            getattr(value, "cache_clear", lambda: None)()
-
-    yield choose
-    forget()
+    return choose
 
 
 @pytest.fixture(scope="session")

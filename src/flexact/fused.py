@@ -53,26 +53,30 @@ def _fits(
     residual_norm: nn.BatchNorm2d | None,
 ) -> bool:
     """Whether the kernels take these tensors, and nobody put something else in a part's place since the conversion."""
-    parts = (norm,) if residual_norm is None else (norm, residual_norm)
-    as_found = isinstance(site, FlexAct) and all(type(part) is nn.BatchNorm2d and is_untouched(part) for part in parts)
-    if not as_found or not is_untouched(site):
-        return False
-    dense = any(y.is_contiguous(memory_format=order) for order in (torch.contiguous_format, torch.channels_last))
-    alike = residual is None or (residual.shape == y.shape and residual.dtype == y.dtype)
-    together = residual_norm is None or _uses_batch(residual_norm) == _uses_batch(norm)
-    by_channel_elsewhere = site.rows > 1 and site.config.channel_dim not in (1, -3)
-    keys = tuple([site.keys[k] for k in site.alive])
     return (
-        y.dim() == 4
-        and all(one is None or one.num_features == y.shape[1] for one in (norm, residual_norm))  # else torch says so
+        isinstance(site, FlexAct)
+        and is_untouched(site)
+        and _takes(norm, y)
+        and (residual_norm is None or (_takes(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))
+        and (residual is None or (residual.shape == y.shape and residual.dtype == y.dtype))
         and y.numel() > y.shape[1]  # as batch norm has it: more than one value a channel
-        and dense
-        and alike
-        and together
-        and not by_channel_elsewhere
+        and (y.is_contiguous(memory_format=torch.channels_last) or y.is_contiguous())
+        and (site.rows == 1 or site.config.channel_dim in (1, -3))
         and site.config.correction != "output_norm"
         and site.k <= MOST_CANDIDATES
-        and runs_fused(y, keys)
+        and runs_fused(y, tuple([site.keys[k] for k in site.alive]))
+    )
+
+
+def _takes(norm: nn.BatchNorm2d, y: Tensor) -> bool:
+    """Whether this is torch's own batch norm, one that takes y (else torch says what is wrong)."""
+    counts = norm.running_mean is None or norm.num_batches_tracked is not None
+    return (
+        type(norm) is nn.BatchNorm2d
+        and is_untouched(norm)
+        and y.dim() == 4
+        and norm.num_features == y.shape[1]
+        and counts
     )
 
 
@@ -89,19 +93,14 @@ def _in_one_go(
     routing = site.routing(y)
     if residual is not None and residual.stride() != y.stride():
         residual = torch.empty_like(y).copy_(residual)
+    other = None if residual_norm is None or residual is None else _norm(residual_norm, residual)
     x, statistics = triton_ops.normalised(
         y,
-        _norm(norm, y),
-        residual,
-        None if residual_norm is None or residual is None else _norm(residual_norm, residual),
         site.logits.detach() if site.committed else site.logits,
-        routing.weights,
-        routing.probabilities,
-        routing.temperature,
-        site.keys,
-        site.alive,
-        routing.statistics,
-        _uses_batch(norm),
+        triton_ops.Normalising(_norm(norm, y), residual, other, _uses_batch(norm)),
+        triton_ops.Blending(
+            routing.weights, routing.probabilities, routing.temperature, site.keys, site.alive, routing.statistics
+        ),
     )
     site.gather(routing, statistics)
     return x
@@ -116,20 +115,12 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     """What a batch norm does to y; in training its running statistics go on by one step, as in its own forward."""
     from flexact.ops import triton_ops
     from flexact.ops.batch_norm import Norm
-    from flexact.ops.launching import is_traced
 
-    if not _uses_batch(norm):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        rstd = (norm.running_var.float() + norm.eps).rsqrt()
-        return Norm(norm.running_mean.float(), rstd, norm.weight, norm.bias)
-    tracks = norm.training and norm.track_running_stats
-    momentum = 0.0 if norm.momentum is None else norm.momentum
-    if tracks and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:  # a cumulative average
-            momentum = 1.0 / float(norm.num_batches_tracked)
-    running = (norm.running_mean, norm.running_var) if tracks else (None, None)
-    moments = triton_ops.batch_moments if is_traced(y) else triton_ops.moments
-    mean, rstd = moments(y.detach(), *running, momentum, norm.eps).unbind()
+    running = None
+    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        if not norm.training:
+            return Norm(running[0].float(), (running[1].float() + norm.eps).rsqrt(), norm.weight, norm.bias)
+    tracked = running if norm.training and norm.track_running_stats else None
+    mean, rstd = triton_ops.moments(y.detach(), tracked, norm.momentum, norm.eps).unbind()
     return Norm(mean, rstd, norm.weight, norm.bias)

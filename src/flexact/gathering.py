@@ -43,6 +43,7 @@ class Gathered:
         self._calls: list[Call] = []
         self._tables: list[Tensor] = []
         self._pattern: tuple[torch.device | None, tuple[Call, ...]] = (None, ())
+        self._flat_pattern: tuple[torch.device, tuple[Call, ...], int, bool] | None = None
 
     def clear(self) -> None:
         self._calls, self._tables = [], []
@@ -62,6 +63,19 @@ class Gathered:
             tables.append(torch.zeros(2, 1, self.k, device=device))
         of_row = torch.cat(tables, dim=1)[:, self._places]
         return mean_over_ranks(of_row.sum(2) / self._counts)
+
+    def flat(self, device: torch.device, start: int, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """The same for a kernel, which adds up by itself: flat tensors, and where each row finds its calls in them once
+        they are joined behind `start` other numbers, as `flexact.ops.policy_kernels` has it.
+
+        means: those over several ranks, which then take the place of the calls.
+        """
+        calls, tables = (self._calls, self._tables) if means is None else ([(0, self.rows)], [means])
+        pattern = (device, tuple(self._calls), start, means is None)
+        if pattern != self._flat_pattern:
+            self._flat_pattern = pattern
+            self._flat_calls = torch.tensor(self._flat_places(calls, tables, start), device=device)
+        return [table.flatten() for table in tables], self._flat_calls
 
     def called(self, device: torch.device) -> Tensor:
         """Which rows were called at all, (rows, 1)."""
@@ -85,3 +99,21 @@ class Gathered:
         self._counts = torch.tensor([[max(len(places), 1)] for places in own], device=device)
         self._called = torch.tensor([[len(places) > 0] for places in own], device=device)
         self._even = all(len(places) == most for places in own)
+
+    def _flat_places(self, calls: list[Call], tables: list[Tensor], start: int) -> list[list[int]]:
+        """A line for each row: whether it was called; how many tables are its own; how far behind the sensitivities of
+        one its deviations are; where the sensitivities of each begin."""
+        called = {row for first_row, rows in self._calls for row in range(first_row, first_row + rows)}
+        own: list[list[int]] = [[] for _ in range(self.rows)]
+        distances = [0] * self.rows
+        for (first_row, rows), table in zip(calls, tables, strict=True):
+            k = table.shape[2]
+            for i in range(rows):
+                own[first_row + i].append(start + i * k)
+                distances[first_row + i] = rows * k
+            start += table.numel()
+        most = max(1, *(len(places) for places in own))
+        return [
+            [int(row in called), len(places), distance, *places, *[0] * (most - len(places))]
+            for row, (places, distance) in enumerate(zip(own, distances, strict=True))
+        ]

@@ -158,7 +158,8 @@ class FlexAct(nn.Module):
 
     def _own(self, table: Tensor) -> Tensor:
         """This site's part of one of the router's tables."""
-        return table[self.first_row : self.first_row + self.rows, : self.k]
+        own = table.narrow(0, self.first_row, self.rows)
+        return own if self.k == table.shape[1] else own[:, : self.k]
 
     @property
     def committed(self) -> bool:

@@ -26,28 +26,37 @@ class RunningGradient:
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.mean = torch.zeros(rows, k, device=device)
         self.square = torch.zeros(rows, 1, device=device)
-        self.weights = torch.zeros(2, device=device)  # of what was averaged so far; 1 in the long run
-        self._decays = torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
+        # Of what was averaged so far; 1 in the long run. Each row has the two at hand, so that a kernel which works on
+        # rows can go on with its own while others still read theirs.
+        self.weights = torch.zeros(rows, 2, device=device)
+        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean, the square and the weights."""
+        return self.mean, self.square, self.weights
 
     def to(self, device: torch.device) -> None:
         """Go where the model went."""
-        self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.state_dict().values())
-        self._decays = self._decays.to(device)
+        if self.mean.device != device:
+            self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.tensors)
+            self._rates = self._rates.to(device)
 
     def update(self, gradient: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
         """The mean (rows, K) and the root-mean-square over a row (rows, 1), with one more gradient in them."""
         square = gradient.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
-        self.weights.lerp_(torch.ones_like(self.weights), 1 - self._decays)
-        return self.mean / self.weights[0], (self.square / self.weights[1]).sqrt().clamp(min=_TINY)
+        self.weights.lerp_(torch.ones_like(self.weights), self._rates)
+        mean_weight, square_weight = self.weights.split(1, dim=1)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().clamp(min=_TINY)
 
     def reset(self) -> None:
-        for tensor in self.state_dict().values():
+        for tensor in self.tensors:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "square": self.square, "weights": self.weights}
+        return {"mean": self.mean, "square": self.square, "weights": self.weights[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, own in self.state_dict().items():
@@ -56,5 +65,5 @@ class RunningGradient:
                 raise FlexActError(
                     f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}."
                 )
-        for name, own in self.state_dict().items():
+        for name, own in zip(("mean", "square", "weights"), self.tensors, strict=True):
             own.copy_(state[name])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from flexact import corrections
 from flexact.config import FlexConfig
+from flexact.gathering import rank_count
 from flexact.layer import routers_of, sites_of
-from flexact.pace import RunningGradient
+from flexact.pace import MEAN_DECAY, SQUARE_DECAY, RunningGradient
 from flexact.routing import Router, log_pi
+
+if TYPE_CHECKING:
+    from flexact.ops.policy_kernels import Rule
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -53,35 +60,88 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
         return
     running.to(router.device)
     with torch.no_grad():
-        gradients = [torch.zeros_like(s.logits) if s.logits.grad is None else s.logits.grad for s in router.sites]
-        direction = _direction(router, router.table(gradients), running)
+        changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
         router.gathered.clear()  # this step's are used up
+        sites = zip(router.sites, changes, strict=True)
+        held = [(site.logits, site.logits.grad, own) for site, own in sites if site.logits.grad is not None]
         if router.config.logit_step == "optimizer":
-            torch._foreach_copy_(gradients, router.split(direction))
+            torch._foreach_copy_([gradient for _, gradient, _ in held], [own for _, _, own in held])
             return
-        held = [site.logits.grad is not None for site in router.sites]
-        moves = router.split(step_size * direction)
-        torch._foreach_sub_(
-            [site.logits for site, has in zip(router.sites, held, strict=True) if has],
-            [move for move, has in zip(moves, held, strict=True) if has],
-        )
-        for site in router.sites:
-            site.logits.grad = None
+        torch._foreach_sub_([logits for logits, _, _ in held], [own for _, _, own in held])
+        for logits, _, _ in held:
+            logits.grad = None
 
 
-def _direction(router: Router, gradient: Tensor, running: RunningGradient) -> Tensor:
+def _changes(
+    router: Router, running: RunningGradient, step_size: Tensor, means: Tensor | None = None
+) -> Sequence[Tensor]:
+    """Of each site, flat: its corrected gradient or, when paced, what its logits are moved back by.
+
+    means: of the statistics, where they are known already: ranks wait for each other there, so it is done once a step.
+    """
+    means = _statistics(router) if means is None else means
+    direction = _direction(router, router.table(router.gradients()), means, running)
+    return router.split(step_size * direction if router.config.logit_step == "paced" else direction)
+
+
+def _fused_changes(router: Router, running: RunningGradient, step_size: Tensor) -> Sequence[Tensor]:
+    """`_changes` by one kernel, which also averages the statistics where there are those of one rank only."""
+    from flexact.ops import guarded, policy_kernels  # need Triton
+
+    rule = _rule(router.config)
+    means = _statistics(router) if rank_count() > 1 else None
+    values, calls = _joined(router, rule, means)
+    q = router.pi if router.config.kl_on == "pi" else router.p
+    tables = (router.layout, calls, router.alive(), running.tensors, q, router.width(), router.alpha, step_size)
+
+    def fused(values: Tensor) -> Sequence[Tensor]:
+        found = policy_kernels.direction(values, router.size, *tables, rule)
+        return torch.split(found, [site.rows * site.k for site in router.sites])
+
+    return guarded.run(fused, lambda _: _changes(router, running, step_size, means), values)
+
+
+def _rule(config: FlexConfig) -> Rule:
+    from flexact.ops.policy_kernels import Rule  # needs Triton
+
+    return Rule(
+        normalises=config.advantage == "normalized",
+        clips=config.correction == "clip_logit_gradient",
+        pulls=_is_relative(config),
+        clips_sensitivity=config.correction == "clipped_norm_kl",
+        paced=config.logit_step == "paced",
+        mean_rate=1 - MEAN_DECAY,
+        square_rate=1 - SQUARE_DECAY,
+        lam=None if config.lam == "temperature" else config.lam,
+        clip=config.clip,
+    )
+
+
+def _joined(router: Router, rule: Rule, means: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the kernel reads of the sites, as one flat tensor, and where it finds the statistics of each row in it."""
+    values, start, calls = router.gradients(), router.size, router.layout
+    if rule.tied:
+        values += router.temperatures()
+        start += len(router.sites)
+    if _needs_statistics(router.config):
+        statistics, calls = router.gathered.flat(router.device, start, means)
+        values += statistics
+    return torch.cat(values), calls  # without statistics any table will do for them
+
+
+def _direction(router: Router, gradient: Tensor, means: Tensor, running: RunningGradient) -> Tensor:
     """The corrected gradient, or when paced its running mean in units of its running size."""
     config, alive = router.config, router.alive()
     if config.advantage == "normalized":
-        gradient = corrections.normalised_advantage(gradient, router.mean_statistics()[1], alive)
+        gradient = corrections.normalised_advantage(gradient, means[1], alive)
     if config.correction == "clip_logit_gradient":
         gradient = corrections.clip_rows(gradient, config.clip)
     mean, size = running.update(gradient, alive)
     if config.logit_step == "paced":
         gradient = mean
     if _is_relative(config):
-        q = router.pi if config.kl_on == "pi" else router.p
-        pulled = corrections.relative_kl(gradient, q, _target(router, alive), router.alpha, size, router.width())
+        q, target = router.pi if config.kl_on == "pi" else router.p, _target(router, means[0], alive)
+        pulled = corrections.relative_kl(gradient, q, target, router.alpha, size, router.width())
         gradient = torch.where(router.called(), pulled, gradient)  # a site that was not called has no target
     return gradient / size if config.logit_step == "paced" else gradient
 
@@ -92,16 +152,26 @@ def _penalty(router: Router) -> Tensor:
     if router.config.kl_on == "p":
         log_q = torch.log_softmax((log_q + router.noise) / router.temperature(), dim=-1)
     called = router.called().squeeze(1)
-    return router.alpha * (corrections.kl(_target(router, alive), log_q) * called).sum()
+    target = _target(router, router.mean_statistics()[0], alive)
+    return router.alpha * (corrections.kl(target, log_q) * called).sum()
 
 
-def _target(router: Router, alive: Tensor) -> Tensor:
+def _target(router: Router, sensitivity: Tensor, alive: Tensor) -> Tensor:
     config = router.config
-    sensitivity, _ = router.mean_statistics()
     if config.correction == "clipped_norm_kl":
         sensitivity = corrections.clipped(sensitivity, config.clip)
     lam = router.temperature() if config.lam == "temperature" else config.lam
     return corrections.target(sensitivity, lam, alive)
+
+
+def _statistics(router: Router) -> Tensor:
+    """`Router.mean_statistics`; empty where the policy needs none before a step."""
+    return router.mean_statistics() if _needs_statistics(router.config) else torch.empty(0)
+
+
+def _needs_statistics(config: FlexConfig) -> bool:
+    """Whether the policy reads statistics before a step; its penalty may read them, too."""
+    return config.advantage == "normalized" or _is_relative(config)
 
 
 def _uses_kl(config: FlexConfig) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flexact.config import FlexConfig
 from flexact.gathering import Gathered
+from flexact.ops import kernels
 
 if TYPE_CHECKING:
     from flexact.layer import FlexAct
@@ -86,10 +87,7 @@ class Router:
         begins = training and not (self.scheduled and self.current)
         # Not as inference tensors, which a later training step could not use.
         with torch.inference_mode(False), torch.no_grad():
-            alive, temperature = self.alive(), self.temperature()
-            self.log_pi = log_pi(self.logits(), alive)
-            self.pi = self.log_pi.exp()
-            self.p = probabilities(self.log_pi, self.noise if self.config.noise else None, temperature)
+            self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
             if begins:  # an eval forward leaves the statistics alone, and micro-batches of a step share theirs
                 self.gathered.clear()
         self.ready = self.current = True
@@ -111,6 +109,14 @@ class Router:
         self.place()
         self.alpha.fill_(alpha)
 
+    def runs_fused(self) -> bool:
+        """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones."""
+        if torch.compiler.is_compiling() or kernels.active(self.device).name != "triton":
+            return False
+        from flexact.ops import policy_kernels  # needs Triton
+
+        return policy_kernels.takes(self.sites[0].logits, self.k)
+
     def logits(self) -> Tensor:
         """All sites' logits as (rows, K), padded; differentiable."""
         return self.table([site.logits for site in self.sites])
@@ -130,6 +136,10 @@ class Router:
         by_site = torch.stack([site.temperature for site in self.sites])
         return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
 
+    def temperatures(self) -> list[Tensor]:
+        """τ of each site, (1,): these can be concatenated."""
+        return [site.temperature.view(1) for site in self.sites]
+
     def width(self) -> Tensor:
         """Elements of a sample behind each row, (rows, 1)."""
         widths = tuple(site.width for site in self.sites)
@@ -142,15 +152,19 @@ class Router:
         """Which rows were called in the last forward, (rows, 1)."""
         return self.gathered.called(self.device)
 
-    def mean_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean |σ_k′(h)| and mean (a_k − x)² over the calls of the last forward, each (rows, K)."""
-        sensitivity, deviation = self.gathered.means(self.device).unbind()
-        return sensitivity, deviation
+    def mean_statistics(self) -> Tensor:
+        """Mean |σ_k′(h)| and mean (a_k − x)² over the calls of the last forward, (2, rows, K)."""
+        return self.gathered.means(self.device)
 
     def split(self, table: Tensor) -> list[Tensor]:
         """A (rows, K) table back into the sites' own flat shapes."""
         parts = torch.split(table, [site.rows for site in self.sites])
         return [part[:, : site.k].flatten() for site, part in zip(self.sites, parts, strict=True)]
+
+    def gradients(self) -> list[Tensor]:
+        """The sites' own logit gradients; zeros that must not be written to where there is none."""
+        zeros = self._zeros
+        return [zeros[: s.rows * s.k] if s.logits.grad is None else s.logits.grad for s in self.sites]
 
     def table(self, flat: list[Tensor]) -> Tensor:
         """The sites' own flat tensors as one (rows, K) table, padded with 0."""
@@ -167,21 +181,35 @@ class Router:
         self._device, self._widths, self._alive = self.device, (), None
         self.gathered.clear()
         self.ready = self.current = False
-        counts = torch.tensor([site.rows for site in self.sites])
-        self._site_of_row = torch.arange(len(self.sites)).repeat_interleave(counts).to(self.device)
+        sizes = [site.rows * site.k for site in self.sites]
+        self.size = sum(sizes)
+        self._zeros = torch.zeros(max(sizes), device=self.device)
+        site_of_row = torch.arange(len(self.sites)).repeat_interleave(torch.tensor([s.rows for s in self.sites]))
+        own = torch.tensor([site.k for site in self.sites])[site_of_row]
+        start, column = own.cumsum(0) - own, torch.arange(self.k)
+        self._site_of_row = site_of_row.to(self.device)
         self._index: Tensor | None = None
         if any(site.k != self.k for site in self.sites):
-            total = sum(site.rows * site.k for site in self.sites)
-            index = torch.full((self.rows, self.k), total)
-            start = 0
-            for site in self.sites:
-                size = site.rows * site.k
-                own = torch.arange(start, start + size).view(site.rows, site.k)
-                index[site.first_row : site.first_row + site.rows, : site.k] = own
-                start += size
+            index = torch.where(column < own.unsqueeze(1), start.unsqueeze(1) + column, self.size)
             self._index = index.to(self.device)
+        # For a kernel: where each row begins in all sites' flat tensors, how many candidates it has, and where behind
+        # these its temperature is.
+        self.layout = torch.stack([start, own, self.size + site_of_row], dim=1).to(self.device)
         self.noise = self._drawn().to(self.device)
         self.alpha = torch.tensor(self.config.alpha, device=self.device)
+
+    def _probabilities(self) -> tuple[Tensor, Tensor]:
+        """π and p, each (rows, K)."""
+        of_pi = log_pi(self.logits(), self.alive())
+        return of_pi.exp(), probabilities(of_pi, self.noise if self.config.noise else None, self.temperature())
+
+    def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
+        """The same by one kernel."""
+        from flexact.ops import guarded, policy_kernels  # need Triton
+
+        values = torch.cat([*[site.logits for site in self.sites], *self.temperatures()])
+        tables = (self.layout, self.alive(), self.noise)
+        return guarded.run(policy_kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
     def _drawn(self) -> Tensor:
         if self.config.noise == 0:

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.tiles import Tiles, by_channel, columns, dense, flat, places
+from flexact.ops.tiles import Cut, Tiles, by_channel, columns, dense, flat, places
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tile", "row_tile"])  # a 1 would become a constant, as no program's number does
 def _visit(
     found_ptr, tile, row_tile, numel, outer, channels, inner,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
@@ -43,6 +43,8 @@ def expected(walk: Tiles, tile: int, row_tile: int) -> tuple[Tensor, Tensor]:
     return offset.where(inside, -1), channel
 
 
+CUT = Cut(1024, 528)
+
 TENSORS = {
     "contiguous": lambda: torch.empty(3, 4, 5, 7),
     "channels last": lambda: torch.empty(3, 4, 5, 7).to(memory_format=torch.channels_last),
@@ -58,7 +60,7 @@ TENSORS = {
 @pytest.mark.parametrize("layout", TENSORS)
 def test_every_element_is_visited_once_and_knows_its_channel(layout: str, by_layer: bool, device: torch.device) -> None:
     h = TENSORS[layout]()
-    walk = flat(h) if by_layer else by_channel(h, 1)
+    walk = flat(h, CUT) if by_layer else by_channel(h, 1, CUT)
     channel_of = torch.arange(h.shape[1]).view(1, -1, *(1,) * (h.dim() - 2)).expand(h.shape)
     channel_at = torch.empty_like(h, dtype=torch.int64).copy_(channel_of).as_strided((h.numel(),), (1,))
     seen = []
@@ -75,20 +77,20 @@ def test_every_element_is_visited_once_and_knows_its_channel(layout: str, by_lay
 @pytest.mark.parametrize("layout", TENSORS)
 def test_no_tile_hangs_over_the_edge_where_that_is_said(layout: str, device: torch.device) -> None:
     h = TENSORS[layout]()
-    for walk in (flat(h), by_channel(h, 1)):
+    for walk in (flat(h, CUT), by_channel(h, 1, CUT)):
         last = walk.columns - 1, triton.cdiv(walk.outer, walk.block_a) - 1
         assert walk.even == bool((visited(walk, *last, device)[0] >= 0).all())
 
 
 LARGE = {
-    "rows of a flat one": Tiles(5 * 2**31 + 3, 5 * 2**21 + 1, 1, 1024, False, 2, 1024),
-    "samples": Tiles(3 * 2**30, 3, 4, 2**28, False, 1, 1024),
-    "a channel": Tiles(2**33, 1, 1, 2**33, False, 1, 1024),
+    "rows of a flat one": Tiles(5 * 2**31 + 3, 5 * 2**21 + 1, 1, 1024, False, 2, 1024, 528),
+    "samples": Tiles(3 * 2**30, 3, 4, 2**28, False, 1, 1024, 528),
+    "a channel": Tiles(2**33, 1, 1, 2**33, False, 1, 1024, 528),
 }
 TOO_LARGE = {
-    "the channels of a sample": Tiles(2**32, 1, 4, 2**30, False, 1, 1024),
-    "a sample": Tiles(2**33, 2, 8, 2**29, False, 2, 1024),
-    "rows, channels last": Tiles(2**33, 2**32, 2, 1, True, 16, 2),
+    "the channels of a sample": Tiles(2**32, 1, 4, 2**30, False, 1, 1024, 528),
+    "a sample": Tiles(2**33, 2, 8, 2**29, False, 2, 1024, 528),
+    "rows, channels last": Tiles(2**33, 2**32, 2, 1, True, 16, 2, 528),
 }
 """Products of two numbers under 2³¹ are taken in 32 bits there."""
 

@@ -367,8 +367,8 @@ def test_a_program_takes_several_tiles(
     shape: tuple[int, ...], rows: int, tile: int, programs: int, device: torch.device, tile_sizes: Callable
 ) -> None:
     tile_sizes(tile, programs)
-    one = case(spread(*shape).to(device), ("relu", "tanh"), rows)
-    walked = tiles.flat(one.h) if rows == 1 else tiles.by_channel(one.h, 1)
+    one, cut = case(spread(*shape).to(device), ("relu", "tanh"), rows), tiles.Cut(tile, programs)
+    walked = tiles.flat(one.h, cut) if rows == 1 else tiles.by_channel(one.h, 1, cut)
     assert walked.splits * walked.block_a < walked.outer
     one.check()
 

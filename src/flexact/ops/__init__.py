@@ -53,9 +53,8 @@ def routed_activation(
     if runs_fused(h, keys):
         from flexact.ops import triton_ops  # needs Triton
 
-        return triton_ops.routed(
-            h, logits, weights, probabilities, temperature, keys, tuple(alive), channel_dim, statistics
-        )
+        blending = triton_ops.Blending(weights, probabilities, temperature, keys, tuple(alive), statistics)
+        return triton_ops.routed(h, logits, blending, channel_dim)
     x, gathered = _routed_activation(
         h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
     )

@@ -9,7 +9,7 @@ pass for the sums over each channel, one that writes ∂y. Nothing is saved that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from flexact.ops.basis import Blend
 from flexact.ops.launching import launch
-from flexact.ops.tiles import WARPS, add_up, by_channel, columns, load, places, store, store_sum, zeros
+from flexact.ops.tiles import MOMENTS, STAGES, WARPS, add_up, by_channel, columns, load, places, store, store_sum, zeros
 from flexact.ops.triton import (
     blended,
+    cut_for,
     differentiated,
     finish_statistics,
     logit_gradient,
@@ -29,11 +30,14 @@ from flexact.ops.triton import (
 )
 
 _FINISH_BLOCK = 256
+_NOTHING = Blend((), (), 0)
+Running = tuple[Tensor, Tensor, Tensor]
+"""The running mean and variance of a batch norm, and of how many batches."""
+
 _NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """A batch norm of one forward: what y is normalised with, and the affine parameters where it has them."""
 
     mean: Tensor
@@ -57,18 +61,19 @@ class Norm:
         return self.weight is not None
 
 
-def moments(y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float) -> Tensor:
+def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """The mean and 1/√(variance + ε) of each channel, (2, channels); the running statistics, where there are any, go on
-    by one step."""
-    tiles = by_channel(y, 1)
+    by one step: by `momentum` of the way, or without one as the average of all steps."""
+    tiles = by_channel(y, 1, MOMENTS)
     channels = tiles.channels
     partials, found = tiles.partials(y, 2), torch.empty(2, channels, device=y.device)
-    launch(_moments, tiles.grid, (y, partials, *tiles.sizes), tiles.constants, WARPS)
-    track = running_mean is not None
-    running = (running_mean, running_var) if track else (found, found)
+    running_mean, running_var, batches = running or (found, found, found)
+    track = running is not None
+    launch(_moments, tiles.grid, (y, partials, batches, *tiles.sizes), (track, *tiles.constants), WARPS)
     sizes = (channels, tiles.inner, *tiles.parts(channels), y.numel() // channels)
-    arguments = (y, partials, found, *running, momentum, eps, *sizes)
-    launch(_finish_moments, (channels,), arguments, (track, _FINISH_BLOCK), 1)
+    arguments = (y, partials, found, running_mean, running_var, batches, momentum or 0.0, eps, *sizes)
+    constants = (track, momentum is None, _FINISH_BLOCK)
+    launch(_finish_moments, (channels,), arguments, constants, 1)
     return found
 
 
@@ -77,7 +82,7 @@ def forward(
     statistics: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x, and its statistics (2, rows, K)."""
-    tiles, weights = by_channel(y, 1), weights.contiguous()
+    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
     rows, k = weights.shape
     x, sums = torch.empty_like(y), statistics_constants(blend, statistics)
     partials = tiles.partials(y, sums[0])
@@ -97,7 +102,7 @@ def backward(
 
     batch_statistics: whether the norms' means and variances are those of y itself, and so depend on it.
     """
-    tiles, weights = by_channel(y, 1), weights.contiguous()
+    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
     delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
     rows, k = weights.shape
     flags, walk = _flags(norm, residual, residual_norm), (rows > 1, *tiles.constants)
@@ -112,7 +117,7 @@ def backward(
     sums = torch.empty(count, tiles.channels, device=y.device)
     to_logits = weights.new_empty(rows * k if need_logits else 0)
     grid = (tiles.channels + (rows if need_logits else 0),)
-    routing = (probabilities.contiguous(), temperature, to_logits)
+    routing = (probabilities.contiguous(), temperature, to_logits, blend.alive)
     sizes = (tiles.channels, *tiles.parts(tiles.channels), rows, *tiles.parts(rows), k)
     constants = (*blend.constants(y), count, _FINISH_BLOCK)
     launch(_finish_backward, grid, (by_norm, by_routing, sums, *routing, *sizes), constants, 1)
@@ -120,7 +125,8 @@ def backward(
     to_y = torch.empty_like(y)
     to_residual = y.new_empty(0) if residual is None else to_h if residual_norm is None else torch.empty_like(y)
     arguments = (to_h, *tensors, sums, to_y, to_residual, *tiles.sizes, k, y.numel() // tiles.channels)
-    launch(_backward, tiles.grid, arguments, (*blend.constants(y), batch_statistics, *flags, *walk), WARPS)
+    needed = blend if residual is None else _NOTHING  # ∂h is known: one kernel for all blends
+    launch(_backward, tiles.grid, arguments, (*needed.constants(y), batch_statistics, *flags, *walk), WARPS)
     return to_y, to_residual, sums, to_logits
 
 
@@ -131,30 +137,31 @@ def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> t
 
 @triton.jit
 def _moments(
-    y_ptr, partials_ptr, numel, outer, channels, inner,
+    y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Sums of y − s and (y − s)², where the shift s is the channel's first element: no cancellation."""
+    if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
+        tl.store(batches_ptr, tl.load(batches_ptr) + 1)
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     shift = tl.load(y_ptr + channel.to(tl.int64) * inner, inside, other=0.0).to(tl.float32)[None, :]
     total, square = zeros(2, BLOCK_A, BLOCK_J)
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         shifted = load(y_ptr, offset, mask, EVEN) - shift
         if not EVEN:
             shifted = tl.where(mask, shifted, 0.0)
         total += shifted
         square += shifted * shifted
-        row_tile += tl.num_programs(1)
     store_sum(partials_ptr, total, 0, 2, channel, inside, channels, LAST, True)
     store_sum(partials_ptr, square, 1, 2, channel, inside, channels, LAST, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "elements"])
 def _finish_moments(
-    y_ptr, partials_ptr, found_ptr, running_mean_ptr, running_var_ptr, momentum, eps,
-    channels, inner, parts, per_channel, elements, TRACK: tl.constexpr, BLOCK: tl.constexpr,
+    y_ptr, partials_ptr, found_ptr, running_mean_ptr, running_var_ptr, batches_ptr, momentum, eps,
+    channels, inner, parts, per_channel, elements,
+    TRACK: tl.constexpr, CUMULATIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0)
     shift = tl.load(y_ptr + channel.to(tl.int64) * inner).to(tl.float32)
@@ -164,6 +171,8 @@ def _finish_moments(
     tl.store(found_ptr + channel, mean)
     tl.store(found_ptr + channels + channel, 1 / tl.sqrt(variance + eps))
     if TRACK:
+        if CUMULATIVE:
+            momentum = 1.0 / tl.load(batches_ptr).to(tl.float32)
         running_mean = tl.load(running_mean_ptr + channel).to(tl.float32)
         running_var = tl.load(running_var_ptr + channel).to(tl.float32)
         unbiased = variance * elements / (elements - 1)
@@ -201,25 +210,23 @@ def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.conste
 def _forward(
     y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, _rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
     r_norm = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
     sums = zeros(COUNT, BLOCK_A, BLOCK_J)
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         y = load(y_ptr, offset, mask, EVEN)
         added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
         h = (y - mean) * scale + bias + added
-        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
         store(x_ptr, offset, x, mask, EVEN)
-        row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
 
@@ -228,19 +235,18 @@ def _forward(
 def _backward_sums(
     delta_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, to_h_ptr, by_norm_ptr, by_routing_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The sums of ∂h, ∂h·ŷ and ∂h·r̂ over each channel, and the inner products; ∂h too where the residual needs it."""
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
     r_norm = _norm(r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE)
     sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
     total, with_y, with_r = zeros(3, BLOCK_A, BLOCK_J)
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         y = load(y_ptr, offset, mask, EVEN)
         delta = load(delta_ptr, offset, mask, EVEN)
@@ -253,7 +259,6 @@ def _backward_sums(
         with_y += gradient * ((y - mean) * rstd)
         if RESIDUAL == _NORMALISED:
             with_r += gradient * (r * r_norm[1])
-        row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(by_routing_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
     count: tl.constexpr = 3 if RESIDUAL == _NORMALISED else 2
@@ -263,11 +268,11 @@ def _backward_sums(
         store_sum(by_norm_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["alive", "parts", "routing_parts"])
 def _finish_backward(
-    by_norm_ptr, by_routing_ptr, sums_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr,
+    by_norm_ptr, by_routing_ptr, sums_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive,
     channels, parts, per_channel, rows, routing_parts, per_row, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first programs add up a channel each, the others a row of the routing each."""
@@ -281,14 +286,14 @@ def _finish_backward(
         found = ()
         for b in tl.static_range(len(BASIS)):
             found = found + (add_up(by_routing_ptr, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
-        logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k, ALIVE, BASIS, FORMS)
+        logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
 
 
 @triton.jit
 def _backward(
     to_h_ptr, y_ptr, r_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BATCH: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BATCH: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -297,7 +302,7 @@ def _backward(
     Without a residual ∂h is computed again from δ, which stands in its place.
     """
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, rstd, scale, bias = _norm(mean_ptr, rstd_ptr, weight_ptr, bias_ptr, channel, inside, AFFINE)
     r_mean, r_rstd, r_scale, _r_bias = _norm(
         r_mean_ptr, r_rstd_ptr, r_weight_ptr, r_bias_ptr, channel, inside, R_AFFINE
@@ -307,8 +312,7 @@ def _backward(
         mean_y = tl.load(sums_ptr + channels + channel, inside, other=0.0)[None, :] / elements
         if RESIDUAL == _NORMALISED:
             mean_r = tl.load(sums_ptr + 2 * channels + channel, inside, other=0.0)[None, :] / elements
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         y = load(y_ptr, offset, mask, EVEN)
         gradient = load(to_h_ptr, offset, mask, EVEN)
@@ -324,4 +328,3 @@ def _backward(
                 r = load(r_ptr, offset, mask, EVEN)
                 to_r = gradient - mean_h - (r - r_mean) * r_rstd * mean_r
             store(to_r_ptr, offset, r_scale * to_r, mask, EVEN)
-        row_tile += tl.num_programs(1)

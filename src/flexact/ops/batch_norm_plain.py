@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexact.ops.batch_norm import Norm
+from flexact.ops.batch_norm import Norm, Running
 
 
-def moments(y: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float) -> Tensor:
+def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
     variance, mean = torch.var_mean(y.float(), dim=(0, 2, 3), unbiased=False)
-    if running_mean is not None and running_var is not None:
+    if running is not None:
+        running_mean, running_var, batches = running
+        batches.add_(1)
         elements = y.numel() // y.shape[1]
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((variance * elements / (elements - 1)).to(running_var.dtype), momentum)
+        weight = 1 / batches if momentum is None else torch.tensor(momentum, device=y.device)
+        running_mean.lerp_(mean.to(running_mean.dtype), weight.to(running_mean.dtype))
+        running_var.lerp_((variance * elements / (elements - 1)).to(running_var.dtype), weight.to(running_var.dtype))
     return torch.stack([mean, (variance + eps).rsqrt()])
 
 

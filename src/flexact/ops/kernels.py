@@ -128,6 +128,7 @@ def give_up_triton(error: BaseException) -> None:
         warnings.warn(f"{_broken}; flexact goes on with the closed form, which is slower.", stacklevel=2)
 
 
+@functools.cache
 def _checked(name: str, where: str) -> Kernels:
     choices: tuple[Kernels, ...] = get_args(Kernels)
     for choice in choices:

@@ -30,9 +30,9 @@ def launch(
     addresses = [tensor.data_ptr() for tensor in tensors]
     numbers = arguments[len(tensors) :]
     types = tuple([tensor.dtype for tensor in tensors])
-    aligned = all(address % 16 == 0 for address in addresses)
+    aligned = tuple([address % 16 == 0 for address in addresses])
     key = (id(kernel), tensors[0].device.index, warps, aligned, types, numbers, constants)
-    built = _built.get(key) if aligned else None
+    built = _built.get(key)
     if built is None:
         _built[key] = kernel[grid](*arguments, *constants, num_warps=warps)
     else:  # addresses instead of tensors: Triton would ask the driver about each of them

@@ -16,12 +16,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024
-"""Elements a tile, where channels matter; without, twice as many. Both measured on an H200, as is PROGRAMS."""
 WARPS = 4
-PROGRAMS = 132 * 4
-"""About how many programs a launch has, so that a card is filled and the partial sums stay few; twice as many without
-channels."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut up."""
+
+    tile: int
+    """Elements a tile."""
+    programs: int
+    """About how many programs a launch has: so many that a card is filled, and so few that the partial sums are."""
+
+
+STAGES = tl.constexpr(4)
+"""Tiles that a program has under way at once: loads of the next ones go on while one is computed. Measured on an H200,
+as are the cuts."""
+FLAT = Cut(1024, 132 * 4)
+FEW_SUMS = Cut(1024, 132 * 3)
+MANY_SUMS = Cut(1024, 132 * 2)
+MOMENTS = Cut(2048, 132 * 2)
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Tiles:
     """Whether the channels are the contiguous dimension."""
     block_a: int
     block_j: int
-    programs: int = PROGRAMS
+    programs: int
 
     @cached_property
     def columns(self) -> int:
@@ -82,32 +96,33 @@ class Tiles:
         return self.numel, self.outer, self.channels, self.inner
 
 
-def flat(h: Tensor) -> Tiles:
+def flat(h: Tensor, cut: Cut) -> Tiles:
     """A dense tensor whose channels do not matter."""
     numel = h.numel()
-    return (_flat if isinstance(numel, int) else _flat.__wrapped__)(numel)  # a compiler's symbol has no hash
+    return (_flat if isinstance(numel, int) else _flat.__wrapped__)(numel, cut)  # a compiler's symbol has no hash
 
 
-def by_channel(h: Tensor, channel_dim: int) -> Tiles:
+def by_channel(h: Tensor, channel_dim: int, cut: Cut) -> Tiles:
     """A dense tensor in any order of its dimensions."""
     numel, channels = h.numel(), h.shape[channel_dim]
     make = _by_channel if isinstance(numel, int) else _by_channel.__wrapped__
-    return make(numel, channels, h.stride(channel_dim) if channels > 1 else numel)
+    return make(numel, channels, h.stride(channel_dim) if channels > 1 else numel, cut)
 
 
 @functools.lru_cache(maxsize=1024)
-def _flat(numel: int) -> Tiles:
-    return Tiles(numel, triton.cdiv(numel, 1024), 1, 1024, False, 2 * TILE // 1024, 1024, 2 * PROGRAMS)
+def _flat(numel: int, cut: Cut) -> Tiles:
+    width = min(cut.tile, 1024)
+    return Tiles(numel, triton.cdiv(numel, width), 1, width, False, cut.tile // width, width, cut.programs)
 
 
 @functools.lru_cache(maxsize=1024)
-def _by_channel(numel: int, channels: int, inner: int) -> Tiles:
+def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
     outer = numel // (channels * inner)
     last = inner == 1
     width = channels if last else inner
-    block_j = _power_of_2(width, 64 if last else 1024)
-    block_a = _power_of_2(outer, max(1, TILE // block_j))
-    return Tiles(numel, outer, channels, inner, last, block_a, block_j)
+    block_j = _power_of_2(width, 64 if last else min(cut.tile, 1024))
+    block_a = _power_of_2(outer, max(1, cut.tile // block_j))
+    return Tiles(numel, outer, channels, inner, last, block_a, block_j, cut.programs)
 
 
 def _power_of_2(size: int, most: int) -> int:
@@ -137,7 +152,7 @@ def columns(tile, channels, inner, LAST: tl.constexpr, BLOCK_J: tl.constexpr):
 @triton.jit
 def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.constexpr):
     """Where the elements of a tile are, and whether they are there."""
-    a = row_tile.to(tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
+    a = tl.cast(row_tile, tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
     offset = a[:, None] * channels * inner + column[None, :]
     return offset, (a < outer)[:, None] & inside[None, :] & (offset < numel)
 

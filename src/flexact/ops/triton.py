@@ -12,11 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.basis import LINEAR, Blend, coefficients, slope, value
+from flexact.ops.basis import Blend, coefficients, slope, value
+from flexact.ops.basis_parts import LINEAR
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 from flexact.ops.launching import launch
 from flexact.ops.tiles import (
+    FEW_SUMS,
+    FLAT,
+    MANY_SUMS,
+    STAGES,
     WARPS,
+    Cut,
     Tiles,
     add_up,
     by_channel,
@@ -31,6 +37,7 @@ from flexact.ops.tiles import (
 )
 
 _FINISH_BLOCK = 1024
+_FEW = 6
 
 MOST_CANDIDATES = tl.constexpr(16)
 """Room for all built-in ones in a row of a table, as a power of two."""
@@ -43,7 +50,7 @@ def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statisti
     x = torch.empty_like(h)
     if h.numel() == 0:
         return x, weights.new_zeros((2, rows, k) if statistics else 0)
-    tiles = _tiles(h, rows, channel_dim)
+    tiles = _tiles(h, rows, channel_dim, blend)
     sums = statistics_constants(blend, statistics)
     partials = tiles.partials(h, sums[0])
     constants = (*blend.constants(h), *sums, rows > 1, *tiles.constants)
@@ -68,13 +75,14 @@ def backward(
     gradient = torch.empty_like(h)
     if h.numel() == 0:
         return gradient, weights.new_zeros(rows * k if need_logits else 0)
-    tiles = _tiles(h, rows, channel_dim)
+    tiles = _tiles(h, rows, channel_dim, blend)
     partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
     constants = (*blend.constants(h), need_logits, rows > 1, *tiles.constants)
     launch(_backward, tiles.grid, (h, delta, weights, gradient, partials, *tiles.sizes, k), constants, WARPS)
     to_logits = weights.new_empty(rows * k if need_logits else 0)
     if need_logits:
-        arguments = (partials, probabilities.contiguous(), temperature, to_logits, rows, k, *tiles.parts(rows))
+        routing = (probabilities.contiguous(), temperature, to_logits, blend.alive)
+        arguments = (partials, *routing, rows, k, *tiles.parts(rows))
         launch(_finish_gradient, (rows,), arguments, (*blend.constants(h), _FINISH_BLOCK), WARPS)
     return gradient, to_logits
 
@@ -82,7 +90,7 @@ def backward(
 def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
     """How many sums a forward leaves behind, and of what."""
     sensitivities, deviations = bool(statistics & SENSITIVITY), bool(statistics & DEVIATION)
-    return sensitivities * len(blend.basis) + deviations * len(blend.alive), sensitivities, deviations
+    return sensitivities * len(blend.basis) + deviations * len(blend.forms[0]), sensitivities, deviations
 
 
 def finish_statistics(partials: Tensor, tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Tensor:
@@ -90,33 +98,36 @@ def finish_statistics(partials: Tensor, tiles: Tiles, blend: Blend, statistics: 
     if not statistics:
         return partials.new_empty(0)
     gathered = partials.new_empty(2, rows, k)
-    arguments = (partials, gathered, rows, k, *tiles.parts(rows), tiles.numel // rows)
+    arguments = (partials, gathered, blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
     constants = (*blend.constants(partials), *statistics_constants(blend, statistics), _FINISH_BLOCK)
     launch(_finish_statistics, (rows,), arguments, constants, WARPS)
     return gathered
 
 
-def _tiles(h: Tensor, rows: int, channel_dim: int) -> Tiles:
-    return flat(h) if rows == 1 else by_channel(h, channel_dim % h.dim())
+def _tiles(h: Tensor, rows: int, channel_dim: int, blend: Blend) -> Tiles:
+    return flat(h, FLAT) if rows == 1 else by_channel(h, channel_dim % h.dim(), cut_for(blend))
+
+
+def cut_for(blend: Blend) -> Cut:
+    """Of a tensor by channel: programs that keep many sums take long to add them up, so there are fewer of them."""
+    return FEW_SUMS if len(blend.basis) <= _FEW else MANY_SUMS
 
 
 @triton.jit
 def _forward(
     h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     sums = zeros(COUNT, BLOCK_A, BLOCK_J)
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         h = load(h_ptr, offset, mask, EVEN)
-        x, sums = blended(h, weights, sums, mask, ALIVE, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
         store(x_ptr, offset, x, mask, EVEN)
-        row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
 
@@ -124,20 +135,18 @@ def _forward(
 @triton.jit
 def _backward(
     h_ptr, delta_ptr, weights_ptr, gradient_ptr, partials_ptr, numel, outer, channels, inner, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, ALIVE, BASIS, FORMS, BY_CHANNEL)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
-    row_tile = tl.program_id(1)
-    while row_tile < tl.cdiv(outer, BLOCK_A):
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         h = load(h_ptr, offset, mask, EVEN)
         delta = load(delta_ptr, offset, mask, EVEN)
         gradient, sums = differentiated(h, delta, weights, sums, BASIS, FAST, NEED_LOGITS)
         store(gradient_ptr, offset, gradient, mask, EVEN)
-        row_tile += tl.num_programs(1)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
 
@@ -145,19 +154,19 @@ def _backward(
 @triton.jit
 def row_coefficients(
     weights_ptr, channel, inside, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """The coefficients of each column of a tile, or the same for all."""
     if BY_CHANNEL:
-        return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, ALIVE, BASIS, FORMS)
+        return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, BASIS, FORMS)
     else:
-        return coefficients(weights_ptr, tl.zeros([1, 1], tl.int32), k, ALIVE, BASIS, FORMS)
+        return coefficients(weights_ptr, tl.zeros([1, 1], tl.int32), k, BASIS, FORMS)
 
 
 @triton.jit
 def blended(
     h, weights, sums, mask,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """x, and the sums with this tile's |slopes| and squared deviations in them."""
@@ -175,13 +184,13 @@ def blended(
                 size = tl.abs(slope(h, v, BASIS[b], FAST))
                 grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
     if DEVIATIONS:
-        for i in tl.static_range(len(ALIVE)):
+        for i in tl.static_range(len(FORMS[0])):
             deviation = -x
             for b in tl.static_range(len(BASIS)):
                 if FORMS[b][i] != 0:
                     deviation += FORMS[b][i] * values[b]
             square = deviation * deviation
-            before = sums[len(sums) - len(ALIVE) + i]
+            before = sums[len(sums) - len(FORMS[0]) + i]
             grown = grown + (before + (square if EVEN else tl.where(mask, square, 0.0)),)
     return x, grown
 
@@ -201,10 +210,10 @@ def differentiated(
     return delta * total, grown
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["alive", "parts", "elements"])
 def _finish_statistics(
-    partials_ptr, gathered_ptr, rows, k, parts, per_row, elements,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    partials_ptr, gathered_ptr, alive, rows, k, parts, per_row, elements,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -217,48 +226,48 @@ def _finish_statistics(
                 found = found + (elements * 1.0,)
             else:
                 found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
-        for i in tl.static_range(len(ALIVE)):
-            sensitivities = tl.where(column == ALIVE[i], combined(found, i, BASIS, FORMS) / elements, sensitivities)
+        sensitivities = combined(found, BASIS, FORMS) / elements
     if DEVIATIONS:
-        for i in tl.static_range(len(ALIVE)):
-            total = add_up(partials_ptr, COUNT - len(ALIVE) + i, COUNT, row, rows, parts, per_row, BLOCK)
-            deviations = tl.where(column == ALIVE[i], total / elements, deviations)
-    tl.store(gathered_ptr + row * k + column, sensitivities, column < k)
-    tl.store(gathered_ptr + (rows + row) * k + column, deviations, column < k)
+        for i in tl.static_range(len(FORMS[0])):
+            total = add_up(partials_ptr, COUNT - len(FORMS[0]) + i, COUNT, row, rows, parts, per_row, BLOCK)
+            deviations = tl.where(column == i, total / elements, deviations)
+    is_in = ((alive >> column) & 1) == 1
+    tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
+    tl.store(gathered_ptr + (rows + row) * k + column, tl.where(is_in, deviations, 0.0), column < k)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["alive", "parts"])
 def _finish_gradient(
-    partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, rows, k, parts, per_row,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
+    partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, rows, k, parts, per_row,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     found = ()
     for b in tl.static_range(len(BASIS)):
         found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
-    logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k, ALIVE, BASIS, FORMS)
+    logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
 
 
 @triton.jit
 def logit_gradient(
-    found, probabilities_ptr, temperature_ptr, to_logits_ptr, row, k,
-    ALIVE: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr,
+    found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr,
 ):  # fmt: skip
     """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
     column = tl.arange(0, MOST_CANDIDATES)
-    inner = tl.zeros([MOST_CANDIDATES], tl.float32)
-    for i in tl.static_range(len(ALIVE)):
-        inner = tl.where(column == ALIVE[i], combined(found, i, BASIS, FORMS), inner)
+    inner = tl.where(((alive >> column) & 1) == 1, combined(found, BASIS, FORMS), 0.0)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
     gradient = p / tl.load(temperature_ptr) * (inner - tl.sum(p * inner))
     tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 
 @triton.jit
-def combined(found, i: tl.constexpr, BASIS: tl.constexpr, FORMS: tl.constexpr):
-    """A candidate's sum, from those of the basis."""
-    total = 0.0
+def combined(found, BASIS: tl.constexpr, FORMS: tl.constexpr):
+    """The candidates' sums, from those of the basis; of one that is out, something else."""
+    column = tl.arange(0, MOST_CANDIDATES)
+    total = tl.zeros([MOST_CANDIDATES], tl.float32)
     for b in tl.static_range(len(BASIS)):
-        if FORMS[b][i] != 0:
-            total += FORMS[b][i] * found[b]
+        for i in tl.static_range(len(FORMS[b])):
+            if FORMS[b][i] != 0:
+                total += tl.where(column == i, FORMS[b][i] * found[b], 0.0)
     return total

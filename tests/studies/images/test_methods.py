@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from flexact import FlexActError, FlexConfig
+from flexact import FlexActError, FlexConfig, extract
 from flexact.layer import sites_of
+from flexact.studies.cifar_resnets import ResNet
 from flexact.studies.images.methods import METHODS, build, extra_parameters, optimizer_groups
 
 
@@ -36,7 +37,7 @@ def test_every_method_starts_from_the_same_weights(method: str) -> None:
     plain = build("resnet18", "relu", classes=10, width=4).state_dict()
     torch.manual_seed(0)
     state = build("resnet18", method, classes=10, width=4).state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in plain.items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in plain.items() if ".relu." not in f".{name}")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -46,7 +47,20 @@ def test_what_activations_learn_is_not_decayed_and_everything_else_is(method: st
     free = sum(p.numel() for group in groups if group["weight_decay"] == 0 for p in group["params"])
     held = [id(p) for group in groups for p in group["params"]]
     assert free == extra_parameters(network)
-    assert sorted(held) == sorted(map(id, network.parameters()))
+    assert sorted(held) == sorted(id(p) for p in network.parameters() if p.requires_grad)
+
+
+def test_relu_is_a_committed_site_and_its_extraction_the_plain_network() -> None:
+    torch.manual_seed(0)
+    network = build("resnet18", "relu", classes=10, width=4)
+    assert all(site.committed and site.picks == ("relu",) for site in sites_of(network))
+    plain = extract(network)
+    torch.manual_seed(0)
+    expected = ResNet((2, 2, 2, 2), 10, 4)
+    assert not sites_of(plain)
+    assert plain.state_dict().keys() == expected.state_dict().keys()
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(plain(x), expected(x))
 
 
 def test_picks_can_be_made_by_channel() -> None:

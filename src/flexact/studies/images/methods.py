@@ -2,6 +2,9 @@
 
 Every method changes the activations of the blocks; the stem keeps its ReLU, so that "all layers" are the paper's: 8
 sites and 40 logits in ResNet-18, 16 and 80 in ResNet-34. A block's two calls of its activation share one.
+
+ReLU runs through the same fused kernels as what picks, as sites that are committed to it from the start: two methods
+then differ in what they pick and in nothing else.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact import FlexConfig, baselines, convert, param_groups
+from flexact import FlexConfig, baselines, commit, convert, param_groups
 from flexact.baselines.learnable import Learnable
 from flexact.errors import FlexActError, suggestion
-from flexact.layer import FlexAct
+from flexact.layer import FlexAct, sites_of
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
 
 MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
@@ -50,11 +53,24 @@ def build(
         by_channel = config is not None and config.granularity == "channel"
         example = torch.zeros(1, 3, 32, 32) if by_channel else None  # channels are counted in a forward
         return convert(network, PLACEMENTS[method], config, example_inputs=example, fuse=True)
-    if method != BASELINE:
-        for block in network.modules():
-            if isinstance(block, BasicBlock):
-                block._modules["relu"] = baselines.make(method)
+    if method == BASELINE:
+        return _committed_to_relu(network)
+    for block in network.modules():
+        if isinstance(block, BasicBlock):
+            block._modules["relu"] = baselines.make(method)
     return network
+
+
+def _committed_to_relu(network: nn.Module) -> nn.Module:
+    convert(network, config=FlexConfig(candidates=("relu", "identity")), fuse=True)  # the first of equals is picked
+    for site in sites_of(commit(network)):
+        site.logits.requires_grad_(False)
+    return network
+
+
+def picking_sites(network: nn.Module) -> list[FlexAct]:
+    """Those that still learn what to pick."""
+    return [site for site in sites_of(network) if site.logits.requires_grad]
 
 
 def check_names(model: str, method: str) -> None:
@@ -65,9 +81,9 @@ def check_names(model: str, method: str) -> None:
 
 
 def extra_parameters(network: nn.Module) -> int:
-    """How many parameters the activations have."""
-    kinds = (FlexAct, Learnable)
-    return sum(p.numel() for module in network.modules() if isinstance(module, kinds) for p in module.parameters())
+    """How many parameters the activations learn."""
+    learn = [*picking_sites(network), *(module for module in network.modules() if isinstance(module, Learnable))]
+    return sum(parameter.numel() for module in learn for parameter in module.parameters())
 
 
 def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -76,6 +92,7 @@ def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, 
     Decay would pull a PReLU to a ReLU and a parametric unit to zero, and Flex-Act's logits are not decayed.
     """
     groups = param_groups(network, weight_decay=weight_decay)
+    groups = groups if picking_sites(network) else groups[:1]
     own = [p for module in network.modules() if isinstance(module, Learnable) for p in module.parameters()]
     if own:
         known = {id(parameter) for parameter in own}

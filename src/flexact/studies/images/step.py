@@ -23,7 +23,7 @@ from flexact.gathering import mean_over_ranks
 from flexact.layer import routers_of, sites_of
 from flexact.studies.images.augment import augmented, epoch_draws
 from flexact.studies.images.data import Images
-from flexact.studies.images.methods import optimizer_groups
+from flexact.studies.images.methods import optimizer_groups, picking_sites
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.ranks import Ranks
 from flexact.studies.overhead.steps import captured
@@ -61,7 +61,8 @@ class Training:
             fused=True,
         )
         self._sites = sites_of(network)
-        self.schedule = Schedule(network, self.total_steps, self.optimizer) if self._sites else None
+        picks = bool(picking_sites(network))
+        self.schedule = Schedule(network, self.total_steps, self.optimizer) if picks else None
         own = len(range(protocol.batch)[self._part])
         self._order = torch.zeros(self.steps_an_epoch, own, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
@@ -174,7 +175,7 @@ class Training:
         with self.autocast():
             answers = self._forward(x)
             loss = F.cross_entropy(answers, y)
-            total = loss + penalty(self.network) if self._sites else loss
+            total = loss if self.schedule is None else loss + penalty(self.network)
         total.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,471 @@
+"""The draw and the policy as Triton kernels, against the same in plain torch: under the interpreter, or on a card.
+
+Both are run on the same sites: of different numbers of candidates, by layer and by channel, with some of them dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from triton.errors import TritonError
+
+import flexact
+from flexact import FlexAct, FlexConfig, gathering, policy
+from flexact.layer import bind
+from flexact.ops import kernels, policy_kernels
+from flexact.pace import RunningGradient
+from flexact.studies.overhead import launches
+
+pytestmark = [
+    pytest.mark.usefixtures("triton_kernels"),
+    pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN).*:RuntimeWarning"),  # the interpreter's
+]
+
+CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu")
+SITES = ((3, 1), (2, 4), (5, 1), (8, 3), (5, 1))
+"""Candidates and rows of each site: ten rows together, which take two programs."""
+
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"kl_on": "p", "noise": 1.0},
+    {"lam": "temperature"},
+    {"lam": 1},
+    {"correction": "clipped_norm_kl", "clip": 0.4},
+    {"correction": "clipped_norm_kl", "clip": 0.4, "lam": "temperature", "advantage": "normalized", "kl_on": "p"},
+    {"correction": "clip_logit_gradient", "clip": 0.5},
+    {"correction": "none"},
+    {"correction": "none", "lam": "temperature"},
+    {"correction": "output_norm", "advantage": "normalized"},
+    {"advantage": "normalized"},
+    {"alpha_kind": "absolute", "advantage": "normalized"},
+    {"alpha": 0.0},
+]
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    with mock.patch.object(kernels, "_forced", "closed_form"):
+        yield
+
+
+class Sites:
+    """A router's sites, set by a seed: two of one seed are twins."""
+
+    def __init__(self, device: torch.device, seed: int = 0, sizes: tuple[tuple[int, int], ...] = SITES, **changes: Any):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.device = device
+        self.sites = [site(k, rows, FlexConfig(**changes)).to(device) for k, rows in sizes]
+        self.router = bind(nn.ModuleList(self.sites), self.sites)
+        self.router.scheduled = True
+        self.running = RunningGradient(self.router.rows, self.router.k, device)
+        with torch.no_grad():
+            for one in self.sites:
+                one.logits.copy_(self.normal(one.logits.numel()))
+                one.temperature.fill_(float(0.2 + self.normal(1).abs()))
+                one.width = 1 + int(10 * self.normal(1).abs())
+
+    def normal(self, *size: int) -> Tensor:
+        return torch.randn(*size, generator=self.generator).to(self.device)
+
+    def drop(self) -> None:
+        """One or two candidates of some rows; the last of one site."""
+        for one in self.sites[1:4]:
+            goes = self.normal(one.rows, one.k) > 0.7
+            goes[:, 0] = False
+            one.drop(goes, step=1)
+
+    def draw(self, step: int) -> tuple[Tensor, Tensor]:
+        self.router.go_to(step)
+        self.router.refresh(training=True)
+        return self.router.pi, self.router.p
+
+    def call(self, *numbers: int, scale: float = 1.0) -> None:
+        """Leave statistics of sites behind, as if these had been called in this order."""
+        for number in numbers:
+            one = self.sites[number]
+            self.router.gathered.add(one.first_row, scale * self.normal(2, one.rows, one.k).abs())
+
+    def differentiate(self, *numbers: int, scale: float = 1.0) -> None:
+        for number in numbers:
+            one = self.sites[number]
+            one.logits.grad = scale * self.normal(one.logits.numel())
+
+    def act(self, step_size: float = 0.05) -> None:
+        policy.before_step(self.router, self.running, torch.tensor(step_size, device=self.device))
+
+    def state(self) -> list[Tensor]:
+        """All that a step changes; zeros for a gradient that is not there."""
+        logits = [one.logits for one in self.sites]
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in logits]
+        return [torch.cat(logits).detach(), torch.cat(gradients), *self.running.state_dict().values()]
+
+
+def site(k: int, rows: int, config: FlexConfig) -> FlexAct:
+    names = CANDIDATES[:k]
+    if rows == 1:
+        return FlexAct(names, config)
+    by_channel = FlexConfig.from_dict(config.to_dict() | {"granularity": "channel"})
+    return FlexAct(names, by_channel, channels=rows)
+
+
+def assert_alike(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=2e-5, atol=1e-6, equal_nan=True)
+
+
+# The draw
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_the_draw_is_plain_torchs(noise: float, device: torch.device) -> None:
+    ours, theirs = Sites(device, noise=noise), Sites(device, noise=noise)
+    for step in range(2):
+        fused = ours.draw(step)
+        with plain_torch():
+            plain = theirs.draw(step)
+        assert_alike(list(fused), list(plain))
+        assert all(torch.equal(table == 0, ~ours.router.alive()) for table in fused)
+        ours.drop()
+        theirs.drop()
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_the_draw_is_plain_torchs_whatever_the_logits(data: st.DataObject, device: torch.device) -> None:
+    number = st.floats(-1e4, 1e4, width=32)
+    logits = torch.tensor(data.draw(st.lists(st.lists(number, min_size=5, max_size=5), min_size=1, max_size=3)))
+    rows, k = logits.shape
+    alive = torch.tensor(data.draw(st.lists(st.booleans(), min_size=rows * k, max_size=rows * k))).view(rows, k)
+    alive[:, data.draw(st.integers(0, k - 1))] = True
+    temperature = data.draw(st.floats(1e-6, 100.0))
+    own = FlexAct(CANDIDATES[:k], FlexConfig(granularity="channel", noise=1.0), channels=rows).to(device)
+    with torch.no_grad():
+        own.logits.copy_(logits.flatten())
+        own.temperature.fill_(temperature)
+    own.drop(~alive, step=0)
+    own.router.scheduled = True
+    own.router.refresh(training=True)
+    pi, p = own.router.pi, own.router.p
+    assert_alike([pi.sum(-1), p.sum(-1)], [torch.ones(rows, device=device)] * 2)
+    with plain_torch():
+        own.router.refresh(training=True)
+    assert_alike([pi, p], [own.router.pi, own.router.p])
+
+
+def test_a_logit_that_is_no_number_spoils_its_own_row_alone(device: torch.device) -> None:
+    ours, theirs = Sites(device), Sites(device)
+    for one in (ours, theirs):
+        with torch.no_grad():
+            one.sites[2].logits[1] = torch.nan
+    with plain_torch():
+        plain = theirs.draw(0)
+    assert_alike(list(ours.draw(0)), list(plain))
+    assert ours.router.p.isnan().any(-1).sum() == 1
+
+
+def test_a_forward_keeps_what_an_earlier_one_drew(device: torch.device) -> None:
+    """Autograd still holds it."""
+    sites = Sites(device, noise=1.0)
+    pi, p = sites.draw(0)
+    before = p.clone()
+    sites.draw(1)
+    assert torch.equal(p, before)
+    assert not torch.equal(p, sites.router.p)
+    assert sites.router.pi.data_ptr() != pi.data_ptr()
+
+
+# The policy
+
+
+def one_step(sites: Sites, step: int) -> None:
+    """With a site that is called twice and, in some steps, one that is not called or has no gradient."""
+    sites.draw(step)
+    sites.call(0, 1, 2, 4, 2, *([3] if step % 2 else []))
+    sites.differentiate(0, 1, 3, 4, *([2] if step % 3 else []), scale=10.0**-step)
+    sites.act()
+
+
+@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("changes", POLICIES, ids=str)
+def test_the_policy_is_plain_torchs(changes: dict[str, Any], logit_step: str, device: torch.device) -> None:
+    ours, theirs = (Sites(device, logit_step=logit_step, **changes) for _ in range(2))
+    for step in range(4):
+        one_step(ours, step)
+        with plain_torch():
+            one_step(theirs, step)
+        assert_alike(ours.state(), theirs.state())
+        assert [one.logits.grad is None for one in ours.sites] == [one.logits.grad is None for one in theirs.sites]
+        if step == 1:
+            ours.drop()
+            theirs.drop()
+        if step == 2:
+            ours.running.reset()
+            theirs.running.reset()
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    changes=st.sampled_from(POLICIES),
+    logit_step=st.sampled_from(["paced", "optimizer"]),
+    gradient=st.sampled_from([0.0, 1e-30, 1e-12, 1.0, 1e15, torch.inf, torch.nan]),
+    statistics=st.sampled_from([0.0, 1e-30, 1.0, 1e6, torch.nan]),
+    called=st.lists(st.integers(0, 1), max_size=5),
+)
+def test_the_policy_is_plain_torchs_whatever_it_meets(
+    seed: int,
+    changes: dict[str, Any],
+    logit_step: str,
+    gradient: float,
+    statistics: float,
+    called: list[int],
+    device: torch.device,
+) -> None:
+    states = []
+    for forced in ("triton", "closed_form"):
+        sites = Sites(device, seed, sizes=((4, 1), (3, 2)), logit_step=logit_step, **changes)
+        with mock.patch.object(kernels, "_forced", forced):
+            for step in range(2):
+                sites.draw(step)
+                sites.call(*called, scale=statistics)
+                sites.differentiate(0, scale=gradient)
+                sites.differentiate(1)
+                sites.act()
+        states.append(sites.state())
+    assert_alike(*states)
+
+
+@pytest.mark.parametrize("changes", [{}, {"advantage": "normalized"}, {"correction": "none"}], ids=str)
+def test_of_several_ranks_the_statistics_are_averaged_once_a_step(
+    changes: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def add_another_rank(total: Tensor) -> None:
+        asked.append(total)
+        total.add_(torch.linspace(0, 1, total.numel(), device=total.device).view_as(total))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", add_another_rank)
+    for module in (gathering, policy):
+        monkeypatch.setattr(module, "rank_count", lambda: 2)
+    ours, theirs = Sites(device, **changes), Sites(device, **changes)
+    for step in range(2):
+        one_step(ours, step)
+        averaged = len(asked)
+        with plain_torch():
+            one_step(theirs, step)
+        assert_alike(ours.state(), theirs.state())
+        assert averaged == len(asked) - averaged == (changes.get("correction") != "none")
+        asked.clear()
+
+
+def test_a_saved_running_gradient_goes_on_where_it_was(device: torch.device) -> None:
+    ours, resumed = Sites(device), Sites(device)
+    for sites in (ours, resumed):
+        one_step(sites, 1)
+    state = {name: tensor.clone() for name, tensor in ours.running.state_dict().items()}
+    assert state["weights"].shape == (2,)
+    resumed.running = RunningGradient(resumed.router.rows, resumed.router.k, device)
+    resumed.running.load_state_dict(state)
+    for sites in (ours, resumed):
+        one_step(sites, 2)
+    assert all(torch.equal(own, other) for own, other in zip(ours.state(), resumed.state(), strict=True))
+
+
+def test_a_whole_training_is_plain_torchs(device: torch.device) -> None:
+    states = []
+    x, y = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    for forced in ("triton", "closed_form"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).to(device)
+        config = FlexConfig(candidates=("relu", "tanh", "identity"), noise=1.0, init="original", commit_at=0.8)
+        model = flexact.convert(model, config=config)
+        optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.05))
+        schedule = flexact.Schedule(model, total_steps=8, optimizer=optimizer)
+        with mock.patch.object(kernels, "_forced", forced):
+            for _ in range(8):
+                ((model(x) - y).square().mean() + flexact.penalty(model)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+        assert schedule.committed
+        states.append(list(model.state_dict().values()))
+    off = 1e-4 if device.type == "cpu" else 1e-2  # each step's last bits are taken up by the next
+    for ours, theirs in zip(*states, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=off, atol=off)
+
+
+# When they run
+
+
+def test_kernels_take_what_they_have_room_for_and_nobody_looks_at() -> None:
+    logits = nn.Parameter(torch.zeros(5))
+    assert policy_kernels.takes(logits, 16)
+    assert not policy_kernels.takes(logits, 17)
+    assert not policy_kernels.takes(logits.double(), 5)
+    with torch._subclasses.FakeTensorMode():
+        assert not policy_kernels.takes(nn.Parameter(torch.zeros(5)), 5)
+
+
+def test_plain_torch_is_what_the_compiler_sees(device: torch.device) -> None:
+    sites, launched = Sites(device, noise=1.0), mock.Mock()
+    sites.draw(0)
+    expected = sites.router.p
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def drawn() -> Tensor:
+        sites.router.refresh(training=True)
+        return sites.router.p
+
+    with mock.patch.object(policy_kernels, "launch", launched):
+        assert_alike([drawn()], [expected])
+    launched.assert_not_called()
+
+
+@pytest.mark.filterwarnings("ignore:a Triton kernel failed to build")
+@pytest.mark.parametrize("what", ["draw", "direction"])
+def test_plain_torch_takes_over_where_a_kernel_cannot_be_built(
+    what: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = Sites(device), Sites(device)
+    with plain_torch():
+        one_step(theirs, 1)
+    with mock.patch.object(policy_kernels, what, side_effect=TritonError("no such instruction")):
+        one_step(ours, 1)
+    assert kernels._broken
+    assert_alike(ours.state(), theirs.state())
+    monkeypatch.setattr(kernels, "_broken", "")
+
+
+# What they cost
+
+
+def launched(device: torch.device, run: Callable[[], object]) -> int:
+    """Kernels on a card; without one, torch's operators and the kernels that would be launched between them."""
+    if device.type == "cuda":
+        return launches.count(run, device)
+    with mock.patch.object(policy_kernels, "launch") as launch:
+        return launches.count(run, device) + launch.call_count
+
+
+@pytest.mark.parametrize("changes", POLICIES, ids=str)
+@pytest.mark.parametrize("sizes", [((5, 1),), SITES, ((5, 1),) * 40], ids=["one", "mixed", "deep"])
+def test_a_draw_has_two_launches_and_the_policy_three(
+    sizes: tuple[tuple[int, int], ...], changes: dict[str, Any], device: torch.device
+) -> None:
+    for logit_step in ("paced", "optimizer"):
+        sites, every = Sites(device, sizes=sizes, logit_step=logit_step, **changes), range(len(sizes))
+        step_size = torch.tensor(0.1, device=device)
+        draw = functools.partial(sites.router.refresh, True)
+        act = functools.partial(policy.before_step, sites.router, sites.running, step_size)
+        for _ in range(2):  # the first time lays out where the statistics are, and builds
+            drawing = launched(device, draw)
+            sites.call(*every, 0)
+            sites.differentiate(*every)
+            acting = launched(device, act)
+        assert (drawing, acting) == (2, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_graph_of_both_reads_what_the_schedule_writes() -> None:
+    device = torch.device("cuda")
+    eager, captured = Sites(device, noise=1.0, lam="temperature"), Sites(device, noise=1.0, lam="temperature")
+    step_size = torch.tensor(0.1, device=device)
+    statistics = [torch.rand(2, one.rows, one.k, device=device) for one in eager.sites]
+    gradients = [torch.randn(one.logits.numel(), device=device) for one in eager.sites]
+
+    def work(sites: Sites) -> None:
+        sites.router.refresh(True)
+        for one, own, gradient in zip(sites.sites, statistics, gradients, strict=True):
+            sites.router.gathered.add(one.first_row, own)
+            one.logits.grad = gradient
+        policy.before_step(sites.router, sites.running, step_size)
+
+    def write(sites: Sites, step: int) -> None:
+        sites.router.go_to(step)
+        sites.router.set_alpha(1.0 / step)
+        step_size.fill_(0.1 * step)
+        for one in sites.sites:
+            one.temperature.fill_(1.0 / step)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for sites in (eager, captured):
+            write(sites, 1)
+            work(sites)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            work(captured)
+        for step in range(2, 5):
+            write(eager, step)
+            work(eager)
+            write(captured, step)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert all(torch.equal(a, b) for a, b in zip(eager.state(), captured.state(), strict=True))
+
+
+# As Triton's compiler takes them, which is less patient than its interpreter
+
+
+BUILD = """
+import torch, triton
+from itertools import product
+from triton.backends.compiler import GPUTarget
+from flexact.ops import policy_kernels
+from flexact.ops.policy_kernels import Rule
+
+class Card:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+triton.runtime.driver.set_active(Card())
+built = []
+
+def build(kernel, grid, arguments, constants, warps):
+    compiled = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    built.append((kernel.fn.__name__, len(compiled.asm["cubin"])))
+
+policy_kernels.launch = build
+rows, k = 17, 5
+table, numbers, one = torch.zeros(rows, k), torch.zeros(rows, 3, dtype=torch.long), torch.ones(())
+running = (table, torch.zeros(rows, 1), torch.zeros(rows, 2))
+policy_kernels.draw(torch.zeros(99), numbers, table > 0, table)
+every, nothing = (True,) * 5, (False,) * 5
+only = [tuple(place == one for place in range(5)) for one in range(5)]
+for flags, lam, calls in product((every, nothing, *only), (None, 0.3), (1, 2)):
+    places = torch.zeros(rows, 3 + calls, dtype=torch.long)
+    rule = Rule(*flags, 0.1, 0.01, lam, 1.0)
+    policy_kernels.direction(
+        torch.zeros(999), rows * k, numbers, places, table > 0, running, table, numbers[:, :1], one, one, rule
+    )
+assert {name for name, size in built if size} == {"_draw", "_direction"}
+assert all(size for _, size in built)
+"""
+
+
+@pytest.mark.slow
+def test_both_build_for_a_card(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True)
