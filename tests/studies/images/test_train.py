@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flexact import FlexActError, Recorder
+from flexact import FlexActError, Recorder, extract
 from flexact.candidates import lookup
 from flexact.studies.images import checkpoint, data, step, train
 from flexact.studies.images.augment import augmented, normalised
@@ -123,7 +123,7 @@ def test_every_method_trains(method: str, images: Images) -> None:
 def test_the_first_step_is_that_of_a_loop_written_by_hand(images: Images) -> None:
     training = training_of("relu", images)
     torch.manual_seed(0)
-    network = build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS)
+    network = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     order = epoch_order(45, seed=0, epoch=0)
     draws = step.epoch_draws(40, seed=0, epoch=0)
@@ -153,7 +153,7 @@ def test_the_order_is_another_one_each_epoch_and_seed_and_the_incomplete_batch_i
 
 def test_the_accuracy_is_that_of_the_plain_network(straight: Path, images: Images) -> None:
     about = json.loads((straight / "checkpoint.json").read_text())
-    plain = build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS).eval()
+    plain = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS)).eval()
     for site, pick in about["outcome"]["picks"].items():
         parent, _, name = site.rpartition(".")
         setattr(plain.get_submodule(parent), name, lookup(pick).module())

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from flexact import Recorder, extract, selection
 from flexact.errors import FlexActError
 from flexact.layer import sites_of
+from flexact.studies.grid.curves import CURVE
 from flexact.studies.images import checkpoint
 from flexact.studies.images.augment import normalised
-from flexact.studies.images.curves import CURVE
 from flexact.studies.images.data import Images
-from flexact.studies.images.methods import build
+from flexact.studies.images.methods import build, picking_sites
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks, synced
 from flexact.studies.images.step import Training
@@ -226,7 +226,7 @@ class CellRun:
             losses=tuple(line.loss for line in self.curve),
             seconds=self._seconds(),
             step_ms=statistics.median(line.step_ms for line in self.curve),
-            picks=selection(network).picks if sites_of(network) else {},
+            picks=selection(network).picks if picking_sites(network) else {},
             epochs=len(self.curve),
         )
         if self.ranks.writes:
@@ -305,7 +305,7 @@ class CellRun:
 
     def _recorder(self) -> Recorder | None:
         """The history of the picks, cut to where this run goes on."""
-        if not self.ranks.writes or not sites_of(self.training.network):
+        if not self.ranks.writes or not picking_sites(self.training.network):
             return None
         with checkpoint.naming(self.folder / HISTORY):
             recorder = Recorder(self.training.network, self.folder / HISTORY)
@@ -337,7 +337,7 @@ class CellRun:
 
 
 def extracted(network: nn.Module) -> nn.Module:
-    """The network as extraction leaves it, with the picks of now; itself where nothing picks."""
+    """The network as extraction leaves it, with the picks of now; itself where there are no sites."""
     return extract(network, commit=True) if sites_of(network) else network
 
 

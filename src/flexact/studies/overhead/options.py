@@ -112,7 +112,7 @@ def defaults(device: str, quick: bool = False) -> dict[str, Any]:
             "minutes": 7.5,
             "burst_ms": 30.0,
             "elements": 1 << 26,
-            "ks": (2, 3, 5, 8, 11, 14),
+            "ks": (2, 5, 8, 11, 14),
             "depths": ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3)),
         }
     else:
