@@ -1,4 +1,4 @@
-"""Launches against depth, and where a step's time goes on the device.
+"""Launches against depth, and where a step's time goes on the device and, when it is run eagerly, on the host.
 
 Done after everything is timed: what a profiler leaves behind slows launches down.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from flexact.layer import sites_of
+from flexact.studies.overhead.host import functions_of_run
 from flexact.studies.overhead.launches import Kernel, count, kernels_of_run
 from flexact.studies.overhead.networks import BASELINE, build, kernels_of
 from flexact.studies.overhead.options import CANDIDATES, NETWORKS, PAPERS_K, Options
@@ -18,6 +19,7 @@ from flexact.studies.overhead.sweeps import layers
 FIVE = CANDIDATES[:PAPERS_K]
 MOST_KERNELS = 25
 OTHERS = "(others)"
+HOST = "eager, on the host"
 
 
 def launches(options: Options) -> list[LaunchRow]:
@@ -58,7 +60,8 @@ def _counted(row: LaunchRow, blocks: tuple[int, ...], way: str, batch: Batch, op
 
 
 def profile(options: Options) -> list[ProfileRow]:
-    """The kernels of a step of each network, with ReLU and with all sites routed in each way but the plain one."""
+    """The kernels of a step of each network, with ReLU and with all sites routed in each way but the plain one; and the
+    Python functions of an eager step."""
     batch = Batch(options.batch, options.where, options.dtype)
     mode = options.sweep_modes[-1]
     rows = []
@@ -69,15 +72,17 @@ def profile(options: Options) -> list[ProfileRow]:
                 built = build(NETWORKS[network], options.width, placement, way, FIVE, options.where)
                 training = Training(built, way, batch, compiled=False)
                 training.warm_up()
+                found = {HOST: _longest(functions_of_run(training.step))}
                 if mode == "graph":
                     training.capture()
                 run = training.replay if mode == "graph" else training.step
-                found = _longest(kernels_of_run(run, options.where))
+                found[mode] = _longest(kernels_of_run(run, options.where))
             except Exception as error:
-                found = [Kernel(f"({told(error)})", 0, 0.0)]
+                found = {mode: [Kernel(f"({told(error)})", 0, 0.0)]}
             rows += [
-                ProfileRow(network, placement, way, mode, kernel.name[:160], kernel.calls, kernel.microseconds)
-                for kernel in found
+                ProfileRow(network, placement, way, where, kernel.name[:160], kernel.calls, kernel.microseconds)
+                for where, kernels in found.items()
+                for kernel in kernels
             ]
     return rows
 

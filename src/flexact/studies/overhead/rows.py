@@ -155,7 +155,7 @@ class LaunchRow:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """Where a step's time goes on the device, by kernel."""
+    """Where a step's time goes: on the device by kernel, on the host by function."""
 
     network: str
     placement: str
