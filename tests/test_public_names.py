@@ -20,6 +20,7 @@ NAMES = {
     "commit",
     "convert",
     "extract",
+    "load_picks",
     "param_groups",
     "penalty",
     "register_candidate",

@@ -5,6 +5,7 @@ from flexact.config import FlexConfig
 from flexact.convert import commit, convert, extract
 from flexact.errors import FlexActError
 from flexact.layer import FlexAct
+from flexact.picks_file import load_picks
 from flexact.policy import penalty
 from flexact.recorder import Recorder
 from flexact.schedule import Schedule, param_groups
@@ -19,6 +20,7 @@ __all__ = [
     "commit",
     "convert",
     "extract",
+    "load_picks",
     "param_groups",
     "penalty",
     "register_candidate",

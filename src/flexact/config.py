@@ -93,7 +93,7 @@ class FlexConfig:
     """Which dimension of a site's input holds the channels (for granularity="channel")."""
     init: Init = "uniform"
     """Where routing starts: undecided, or at what the site had before (added to the candidates if missing)."""
-    init_probability: float = 0.9
+    init_probability: float = 0.999
     """π of the original function at the start, with init="original"."""
     seed: int = 0
     """Of the noise; the same seed repeats a run."""

@@ -20,6 +20,7 @@ from flexact.studies.progress import Progress
 from flexact.studies.runner import Study, run
 from flexact.studies.store import TABLE
 from flexact.studies.synthetic import SYNTHETIC
+from flexact.studies.text.command import glue
 
 app = typer.Typer(
     help="Flexible activation functions for PyTorch: the studies of the paper, reports of your own runs, and what this "
@@ -121,6 +122,7 @@ for _study in (SYNTHETIC, ALPHA, CORRECTIONS):
 reproduce.command("overhead")(overhead)
 app.command()(data)
 reproduce.command("cifar")(cifar)
+reproduce.command("glue")(glue)
 
 
 @app.command()

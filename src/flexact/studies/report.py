@@ -113,6 +113,10 @@ def _study_sections(folder: Path, config: Mapping[str, Any]) -> list[Section]:
         from flexact.studies.images.report import sections
 
         return sections(folder)
+    if config["study"] == "glue":
+        from flexact.studies.text.report import sections as text_sections
+
+        return text_sections(folder)
     return [_study_section(folder, config)]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -21,10 +19,3 @@ def write_cifar() -> Callable[..., Path]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.write_cifar
-
-
-@pytest.fixture
-def fake_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """fake_training.py under a name by which worker processes find it too."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("fake_training")

@@ -7,12 +7,13 @@ from types import ModuleType
 
 import pytest
 
-from flexact.studies.images.curves import read_curve
-from flexact.studies.images.grid import Grid, run
+from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.running import run_task
+from flexact.studies.images.cells import Grid
+from flexact.studies.images.grid import run
 from flexact.studies.images.pictures import accuracy_curves, selection_by_depth
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.report import write_table
-from flexact.studies.images.running import run_task
 from flexact.studies.images.store import Store
 from flexact.studies.report import build
 from flexact.studies.report_data import read_histories

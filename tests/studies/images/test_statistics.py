@@ -1,4 +1,4 @@
-"""What the cells say together: averages, tests, costs, and the table with the paper's figures."""
+"""What the cells say together: averages, costs, and the table with the paper's figures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flexact.studies.images.grid import Grid
+from flexact.studies.images.cells import Grid
 from flexact.studies.images.protocol import Protocol
-from flexact.studies.images.statistics import paired, summaries
+from flexact.studies.images.statistics import summaries
 from flexact.studies.images.store import Result
 from flexact.studies.images.table import table
 from flexact.studies.paper_tables import CIFAR
@@ -22,39 +22,6 @@ def row(
     fields = {"state": "done", "epochs": 30, "seconds": 1.0, "picks": "", "error": "", "loss": 0.1, **others}
     fields |= {"dataset": "cifar100", "model": "resnet18", "method": method, "seed": seed, "accuracy": accuracy}
     return Result(**{**fields, "step_ms": step_ms, "device": device, "torch": "2", "commit": "c", "date": "d"})  # type: ignore[arg-type]
-
-
-def test_the_paired_test_is_the_closed_form_of_students_for_three_seeds() -> None:
-    """With two degrees of freedom the two-sided p of t is 1 − t/√(2 + t²)."""
-    found = paired({0: 71.0, 1: 72.5, 2: 73.0}, {0: 70.0, 1: 71.0, 2: 72.5})
-    mean, std = 1.0, 0.5
-    t = mean / (std / math.sqrt(3))
-    assert found is not None
-    assert found.gain == pytest.approx(mean)
-    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
-
-
-def test_only_seeds_that_both_have_are_compared() -> None:
-    found = paired({0: 71.0, 1: 72.0, 7: 10.0}, {0: 70.0, 1: 71.5, 3: 99.0})
-    assert found is not None
-    assert (found.seeds, found.gain) == (2, 0.75)
-    assert paired({0: 1.0}, {1: 1.0}) is None
-
-
-@pytest.mark.parametrize(
-    ("ours", "p", "why"),
-    [
-        ({0: 71.0}, None, "one seed: a test needs two"),
-        ({0: 70.0, 1: 71.0}, 1.0, ""),
-        ({0: 70.1, 1: 71.1}, None, "the same difference on every seed"),
-        ({0: math.nan, 1: 71.0}, None, "not a number"),
-    ],
-)
-def test_where_no_test_can_be_made_the_reason_is_told(ours: dict[int, float], p: float | None, why: str) -> None:
-    found = paired(ours, {0: 70.0, 1: 71.0})
-    assert found is not None
-    assert found.p == p
-    assert why in found.why
 
 
 def test_cost_is_relative_to_relu_on_the_same_device() -> None:

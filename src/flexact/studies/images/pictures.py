@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flexact.picture import Bars, Line, Panel, Picture
-from flexact.plots import picks
-from flexact.studies.averages import mean_and_deviation
-from flexact.studies.images.curves import Curve
+from flexact.studies.grid.curves import Curve
+from flexact.studies.grid.pictures import mean_line
+from flexact.studies.grid.pictures import selection_by_depth as panels_by_seed
 from flexact.studies.images.methods import METHODS
 from flexact.studies.images.protocol import Cell
 from flexact.studies.images.statistics import Summary
@@ -48,25 +47,15 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
 
 def selection_by_depth(histories: Mapping[Cell, Sequence[dict[str, Any]]]) -> list[Picture]:
     """Which candidate leads at each site over the epochs: a figure for each kind of run, a panel for each seed."""
-    kinds = list(dict.fromkeys((cell.dataset, cell.model, cell.method) for cell in histories))
-    pictures = []
-    for dataset, model, method in kinds:
-        panels = []
-        for cell, records in histories.items():
-            if (cell.dataset, cell.model, cell.method) == (dataset, model, method):
-                panel = picks(_by_epoch(records)).panels[0]
-                label = "epoch" if all("epoch" in record for record in records) else "step"
-                panels.append(dataclasses.replace(panel, title=f"seed {cell.seed}", x_label=label))
-        pictures.append(
-            Picture(
-                f"selection-{dataset}-{model}-{method}",
-                f"Selection by depth: {title(method)}, {title(model)} on {title(dataset)}",
-                "The candidate with the highest probability at each site, the first layer on top, as training goes on.",
-                panels,
-                across=min(3, len(panels)),
-            )
+    kinds: dict[tuple[str, str, str], dict[int, Sequence[dict[str, Any]]]] = {}
+    for cell, records in histories.items():
+        kinds.setdefault((cell.dataset, cell.model, cell.method), {})[cell.seed] = records
+    return [
+        panels_by_seed(
+            f"selection-{dataset}-{model}-{method}", f"{title(method)}, {title(model)} on {title(dataset)}", by_seed
         )
-    return pictures
+        for (dataset, model, method), by_seed in kinds.items()
+    ]
 
 
 def costs(found: Sequence[Summary]) -> Picture | None:
@@ -90,17 +79,6 @@ def costs(found: Sequence[Summary]) -> Picture | None:
 
 
 def _mean_line(method: str, curves: Sequence[dict[int, float]]) -> Line:
-    epochs = sorted({epoch for curve in curves for epoch in curve})
-    spread = [mean_and_deviation([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
-    means = [mean for mean, _ in spread]
-    band = ([mean - std for mean, std in spread], [mean + std for mean, std in spread])
     ours = method.startswith("flexact")
     dash = "solid" if ours or method == "relu" else "dash"
-    return Line(title(method), epochs, means, COLOURS[method], dash, 2.8 if ours else 1.8, band)
-
-
-def _by_epoch(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records by epoch where they have it; by step otherwise."""
-    if all("epoch" in record for record in records):
-        return [{**record, "step": record["epoch"]} for record in records]
-    return list(records)
+    return mean_line(title(method), curves, COLOURS[method], dash, 2.8 if ours else 1.8)

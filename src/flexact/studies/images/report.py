@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flexact.studies.images.curves import read_curve
-from flexact.studies.images.grid import asked
+from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.pictures import final_picks
+from flexact.studies.grid.store import DONE
+from flexact.studies.images.cells import asked
 from flexact.studies.images.pictures import accuracy_curves, costs, selection_by_depth
-from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.statistics import summaries
-from flexact.studies.images.store import DONE, Result, Store
+from flexact.studies.images.store import Result, Store
 from flexact.studies.images.table import table as markdown_table
 from flexact.studies.images.table import title
 from flexact.studies.report_data import read_histories
-from flexact.studies.report_page import Section, markdown, table
+from flexact.studies.report_page import Section, markdown
 from flexact.studies.store import TABLE
 from flexact.writing import write_whole
 
@@ -51,14 +53,11 @@ def _table(store: Store) -> str:
 
 def _pick_tables(done: list[Result]) -> str:
     """Site by seed, a table for each kind of run."""
-    kinds: dict[tuple[str, str, str], dict[Cell, dict[str, str]]] = {}
+    kinds: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in done:
         if row.picks:
-            kinds.setdefault((row.dataset, row.model, row.method), {})[row.cell] = row.picked
-    parts = []
-    for (dataset, model, method), picked in kinds.items():
-        sites = dict.fromkeys(site for picks in picked.values() for site in picks)
-        rows = [(site, *(picks.get(site, "-") for picks in picked.values())) for site in sites]
-        heading = f"<h3>Final picks: {title(method)}, {title(model)} on {title(dataset)}</h3>\n"
-        parts.append(heading + table(("site", *(f"seed {cell.seed}" for cell in picked)), rows))
-    return "\n".join(parts)
+            kinds.setdefault((row.dataset, row.model, row.method), {})[row.seed] = row.picks
+    return "\n".join(
+        final_picks(f"{title(method)}, {title(model)} on {title(dataset)}", by_seed)
+        for (dataset, model, method), by_seed in kinds.items()
+    )

@@ -1,31 +1,16 @@
-"""The grid's folder: config.json, results.csv with one line a finished or failed cell, and a folder for each cell.
-
-Lines are only ever appended, whole, under a lock; where a cell has several (it failed and was tried again), the last
-one counts. What a kill left of a line is cut off when the folder is opened again.
-"""
+"""What the image study keeps in its grid's folder: the columns of results.csv."""
 
 from __future__ import annotations
 
-import csv
-import fcntl
-import io
-import json
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
-from flexact.errors import FlexActError
-from flexact.studies.images.locks import Taken, locked
-from flexact.studies.images.protocol import Cell
-from flexact.studies.store import CONFIG, RESULTS, TABLE, differences, read_config, read_text, text
-from flexact.writing import write_whole
-
-STUDY = "cifar"
-CELLS, LOCK = "cells", "grid.lock"
-DONE, FAILED = "done", "failed"
+from flexact.studies.grid.store import Store as GridStore
+from flexact.studies.grid.study import GridStudy, picked, picks_column
+from flexact.studies.images.cells import asked
+from flexact.studies.images.protocol import Cell, Protocol
 
 
 class Result(NamedTuple):
@@ -58,175 +43,49 @@ class Result(NamedTuple):
     @property
     def picked(self) -> dict[str, str]:
         """Site → pick."""
-        return dict(pair.rsplit("=", 1) for pair in self.picks.split())
+        return picked(self.picks)
 
 
-class Store:
+def figures(outcome: Any) -> dict[str, Any]:
+    """The columns that an `Outcome` fills."""
+    return {
+        "accuracy": outcome.accuracy,
+        "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
+        "epochs": outcome.epochs,
+        "seconds": outcome.seconds,
+        "step_ms": outcome.step_ms,
+        "picks": picks_column(outcome.picks),
+    }
+
+
+def _epochs(config: Mapping[str, Any], cell: Cell) -> int:
+    return Protocol.from_dict(config["protocol"]).epochs
+
+
+def _told(row: Result) -> str:
+    return f"{row.accuracy:.2f} %"
+
+
+STUDY = GridStudy(
+    name="cifar",
+    row=Result,
+    blank={
+        "accuracy": math.nan,
+        "loss": math.nan,
+        "epochs": 0,
+        "seconds": 0.0,
+        "step_ms": math.nan,
+        "picks": "",
+    },
+    asked=asked,
+    epochs=_epochs,
+    told=_told,
+    headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
+)
+
+
+class Store(GridStore[Result]):
     """One grid's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-
-    def cell_folder(self, cell: Cell) -> Path:
-        return self.folder / CELLS / cell.name
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Around everything that writes here: a second grid is refused, with the process of the first."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FlexActError(f"{self.folder} is a file; give --out a folder.")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / LOCK):
-                yield
-        except Taken as taken:
-            raise FlexActError(
-                f"another grid is writing to {self.folder} ({taken}); wait for it or stop it, or give --out another "
-                "folder. To use more devices, give one grid --jobs or --engine ray."
-            ) from None
-        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
-            raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
-
-    def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
-        """Prepare the folder for a grid of this configuration; call it while the folder is `held`."""
-        if resume and overwrite:
-            raise FlexActError("--resume goes on with a grid and --overwrite starts it again; give one of the two.")
-        before = self._earlier(config, resume, overwrite)
-        grids = [] if before is None else list(before.get("grids", []))
-        kept = config if before is None else before
-        if config["grids"][0] not in grids:
-            write_whole(self.folder / CONFIG, json.dumps(kept | {"grids": [*grids, *config["grids"]]}, indent=2) + "\n")
-        (self.folder / CELLS).mkdir(exist_ok=True)
-        self._mend()
-
-    def append(self, row: Result) -> None:
-        """Add one line, whole or not at all."""
-        self._append([text(value) for value in row])
-
-    def results(self) -> dict[Cell, Result]:
-        """How each cell ended, the last line of each; what is wrong in the file is told with its line."""
-        path = self.folder / RESULTS
-        if not path.is_file():
-            return {}
-        content = read_text(path)
-        rows = list(csv.reader(io.StringIO(content[: content.rfind("\n") + 1])))
-        if not rows:
-            return {}
-        if tuple(rows[0]) != Result._fields:
-            raise _damaged(path, 1, f"expected the columns {','.join(Result._fields)}")
-        found = [_row(path, number, cells) for number, cells in enumerate(rows[1:], start=2)]
-        return {row.cell: row for row in found}
-
-    def config(self) -> dict[str, Any]:
-        """config.json of a grid; an error where the folder has none."""
-        found = read_config(self.folder) if self.folder.is_dir() else None
-        if found is None or found["study"] != STUDY:
-            raise FlexActError(f"{self.folder} holds no grid of `flexact reproduce {STUDY}`; give its --out.")
-        return found
-
-    def _earlier(self, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any] | None:
-        """The configuration of the grid that is here already, checked; None where there is none."""
-        try:
-            found = read_config(self.folder)
-        except FlexActError:
-            if not overwrite or not (self.folder / CELLS).is_dir():
-                raise
-            self._clear()
-            return None
-        if found is None:
-            others = {path.name for path in self.folder.iterdir()} - {LOCK, CONFIG + ".new"}
-            if others:
-                raise FlexActError(
-                    f"{self.folder} is not empty and holds no run of a study ({', '.join(sorted(others)[:3])}); give "
-                    "--out another folder."
-                )
-            return None
-        if found["study"] != STUDY:
-            raise FlexActError(
-                f"{self.folder} holds a run of the study {found['study']!r}, not of {STUDY!r}; give --out another "
-                "folder."
-            )
-        if overwrite:
-            self._clear()
-            return None
-        if not resume:
-            raise FlexActError(
-                f"{self.folder} holds a grid already; go on with it, or add cells to it, with --resume, replace it "
-                "with --overwrite, or give --out another folder."
-            )
-        changes = differences(_decisive(found), _decisive(config), ("protocol", "data", "versions"))
-        if changes:
-            raise FlexActError(
-                f"the grid in {self.folder} has another configuration ({'; '.join(changes)}); --resume needs the same. "
-                "Give --out another folder, or --overwrite to start again."
-            )
-        return found
-
-    def _mend(self) -> None:
-        """Cut off what a kill left of a line; write the header where it is missing."""
-        path = self.folder / RESULTS
-        data = path.read_bytes() if path.is_file() else b""
-        if not data.endswith(b"\n") and data:
-            with path.open("r+b") as file:
-                file.truncate(data.rfind(b"\n") + 1)
-        if b"\n" not in data:
-            write_whole(path, _line(Result._fields))
-
-    def _append(self, cells: Sequence[str]) -> None:
-        data = _line(cells).encode("utf-8")
-        handle = os.open(self.folder / RESULTS, os.O_WRONLY | os.O_APPEND)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            before = os.fstat(handle).st_size
-            try:
-                if os.write(handle, data) < len(data):
-                    raise OSError(28, os.strerror(28))
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, before)
-                raise
-        finally:
-            os.close(handle)
-
-    def _clear(self) -> None:
-        """Remove what a grid writes, and nothing else."""
-        for name in (RESULTS, TABLE, "report.html", CONFIG):
-            (self.folder / name).unlink(missing_ok=True)
-        for name in (CELLS, "figures"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-def _decisive(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what decides nothing about the results."""
-    protocol = config.get("protocol")
-    fields = protocol if isinstance(protocol, dict) else {}
-    return config | {"protocol": {name: value for name, value in fields.items() if name != "checkpoint_minutes"}}
-
-
-def _line(cells: Sequence[str]) -> str:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
-    return written.getvalue()
-
-
-def _row(path: Path, number: int, cells: list[str]) -> Result:
-    types = get_type_hints(Result)
-    if len(cells) != len(types):
-        raise _damaged(path, number, f"expected {len(types)} columns, found {len(cells)}")
-    values: list[Any] = []
-    for (name, kind), cell in zip(types.items(), cells, strict=True):
-        try:
-            values.append(kind(cell))
-        except ValueError:
-            raise _damaged(path, number, f"{name} is {cell!r}, not a number") from None
-    row = Result(*values)
-    if row.state not in (DONE, FAILED):
-        raise _damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}")
-    return row
-
-
-def _damaged(path: Path, number: int, what: str) -> FlexActError:
-    return FlexActError(
-        f"{path}, line {number}: {what}. The file was edited or damaged. Restore the file, or remove that line: its "
-        "cell then goes on from its last checkpoint."
-    )
+        super().__init__(folder, STUDY)

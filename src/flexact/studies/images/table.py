@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from flexact.studies.grid.statistics import p_value
+from flexact.studies.grid.status import not_done
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.statistics import Summary, summaries
-from flexact.studies.images.store import FAILED, Result
+from flexact.studies.images.store import Result
 from flexact.studies.paper_tables import CIFAR, CIFAR_EPOCHS
 from flexact.studies.tables import markdown
 
@@ -46,28 +48,10 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
                 notes[f"no p-value for {title(one.method)} on {title(dataset)}, {title(model)}: {one.against.why}."] = (
                     None
                 )
-    done = {row.cell for row in results if row.state != FAILED}
-    failed = [row for row in results if row.state == FAILED]
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
-    if failed:
-        lines = [f"- {row.cell.name}: {row.error}" for row in failed]
-        parts.append("Failed (try again with --retry-failed):\n\n" + "\n".join(lines))
-    missing = [cell for cell in asked if cell not in done and cell not in {row.cell for row in failed}]
-    if missing:
-        parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
+    parts += not_done(results, asked)
     return "\n\n".join(parts) + "\n"
-
-
-def p_value(p: float | None) -> str:
-    """As the paper writes it.
-
-    >>> p_value(0.0123), p_value(0.0002), p_value(None)
-    ('0.012', '<0.001', '-')
-    """
-    if p is None or math.isnan(p):
-        return "-"
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _row(one: Summary) -> list[str]:

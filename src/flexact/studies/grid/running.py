@@ -6,7 +6,7 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.studies.images.locks import Taken, locked
-from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.grid.locks import Taken, locked
+from flexact.studies.grid.study import Cell
 
 LOCK = "run.lock"
 """In a cell's folder: held while the cell runs."""
@@ -23,9 +23,9 @@ PATIENCE = 60.0
 """Seconds to wait for a worker whose grid was killed to leave the cell's folder."""
 
 Train = Callable[..., Any]
-"""`flexact.studies.images.train.train_cell`."""
+"""(cell, protocol, data, folder, device, report=, stop=) -> outcome; goes on with what it finds in the folder."""
 Load = Callable[[str, Path], Any]
-"""`flexact.studies.images.data.load`."""
+"""A data set by its name, from the folder of all."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,15 @@ class Task:
     """A cell and what its run needs; it travels to other processes and machines."""
 
     cell: Cell
-    protocol: Protocol
+    protocol: Any
+    epochs: int
     folder: Path
     """The cell's own; on a cluster it lies where every machine sees it."""
     data: Path
     train: Train
     load: Load
+    figures: Callable[[Any], dict[str, Any]]
+    """What results.csv keeps of an outcome, by column."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,7 @@ class Answer:
     """How a cell ended. kind: done, failed, stopped (with a checkpoint) or full (the disk is)."""
 
     kind: str
-    accuracy: float = math.nan
-    loss: float = math.nan
-    epochs: int = 0
-    seconds: float = 0.0
-    step_ms: float = math.nan
-    picks: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     device: str = ""
 
@@ -62,9 +60,9 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         with locked(task.folder / LOCK, PATIENCE):
-            images = _images(task.load, task.cell.dataset, task.data)
+            data = loaded(task.load, task.cell.dataset, task.data)
             outcome = task.train(
-                task.cell, task.protocol, images, task.folder, torch.device(device), report=_unheard, stop=stop
+                task.cell, task.protocol, data, task.folder, torch.device(device), report=_unheard, stop=stop
             )
     except Taken as taken:
         return Answer("failed", error=f"{taken} is still at work in {task.folder}; stop it.", device=told)
@@ -74,9 +72,7 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
         if stop():
             return Answer("stopped", error=_told(error), device=told)
         return Answer("failed", error=_told(error), device=told)
-    picks = " ".join(f"{site}={pick}" for site, pick in outcome.picks.items())
-    loss = float(outcome.losses[-1]) if outcome.losses else math.nan
-    return Answer("done", outcome.accuracy, loss, outcome.epochs, outcome.seconds, outcome.step_ms, picks, device=told)
+    return Answer("done", task.figures(outcome), device=told)
 
 
 class Asked:
@@ -104,7 +100,7 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 @lru_cache(maxsize=2)
-def _images(load: Load, name: str, folder: Path) -> Any:
+def loaded(load: Load, name: str, folder: Path) -> Any:
     """A worker's cells share what was read."""
     return load(name, folder)
 

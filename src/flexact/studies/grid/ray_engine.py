@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.studies.images.engines import Beat, Ended, Engine
-from flexact.studies.images.running import Answer, Asked, Task, run_task
+from flexact.studies.grid.engines import Beat, Ended, Engine
+from flexact.studies.grid.running import Answer, Asked, Task, run_task
 
 RETRIES = 3
 """How often a cell is tried again after its worker died."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, suggestion
-from flexact.studies.images.running import Answer, Task, run_task
+from flexact.studies.grid.running import Answer, Task, run_task
 from flexact.studies.workers import deaf_to_interrupts
 
 Ended = Callable[[Task, Answer], None]
@@ -34,7 +34,7 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None)
     if name not in ENGINES:
         raise FlexActError(f"unknown engine {name!r};{suggestion(name, ENGINES)} Known: {', '.join(ENGINES)}.")
     if name == "ray":
-        from flexact.studies.images.ray_engine import ray_engine
+        from flexact.studies.grid.ray_engine import ray_engine
 
         return ray_engine(device, jobs, address)
     if address is not None:

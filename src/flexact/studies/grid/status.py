@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from flexact.studies.images.curves import read_curve
-from flexact.studies.images.grid import asked
-from flexact.studies.images.locks import is_locked
-from flexact.studies.images.protocol import Cell, Protocol
-from flexact.studies.images.running import LOCK
-from flexact.studies.images.store import FAILED, Store
+from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.locks import is_locked
+from flexact.studies.grid.running import LOCK
+from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.grid.study import Cell, Row
 from flexact.studies.tables import markdown
 
 
@@ -24,13 +24,13 @@ class State:
     told: str
 
 
-def states(store: Store) -> list[State]:
+def states(store: Store[Any]) -> list[State]:
     """Every cell that the folder's grids were asked for."""
-    config = store.config()
-    epochs = Protocol.from_dict(config["protocol"]).epochs
+    config, study = store.config(), store.study
     results = store.results()
     found = []
-    for cell in asked(config):
+    for cell in study.asked(config):
+        epochs = study.epochs(config, cell)
         folder = store.cell_folder(cell)
         curve = read_curve(folder)
         at = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}"
@@ -40,7 +40,7 @@ def states(store: Store) -> list[State]:
         elif cell in results and results[cell].state == FAILED:
             found.append(State(cell, FAILED, results[cell].error))
         elif cell in results:
-            found.append(State(cell, "done", f"{results[cell].accuracy:.2f} %"))
+            found.append(State(cell, "done", study.told(results[cell])))
         elif curve.epochs:
             found.append(State(cell, "stopped", at))
         else:
@@ -48,13 +48,30 @@ def states(store: Store) -> list[State]:
     return found
 
 
-def table(found: Sequence[State]) -> str:
+def table(store: Store[Any]) -> str:
     """The states as a table, and how many there are of each."""
-    rows = [(s.cell.dataset, s.cell.model, s.cell.method, str(s.cell.seed), s.kind, _short(s.told)) for s in found]
+    found, headings = states(store), store.study.headings
+    rows = [
+        (*(str(state.cell.to_dict()[name]) for name in headings), state.kind, _short(state.told)) for state in found
+    ]
     kinds = ("done", "running", "failed", "stopped", "missing")
     counts = {kind: sum(state.kind == kind for state in found) for kind in kinds}
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    return f"{markdown(('data set', 'model', 'method', 'seed', 'state', ''), rows)}\n\n{len(found)} cells: {summary}."
+    return f"{markdown((*headings.values(), 'state', ''), rows)}\n\n{len(found)} cells: {summary}."
+
+
+def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
+    """Paragraphs for a table: the cells that failed, and those that are still to come."""
+    failed = [row for row in results if row.state == FAILED]
+    ended = {row.cell for row in results}
+    missing = [cell for cell in asked if cell not in ended]
+    parts = []
+    if failed:
+        lines = [f"- {row.cell.name}: {row.error}" for row in failed]
+        parts.append("Failed (try again with --retry-failed):\n\n" + "\n".join(lines))
+    if missing:
+        parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
+    return parts
 
 
 def duration(seconds: float) -> str:

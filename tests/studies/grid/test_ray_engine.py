@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.images.engines import engine
+from flexact.studies.grid.engines import engine
 from flexact.studies.images.protocol import Cell
 from flexact.studies.images.store import Store
 

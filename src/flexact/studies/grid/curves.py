@@ -1,4 +1,4 @@
-"""A cell's curve.csv: how far its run is, and its accuracy over the epochs."""
+"""A cell's curve.csv: how far its run is, and its score over the epochs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class Curve:
 
     epochs: list[int]
     loss: list[float]
-    test_accuracy: list[float]
+    score: list[float]
     seconds: list[float]
     """Of training, from the start of the run to the end of each epoch."""
+    step_ms: list[float]
 
     @property
     def evaluated(self) -> dict[int, float]:
-        """Epoch → accuracy on the test images."""
-        pairs = zip(self.epochs, self.test_accuracy, strict=True)
-        return {epoch: accuracy for epoch, accuracy in pairs if not math.isnan(accuracy)}
+        """Epoch → score, where it was measured."""
+        pairs = zip(self.epochs, self.score, strict=True)
+        return {epoch: score for epoch, score in pairs if not math.isnan(score)}
 
     def left(self, total: int) -> float:
         """Seconds that the epochs after the last one will take; NaN before the first."""
@@ -33,9 +34,12 @@ class Curve:
         return (total - self.epochs[-1]) * self.seconds[-1] / self.epochs[-1]
 
 
-def read_curve(folder: Path) -> Curve:
-    """The whole lines of a cell's curve; an empty one where there is none yet. A run may be writing it."""
-    curve = Curve([], [], [], [])
+def read_curve(folder: Path, measure: str = "test_accuracy") -> Curve:
+    """The whole lines of a cell's curve; an empty one where there is none yet. A run may be writing it.
+
+    measure: the column of the score.
+    """
+    curve = Curve([], [], [], [], [])
     path = folder / CURVE
     try:
         content = path.read_text(encoding="utf-8")
@@ -46,8 +50,9 @@ def read_curve(folder: Path) -> Curve:
         if not math.isnan(epoch):
             curve.epochs.append(int(epoch))
             curve.loss.append(_number(row.get("loss")))
-            curve.test_accuracy.append(_number(row.get("test_accuracy")))
+            curve.score.append(_number(row.get(measure)))
             curve.seconds.append(_number(row.get("seconds")))
+            curve.step_ms.append(_number(row.get("step_ms")))
     return curve
 
 

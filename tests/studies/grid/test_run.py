@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.images import running
-from flexact.studies.images.engines import engine, local_engine
-from flexact.studies.images.grid import Grid, run
+from flexact.studies.grid import running
+from flexact.studies.grid.engines import engine, local_engine
+from flexact.studies.grid.running import run_task
+from flexact.studies.grid.status import states, table
+from flexact.studies.images.cells import Grid
+from flexact.studies.images.grid import run
 from flexact.studies.images.protocol import Cell, Protocol
-from flexact.studies.images.running import run_task
-from flexact.studies.images.status import states, table
 from flexact.studies.images.store import Store
 
 HERE = Path(__file__).parent
@@ -43,7 +44,7 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
 
     def go(grid: Grid = TWO, behaviour: dict[str, Any] | None = None, **options: Any) -> Store:
         (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
-        running._images.cache_clear()  # what a worker keeps is the test's own process' here
+        running.loaded.cache_clear()  # what a worker keeps is the test's own process' here
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         folder = tmp_path / "out"
         return run(
@@ -169,7 +170,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_of_itself(
     def cut(handle: int, data: bytes) -> int:
         return write(handle, data[:20] if b"flexact-all" in data else data)
 
-    monkeypatch.setattr("flexact.studies.images.store.os.write", cut)
+    monkeypatch.setattr("flexact.studies.grid.store.os.write", cut)
     with pytest.raises(FlexActError, match="full"):
         go()
     monkeypatch.undo()
@@ -248,7 +249,7 @@ def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
     process = subprocess.Popen([*command, "local"], stdout=subprocess.PIPE, text=True)
     second = Store(out).cell_folder(TWO.cells[1]) / "curve.csv"
     wait_for(lambda: second.exists())
-    shown = table(states(Store(out)))
+    shown = table(Store(out))
     process.send_signal(number)
     words = process.communicate(timeout=60)[0]
     if number != signal.SIGKILL:
@@ -277,7 +278,7 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
         ("relu", 2, "missing"),
         ("flexact-all", 2, "stopped"),
     ]
-    shown = table(states(store))
+    shown = table(store)
     assert "70.00 %" in shown
     assert "the loss is nan, not finite" in shown
     assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown

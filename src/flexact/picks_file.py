@@ -1,0 +1,168 @@
+"""flexact.json: what each site of an extracted network picked, for a checkpoint whose own format cannot say so."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexact.activations import key_of
+from flexact.candidates import ORIGINAL, lookup
+from flexact.config import FlexConfig
+from flexact.convert import convert, extract
+from flexact.errors import FlexActError
+from flexact.finding import find
+from flexact.layer import sites_of
+from flexact.writing import write_whole
+
+FILE = "flexact.json"
+VERSION = 1
+_KEY = "flexact_picks"
+
+
+class Unpicked(nn.Module):
+    """Stands where a pick belongs until `load_picks` puts it there; it computes nothing."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        raise FlexActError(
+            "this network was trained with flexact and its activations are not in place yet; put them in with "
+            "flexact.load_picks(model, path), where path is the folder that it was loaded from."
+        )
+
+
+def described(picks: Mapping[str, str], original: Mapping[str, str], committed: bool = True) -> dict[str, Any]:
+    """What flexact.json holds, in plain JSON types.
+
+    picks: by site; original: the settings of the network's own configuration that say what stood there before.
+    """
+    return {_KEY: VERSION, "committed": committed, "picks": dict(picks), "original": dict(original)}
+
+
+def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write flexact.json into a folder."""
+    write_whole(folder / FILE, json.dumps(description, indent=2) + "\n")
+
+
+def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
+    """Put the activations that a trained network picked into a network that was built anew; returns the model.
+
+    path: flexact.json, or the folder of a checkpoint that it lies in.
+
+    >>> import json, pathlib, tempfile, torch, flexact
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> picks = {"flexact_picks": 1, "committed": True, "picks": {"1": "tanh"}, "original": {}}
+    >>> _ = pathlib.Path(folder.name, "flexact.json").write_text(json.dumps(picks))
+    >>> flexact.load_picks(model, folder.name)[1]
+    Tanh()
+    """
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"load_picks needs a torch.nn.Module and a path, in this order; got {model!r:.80}.")
+    if sites_of(model):
+        raise FlexActError("this model has FlexAct sites: it is still picking. load_picks is for a plain network.")
+    file, description = read_picks(Path(path))
+    if not description["committed"]:
+        raise FlexActError(
+            f"{file} is of a run that had not committed to its picks yet; go on with that run "
+            "(trainer.train(resume_from_checkpoint=...)) and load what it saves at its end."
+        )
+    _restore_originals(model, description["original"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what convert left alone is none of these sites
+        _put_in(model, _named_here(model, description["picks"], file), file)
+    return model
+
+
+def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and what it holds, checked. A config.json that has it inside does as well."""
+    file = path / FILE if path.is_dir() else path
+    inside = None
+    if not file.is_file() and (path / "config.json").is_file():
+        file, inside = path / "config.json", "flexact"
+    if not file.is_file():
+        raise FlexActError(f"there is no {FILE} at {path}; give the folder that the trained network was saved to.")
+    try:
+        data = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise FlexActError(f"{file} is cut off or damaged: no valid JSON ({error}). Save the network again.") from None
+    if inside is not None:
+        data = data.get(inside) if isinstance(data, dict) else None
+        if data is None:
+            raise FlexActError(
+                f"there is no {FILE} in {path}, and {file} names no picks: this network has the activations that its "
+                "configuration says, and needs no load_picks."
+            )
+    version = data.get(_KEY) if isinstance(data, dict) else None
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r}, a version.")
+    if version > VERSION:
+        raise FlexActError(f"{file} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
+    for name in ("picks", "original"):
+        named = data.get(name)
+        if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
+            raise FlexActError(f"{file}: {name!r} must have a name for each site or setting; got {named!r:.80}.")
+    if not isinstance(data.get("committed"), bool):
+        raise FlexActError(f"{file}: 'committed' must be true or false; got {data.get('committed')!r}.")
+    for site, pick in data["picks"].items():
+        if pick != ORIGINAL:
+            try:
+                lookup(pick)
+            except FlexActError as error:
+                raise FlexActError(f"{file}, site {site!r}: {error}") from None
+    return file, data
+
+
+def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> None:
+    """Put what the network's own configuration would have built in the place of `Unpicked`."""
+    places = [
+        (owner, name)
+        for owner in model.modules()
+        for name, child in owner._modules.items()
+        if isinstance(child, Unpicked)
+    ]
+    if not places:
+        return
+    from transformers.activations import ACT2FN  # an Unpicked comes from there
+
+    names = list(settings.values())
+    if len(names) != 1 or names[0] not in ACT2FN:
+        raise FlexActError(
+            f"what the network's activation was before flexact is not known: 'original' is {settings!r}."
+        )
+    for owner, name in places:
+        owner._modules[name] = ACT2FN[names[0]]
+
+
+def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path) -> dict[str, str]:
+    """The picks by the sites' names in this model, which may be the trained one without its head."""
+    here = {name for found in find(model, per_call=False).found for name in found.names}
+    missing = [name for name in picks if name not in here]
+    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
+    if missing and len(prefix) > 1 and all(name.startswith(prefix) for name in picks):
+        picks = {name.removeprefix(prefix): pick for name, pick in picks.items()}
+        missing = [name for name in picks if name not in here]
+    if missing:
+        raise FlexActError(
+            f"{file} is of another network: this {type(model).__name__} has no activation {missing[0]!r}. Build the "
+            "model from the checkpoint that the file lies beside."
+        )
+    return dict(picks)
+
+
+def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path) -> None:
+    there = {name: found.original for found in find(model, per_call=False).found for name in found.names}
+    wanted = {name: pick for name, pick in picks.items() if pick != ORIGINAL and key_of(there[name]) != pick}
+    if not wanted:
+        return
+    candidates = (*dict.fromkeys(wanted.values()), ORIGINAL)
+    convert(model, list(wanted), FlexConfig(candidates=candidates, init="original"))
+    for site in sites_of(model):
+        chosen = torch.zeros(site.rows, site.k, dtype=torch.bool)
+        chosen[:, site.candidates.index(wanted[site.name])] = True
+        site.drop(~chosen, step=0)
+    extract(model, inplace=True)

@@ -1,0 +1,75 @@
+"""What the commands that run a grid have in common: their options, and what they say at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flexact.studies.calling import again
+from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.progress import Progress
+
+Names = list[str] | None
+Seeds = Annotated[int, typer.Option(help="How many seeds.")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+Out = Annotated[Path, typer.Option(help="The folder to write.")]
+EngineName = Annotated[str, typer.Option(help="local (processes of this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="Of the Ray cluster.", show_default="the one that runs")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once.", show_default="one a device")]
+Device = Annotated[
+    str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda where there is one")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the grid in that folder, or add to it.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in that folder.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Go on, and try the failed cells again.")]
+Status = Annotated[bool, typer.Option("--status", help="Only say where the grid in that folder stands.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
+
+
+def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any], Path], quiet: bool) -> None:
+    """Run a grid, write its table and its page, and print them; ends the program where not all went well."""
+    from flexact.studies.grid.run import Stopped
+    from flexact.studies.report import build, check_packages
+
+    check_packages()
+    progress = Progress(quiet, pieces="cells")
+    try:
+        store = run(progress)
+        table = write_table(store)
+        with progress.during("building the page"):
+            page = build(store.folder)
+    except Stopped as stopped:
+        print(f"flexact: {stopped} Go on with: {again()}", file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; what is done is kept. Go on with: {again()}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if not quiet:
+        print(table.read_text(encoding="utf-8"))
+        print(f"Page: {page}")
+    failed = sum(row.state == FAILED for row in store.results().values())
+    if failed:
+        print(f"flexact: {failed} cells failed; see --status, try them again with --retry-failed.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def print_status(store: Store[Any]) -> None:
+    """Where a grid stands."""
+    from flexact.studies.grid.status import table
+
+    print(table(store))
+
+
+def names(given: Names) -> tuple[str, ...] | None:
+    """Names separated by commas, in one option or in several; None where the option is not there.
+
+    >>> names(["relu, prelu", "splash"])
+    ('relu', 'prelu', 'splash')
+    """
+    if given is None:
+        return None
+    return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)

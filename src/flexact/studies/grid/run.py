@@ -1,0 +1,177 @@
+"""Running a grid's cells, each one a run that can be stopped and gone on with.
+
+Cells that are done are skipped, cells that fail are recorded and the grid goes on; only the process of the grid writes
+the results.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from flexact.errors import FlexActError
+from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.engines import Engine
+from flexact.studies.grid.running import Answer, Task, disk_is_full
+from flexact.studies.grid.store import DONE, FAILED, Store
+from flexact.studies.grid.study import Cell
+from flexact.studies.progress import Progress
+from flexact.studies.provenance import provenance
+from flexact.studies.store import VERSION
+
+
+class Stopped(FlexActError):
+    """A signal stopped the grid. number: of the signal."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def run(
+    store: Store[Any],
+    config: dict[str, Any],
+    cells: Sequence[Cell],
+    task_of: Callable[[Cell, Path], Task],
+    check: Callable[[str], object],
+    engine: Engine,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    retry_failed: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
+
+    task_of: what it takes to run a cell in a folder of its own.
+    check: raises an error where a data set of this name cannot be read.
+    """
+    with store.held():
+        store.open(config, resume or retry_failed, overwrite)
+        before = store.results()
+        left = [
+            task_of(cell, store.cell_folder(cell).absolute())
+            for cell in cells
+            if cell not in before or (retry_failed and before[cell].state == FAILED)
+        ]
+        for name in dict.fromkeys(task.cell.dataset for task in left):
+            check(name)  # data that cannot be read are no cell's fault
+        if left:
+            _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
+
+
+def configuration(
+    study: str, title: str, grid: Mapping[str, Any], protocol: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What config.json holds: the grids asked for, and what the answers depend on."""
+    made = provenance()
+    return {
+        "flexact_study": VERSION,
+        "study": study,
+        "title": title,
+        "grids": [dict(grid)],
+        "protocol": dict(protocol),
+        "data": dict(data),
+        "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
+        "commit": made["commit"],
+        "date": made["date"],
+    }
+
+
+def _own_version() -> str:
+    try:
+        return version("flexact")
+    except PackageNotFoundError:  # a source tree on the path
+        return ""
+
+
+class _Run:
+    """The grid while its cells run."""
+
+    def __init__(self, store: Store[Any], tasks: list[Task], engine: Engine, progress: Progress) -> None:
+        self.store, self.tasks, self.engine, self.progress = store, tasks, engine, progress
+        self.indexes = {task.cell: index for index, task in enumerate(tasks)}
+        self.made = provenance()
+        self.kept: set[Cell] = set()
+        self.full = ""
+        self.signal = 0
+        self.looked = 0.0
+
+    def go(self, done: int) -> None:
+        with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
+            self.engine(self.tasks, self._ended, self._beat)
+        kept = f"{len(self.kept)} of {len(self.tasks)} cells are kept, the others go on from their last checkpoints"
+        if self.full:
+            raise FlexActError(
+                f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped and what was written is "
+                f"valid: {kept}. Make room, then go on with --resume."
+            )
+        if self.signal:
+            raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
+
+    def _ended(self, task: Task, answer: Answer) -> None:
+        if answer.kind == "stopped":
+            return
+        if answer.kind == "full":
+            self.full = self.full or answer.error
+            return
+        study, cell, made = self.store.study, task.cell, self.made
+        row = study.row(
+            **cell.to_dict(),
+            **{**study.blank, **answer.figures},
+            state=DONE if answer.kind == "done" else FAILED,
+            error=answer.error,
+            device=answer.device,
+            torch=made["torch"],
+            commit=made["commit"],
+            date=made["date"],
+        )
+        try:
+            self.store.append(row)
+        except OSError as error:
+            if not disk_is_full(error):
+                raise
+            self.full = self.full or str(error)
+            return
+        self.kept.add(cell)
+        told = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
+        self.progress.finished(self.indexes[cell], cell.name + told)
+
+    def _beat(self) -> bool:
+        now = time.monotonic()
+        if now - self.looked >= 2.0:
+            self.looked = now
+            for task in (task for task in self.tasks if task.cell not in self.kept):
+                curve = read_curve(task.folder)
+                if curve.epochs:
+                    self.progress.at(self.indexes[task.cell], min(0.999, curve.epochs[-1] / task.epochs))
+        return bool(self.signal or self.full)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGTERM or Ctrl-C asks the cells to stop; the second ends the grid where it stands."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's
+            return
+
+        def heard(number: int, _: FrameType | None) -> None:
+            if self.signal:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

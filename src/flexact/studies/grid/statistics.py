@@ -1,0 +1,59 @@
+"""What two methods' cells say together: a paired t-test over their seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flexact.errors import missing_extra
+from flexact.studies.averages import mean_and_deviation
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods over the seeds that both have. p is None where no test can be made, and `why` says why."""
+
+    seeds: int
+    gain: float
+    """Mean difference in points."""
+    p: float | None
+    why: str = ""
+
+
+def paired(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison | None:
+    """A two-sided paired t-test over the seeds that both have; None where there is no such seed.
+
+    >>> paired({0: 71.0, 1: 72.0}, {0: 70.0})
+    Comparison(seeds=1, gain=1.0, p=None, why='one seed: a test needs two')
+    """
+    shared = sorted(set(ours) & set(baseline))
+    if not shared:
+        return None
+    first, second = [ours[seed] for seed in shared], [baseline[seed] for seed in shared]
+    gains = [a - b for a, b in zip(first, second, strict=True)]
+    gain = mean_and_deviation(gains)[0]
+    if not all(map(math.isfinite, gains)):
+        return Comparison(len(shared), gain, None, "a figure is not a number")
+    if len(shared) < 2:
+        return Comparison(1, gain, None, "one seed: a test needs two")
+    if not any(gains):
+        return Comparison(len(shared), 0.0, 1.0)
+    if max(gains) - min(gains) <= 1e-9 * max(map(abs, first + second)):
+        return Comparison(len(shared), gain, None, "the same difference on every seed: no spread to test against")
+    try:
+        from scipy.stats import ttest_rel
+    except ImportError:
+        raise missing_extra("scipy", "studies") from None
+    return Comparison(len(shared), gain, float(ttest_rel(first, second).pvalue))
+
+
+def p_value(p: float | None) -> str:
+    """As the paper writes it.
+
+    >>> p_value(0.0123), p_value(0.0002), p_value(None)
+    ('0.012', '<0.001', '-')
+    """
+    if p is None or math.isnan(p):
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

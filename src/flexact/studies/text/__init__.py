@@ -1,0 +1,1 @@
+"""The text study: pretrained encoders on GLUE, through the Hugging Face Trainer."""

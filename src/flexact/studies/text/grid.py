@@ -1,0 +1,105 @@
+"""The grid of the text study, run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flexact.errors import FlexActError
+from flexact.studies.grid import run as shared
+from flexact.studies.grid.engines import Engine
+from flexact.studies.grid.engines import engine as engine_named
+from flexact.studies.grid.running import Load, Task, Train
+from flexact.studies.grid.store import FAILED
+from flexact.studies.grid.study import Cell
+from flexact.studies.progress import Progress
+from flexact.studies.store import TABLE
+from flexact.studies.text.cells import Grid
+from flexact.studies.text.data import load as load_rows
+from flexact.studies.text.encoder import find_encoder
+from flexact.studies.text.protocol import METHODS, Protocol
+from flexact.studies.text.store import STUDY, Store, figures
+from flexact.studies.text.table import table
+from flexact.studies.text.tasks import USUAL
+from flexact.studies.text.train import train_cell
+from flexact.writing import write_whole
+
+TITLE = "GLUE with a pretrained encoder: metrics by activation"
+
+
+def run(
+    grid: Grid,
+    protocol: Protocol,
+    data: Path,
+    folder: Path,
+    engine: Engine,
+    *,
+    train: Train = train_cell,
+    load: Load = load_rows,
+    resume: bool = False,
+    overwrite: bool = False,
+    retry_failed: bool = False,
+    progress: Progress | None = None,
+) -> Store:
+    """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
+
+    train, load: in the place of `train_cell` and `data.load`, for tests.
+    """
+    store = Store(folder)
+
+    def task_of(cell: Cell, own: Path) -> Task:
+        epochs = protocol.epochs_of(cell.dataset)
+        return Task(cell, protocol, epochs, own, Path(data).absolute(), train, load, figures)
+
+    config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {})
+    shared.run(
+        store,
+        config,
+        grid.cells,
+        task_of,
+        lambda name: load(name, Path(data)),
+        engine,
+        resume=resume,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+        progress=progress,
+    )
+    return store
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """A grid without the packages of the command and of the page: ``python -m flexact.studies.text.grid --help``."""
+    parser = argparse.ArgumentParser(prog="python -m flexact.studies.text.grid", description=main.__doc__)
+    parser.add_argument("--model", required=True, help="a folder with a model and its tokenizer")
+    parser.add_argument("--data", required=True, type=Path, help="the folder with GLUE's own folders")
+    parser.add_argument("--out", required=True, type=Path, help="the folder to write")
+    parser.add_argument("--tasks", default=",".join(USUAL))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--protocol", default="{}", help="fields of the Protocol, as a JSON object")
+    parser.add_argument("--device", help="cuda, cuda:N or cpu")
+    parser.add_argument("--jobs", type=int, help="cells at once")
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        grid = Grid(tuple(given.tasks.split(",")), tuple(given.methods.split(",")), given.seeds, given.first_seed)
+        protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
+        engine = engine_named("local", given.device, given.jobs, None)
+        progress = Progress(pieces="cells")
+        store = run(grid, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
+    except (FlexActError, ValueError, TypeError) as error:
+        print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    rows = list(store.results().values())
+    text = table(rows, protocol, grid.cells)
+    write_whole(store.folder / TABLE, text)
+    print(text)
+    return 1 if any(row.state == FAILED for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What the tests of the integrations share: a tiny BERT, rows to train it on, and Trainers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+
+transformers = pytest.importorskip("transformers")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Sequences of five tokens whose label is whether the second is even."""
+
+    def __init__(self, count: int = 48, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(3, 40, (count, 5), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = self.ids[index]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[1] % 2}
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+@pytest.fixture
+def tiny_bert() -> Callable[..., Any]:
+    """Builds a BERT of two small layers with random weights, the same ones for the same seed."""
+
+    def build(seed: int = 0, **settings: Any) -> Any:
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
+        config = transformers.BertConfig(**{**sizes, "vocab_size": 40, "max_position_embeddings": 8, **settings})
+        return transformers.BertForSequenceClassification(config)
+
+    return build
+
+
+@pytest.fixture
+def routed(tiny_bert: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds a tiny BERT, converted."""
+
+    def build(where: Any = "all", seed: int = 0, settings: dict[str, Any] | None = None, **choices: Any) -> Any:
+        config = flexact.FlexConfig(**{"init": "original", **choices})
+        return flexact.convert(tiny_bert(seed, **(settings or {})), where, config)
+
+    return build
+
+
+@pytest.fixture
+def trainer_of(rows: Rows, tmp_path: Path) -> Callable[..., Any]:
+    """Builds a Trainer of a model, on the CPU, silent."""
+
+    def build(model: nn.Module, name: str = "out", **settings: Any) -> Any:
+        quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+        sizes = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "learning_rate": 1e-3, "use_cpu": True}
+        trainer_settings = {key: settings.pop(key) for key in ("callbacks", "optimizers") if key in settings}
+        args = transformers.TrainingArguments(output_dir=str(tmp_path / name), **{**quiet, **sizes, **settings})
+        trainer = transformers.Trainer(
+            model=model, args=args, train_dataset=rows, eval_dataset=rows, **trainer_settings
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        return trainer
+
+    return build

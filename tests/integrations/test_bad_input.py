@@ -1,0 +1,145 @@
+"""Every mistake with FlexActCallback is told before a step is made, with what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+from flexact.layer import sites_of
+
+transformers = pytest.importorskip("transformers")
+from flexact.integrations.transformers import SCHEDULE, FlexActCallback  # noqa: E402
+
+Build = Callable[..., Any]
+
+
+def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> None:
+    trainer = FlexActCallback().wrap(trainer_of(routed()))
+    with pytest.raises(flexact.FlexActError, match="this Trainer is wrapped already"):
+        FlexActCallback().wrap(trainer)
+    other = trainer_of(routed(), callbacks=[FlexActCallback()])
+    with pytest.raises(flexact.FlexActError, match="given another FlexActCallback"):
+        FlexActCallback().wrap(other)
+
+
+def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
+    callback = FlexActCallback()
+    trainer = callback.wrap(trainer_of(routed(), max_steps=2))
+    with pytest.raises(flexact.FlexActError, match="make one callback for each run"):
+        callback.wrap(trainer_of(routed()))
+    trainer.train()
+    with pytest.raises(flexact.FlexActError, match=r"for one run\. Make them anew"):
+        trainer.train()
+
+
+def test_a_callback_that_was_not_given_its_trainer(routed: Build, trainer_of: Build) -> None:
+    with pytest.raises(flexact.FlexActError, match=r"FlexActCallback\(\).wrap\(trainer\)"):
+        trainer_of(routed(), callbacks=[FlexActCallback()]).train()
+    callback = FlexActCallback()
+    callback.wrap(trainer_of(routed(), callbacks=[callback], max_steps=2)).train()  # the same one is no other
+
+
+def test_what_is_no_trainer() -> None:
+    with pytest.raises(flexact.FlexActError, match=r"wrap needs a transformers\.Trainer; got Linear"):
+        FlexActCallback().wrap(nn.Linear(1, 1))
+
+
+def test_a_model_that_was_not_converted(tiny_bert: Build, trainer_of: Build) -> None:
+    with pytest.raises(flexact.FlexActError, match="convert it before you build the Trainer"):
+        FlexActCallback().wrap(trainer_of(tiny_bert()))
+
+
+def test_a_model_with_no_convertible_activation() -> None:
+    class Plain(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x)
+
+    with pytest.raises(flexact.FlexActError, match="No activation was seen in this model at all"):
+        flexact.convert(Plain(transformers.PretrainedConfig()), config=flexact.FlexConfig(init="original"))
+
+
+def test_a_configuration_that_cannot_warn_those_without_flexact(trainer_of: Build) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.act = nn.Embedding(40, 2), nn.ReLU()
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+            scores = self.act(self.embedding(input_ids)).mean(1)
+            return {"loss": nn.functional.cross_entropy(scores, labels)}
+
+    model = flexact.convert(Own())
+    with pytest.raises(flexact.FlexActError, match=r"Own has no setting for its activations.*extract=False"):
+        FlexActCallback().wrap(trainer_of(model))
+    trainer = FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=4))
+    trainer.train()
+    assert sites_of(flexact.extract(trainer.model)) == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "settings", "told"),
+    [
+        ({"logit_lr": 0.1}, {}, "logit_lr=0.1 would have no effect"),
+        ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True begins a run again"),
+    ],
+)
+def test_settings_that_cannot_be(
+    choices: dict[str, Any], settings: dict[str, Any], told: str, routed: Build, trainer_of: Build
+) -> None:
+    with pytest.raises(flexact.FlexActError, match=told):
+        FlexActCallback(**choices).wrap(trainer_of(routed(), **settings))
+
+
+def test_picks_by_channel(tiny_bert: Build, trainer_of: Build) -> None:
+    config = flexact.FlexConfig(init="original", granularity="channel", channel_dim=-1)
+    model = flexact.convert(tiny_bert(), config=config, example_inputs={"input_ids": torch.ones(1, 5).long()})
+    with pytest.raises(flexact.FlexActError, match="picks by channel cannot be written into a checkpoint"):
+        FlexActCallback().wrap(trainer_of(model))
+
+
+def test_an_optimizer_that_decays_the_logits_or_has_none(routed: Build, trainer_of: Build) -> None:
+    model = routed()
+    decaying = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    with pytest.raises(flexact.FlexActError, match=r"decays the logits \(weight_decay=0.1\).*flexact.param_groups"):
+        FlexActCallback().wrap(trainer_of(model, optimizers=(decaying, None))).train()
+    weights = [p for name, p in model.named_parameters() if not name.endswith("logits")]
+    without = torch.optim.AdamW(weights, lr=1e-3)
+    with pytest.raises(flexact.FlexActError, match="does not hold the logits of 3 of 3 sites"):
+        FlexActCallback().wrap(trainer_of(model, optimizers=(without, None))).train()
+    right = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.1), lr=1e-3)
+    FlexActCallback().wrap(trainer_of(model, optimizers=(right, None))).train()
+
+
+def test_a_checkpoint_that_is_not_one_of_ours(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    FlexActCallback().wrap(trainer_of(routed(), save_strategy="steps", save_steps=4)).train()
+    schedule = tmp_path / "out" / "checkpoint-4" / SCHEDULE
+
+    def resume(**settings: Any) -> None:
+        trainer = FlexActCallback().wrap(trainer_of(routed(), **settings))
+        trainer.train(resume_from_checkpoint=str(schedule.parent))
+
+    with pytest.raises(flexact.FlexActError, match="the saved run has 12 steps and this one 18"):
+        resume(num_train_epochs=3)
+    whole = schedule.read_text()
+    schedule.write_text(json.dumps(json.loads(whole) | {"step": 3}))
+    with pytest.raises(flexact.FlexActError, match="goes on at step 4, its policy at step 3"):
+        resume()
+    schedule.write_text(whole[:20])
+    with pytest.raises(flexact.FlexActError, match=f"{SCHEDULE} is cut off or damaged"):
+        resume()
+    schedule.unlink()
+    with pytest.raises(flexact.FlexActError, match="was not written by a Trainer with a FlexActCallback"):
+        resume()

@@ -1,0 +1,92 @@
+"""`flexact reproduce glue` from end to end, with a tiny encoder on small files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flexact.cli import main
+from flexact.studies.text.store import Store
+
+
+def command(data: Path, model: Path | str, out: Path, *more: str) -> list[str]:
+    return [
+        "reproduce",
+        "glue",
+        "--data",
+        str(data),
+        "--model",
+        str(model),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *more,
+    ]
+
+
+def run(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.slow
+def test_a_grid_runs_and_is_reported(
+    glue_folder: Path, tiny_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = command(glue_folder, tiny_encoder, out, "--seeds", "1", "--batch", "8", "--tasks", "rte,qnli")
+    assert run([*arguments, "--methods", "fixed,flexact-all"]) == 0
+    shown = capsys.readouterr().out
+    assert "| Flex-Act (all layers) |" in shown
+    assert "65.70" in shown  # the paper's
+    assert run([*arguments, "--status"]) == 0
+    assert "4 cells: 4 done." in capsys.readouterr().out
+    assert [(row.task, row.split) for row in Store(out).results().values()][-1] == ("qnli", "of dev.tsv")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for words in ("Metrics by activation", "Selection by depth", "bert.pooler.activation"):
+        assert words in page
+    assert (out / "figures" / "selection-rte-flexact-all.svg").is_file()
+    assert json.loads((out / "config.json").read_text())["protocol"]["sha256"]
+    assert run([*arguments, "--resume", "--lr", "0.1"]) == 2
+    assert "another configuration (lr: 5e-05 → 0.1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tasks", "rtee"], "unknown task 'rtee'; did you mean 'rte'?"),
+        (["--methods", "flexact-al"], "unknown method 'flexact-al'; did you mean 'flexact-all'?"),
+        (["--tasks", ","], "--tasks names nothing"),
+        (["--policy", "papr"], "unknown policy 'papr'"),
+        (["--changes", "{"], "--changes takes a JSON object"),
+        (["--changes", "[1]"], "--changes takes a JSON object"),
+        (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
+        (["--status"], "holds no grid of `flexact reproduce glue`"),
+        (["--data", "nowhere"], "there is no folder nowhere and no package 'datasets'"),
+        (["--model", "nowhere"], "there is no folder nowhere, and no network"),
+    ],
+)
+def test_bad_input_is_one_line_with_what_to_do(
+    arguments: list[str],
+    told: str,
+    glue_folder: Path,
+    tiny_encoder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run(command(glue_folder, tiny_encoder, tmp_path / "out", *arguments)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_bad_file_stops_the_grid_before_any_cell(
+    glue_folder: Path, tiny_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (glue_folder / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\n")
+    assert run(command(glue_folder, tiny_encoder, tmp_path / "out", "--tasks", "rte")) == 2
+    assert "train.tsv, line 2: 3 fields, expected 4" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""flexact.json: what is refused, and what is put in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+
+GOOD = {"flexact_picks": 1, "committed": True, "picks": {"1": "tanh"}, "original": {}}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.GELU())
+
+
+def write(folder: Path, content: Any) -> Path:
+    path = folder / "flexact.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_the_file_and_its_folder_do_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    for given in (path, tmp_path, str(path)):
+        model = flexact.load_picks(network(), given)
+        assert isinstance(model[1], nn.Tanh)
+        assert isinstance(model[3], nn.GELU)
+
+
+def test_nothing_changes_where_the_picks_are_in_place(tmp_path: Path) -> None:
+    model = network()
+    before = list(model)
+    write(tmp_path, {**GOOD, "picks": {"1": "relu", "3": "original"}})
+    assert list(flexact.load_picks(model, tmp_path)) == before
+
+
+class Calls(nn.Module):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.relu(h) + 1
+
+
+def test_a_call_in_a_forward_takes_its_pick(tmp_path: Path) -> None:
+    routed = flexact.convert(nn.Sequential(Calls()))
+    (name,) = flexact.selection(routed).picks
+    write(tmp_path, {**GOOD, "picks": {name: "sigmoid"}})
+    model = flexact.load_picks(nn.Sequential(Calls()), tmp_path)
+    h = torch.linspace(-2, 2, 9)
+    assert torch.equal(model(h), torch.sigmoid(h) + 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"flexact_picks": 1,', "cut off or damaged: no valid JSON"),
+        ([1], "has no picks of flexact"),
+        ({**GOOD, "flexact_picks": 99}, "has version 99, and this flexact reads up to 1; update"),
+        ({**GOOD, "picks": {"1": 3}}, "'picks' must have a name for each"),
+        ({**GOOD, "picks": {"1": "tahn"}}, "site '1': unknown candidate 'tahn'; did you mean 'tanh'"),
+        ({**GOOD, "picks": {"7": "tanh"}}, "is of another network: this Sequential has no activation '7'"),
+        ({**GOOD, "committed": False}, "had not committed to its picks yet"),
+        ({**GOOD, "committed": None}, "'committed' must be true or false"),
+    ],
+)
+def test_a_wrong_file_is_told(content: Any, told: str, tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(flexact.FlexActError, match=told):
+        flexact.load_picks(model, write(tmp_path, content))
+    assert isinstance(model[1], nn.ReLU)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(flexact.FlexActError, match=r"there is no flexact\.json at"):
+        flexact.load_picks(network(), tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(flexact.FlexActError, match="needs no load_picks"):
+        flexact.load_picks(network(), tmp_path)
+
+
+def test_what_is_no_plain_network_is_told(tmp_path: Path) -> None:
+    write(tmp_path, GOOD)
+    with pytest.raises(flexact.FlexActError, match="it is still picking"):
+        flexact.load_picks(flexact.convert(network()), tmp_path)
+    with pytest.raises(flexact.FlexActError, match=r"needs a torch\.nn\.Module and a path"):
+        flexact.load_picks(tmp_path, network())  # type: ignore[arg-type]
