@@ -444,7 +444,7 @@ def test_init_original_adds_the_function_and_starts_at_it_with_the_chosen_probab
     torch.testing.assert_close(site.pi()[0], torch.tensor([0.04] * 5 + [0.8]))
     among = FlexAct(config=FlexConfig(init="original"), original=nn.Tanh())
     assert among.candidates == FIVE
-    assert among.pi()[0, 2].item() == pytest.approx(0.9)
+    assert among.pi()[0, 2].item() == pytest.approx(0.999)
 
 
 def test_init_uniform_starts_undecided() -> None:
