@@ -142,6 +142,21 @@ def test_settings_of_the_batch_norms(norm: dict[str, Any], device: torch.device,
     assert_alike(model, twin)
 
 
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_a_batch_norm_with_half_of_its_parameters_runs_on_its_own(
+    missing: str, device: torch.device, fused_calls: list[int]
+) -> None:
+    site, norm = FlexAct(config=QUIET).to(device), nn.BatchNorm2d(3).to(device)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2)
+        norm.bias.uniform_(-1, 1)
+    norm.register_parameter(missing, None)
+    y = images(device)
+    expected = site(copy.deepcopy(norm)(y))
+    torch.testing.assert_close(normalised_site(site, norm, y), expected)
+    assert not fused_calls
+
+
 @pytest.mark.parametrize("mode", ["pick", "blend"])
 def test_eval_mode(mode: Any, device: torch.device, fused_calls: list[int]) -> None:
     model = network(device, config=FlexConfig(eval=mode)).eval()

@@ -58,7 +58,7 @@ def _fits(
         and is_untouched(site)
         and _takes(norm, y)
         and (residual_norm is None or (_takes(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))
-        and (residual is None or (residual.shape == y.shape and residual.dtype == y.dtype))
+        and (residual is None or (residual.shape, residual.dtype, residual.device) == (y.shape, y.dtype, y.device))
         and y.numel() > y.shape[1]  # as batch norm has it: more than one value a channel
         and (y.is_contiguous(memory_format=torch.channels_last) or y.is_contiguous())
         and (site.rows == 1 or site.config.channel_dim in (1, -3))
@@ -69,14 +69,15 @@ def _fits(
 
 
 def _takes(norm: nn.BatchNorm2d, y: Tensor) -> bool:
-    """Whether this is torch's own batch norm, one that takes y (else torch says what is wrong)."""
-    counts = norm.running_mean is None or norm.num_batches_tracked is not None
+    """Whether this is torch's own batch norm, whole, and one that takes y (else torch says what is wrong)."""
     return (
         type(norm) is nn.BatchNorm2d
         and is_untouched(norm)
         and y.dim() == 4
         and norm.num_features == y.shape[1]
-        and counts
+        and (norm.weight is None) == (norm.bias is None)
+        and (norm.weight is None or norm.weight.device == y.device)
+        and (norm.running_mean is None or norm.num_batches_tracked is not None)
     )
 
 

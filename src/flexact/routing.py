@@ -74,6 +74,7 @@ class Router:
         self._device: torch.device | None = None
         self._widths: tuple[int, ...] = ()
         self._alive: Tensor | None = None
+        self._alive_is_old = True
 
     @property
     def device(self) -> torch.device:
@@ -123,13 +124,15 @@ class Router:
 
     def alive(self) -> Tensor:
         """Who is still in, as (rows, K); padding is not. Kept until a site says that it changed."""
-        if self._alive is None:
-            self._alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+        if self._alive is None or self._alive_is_old:
+            alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+            self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
+            self._alive_is_old = False
         return self._alive
 
     def alive_changed(self) -> None:
         """A candidate was dropped, or a state was loaded."""
-        self._alive = None
+        self._alive_is_old = True
 
     def temperature(self) -> Tensor:
         """τ of each row, (rows, 1)."""

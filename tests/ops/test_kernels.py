@@ -17,7 +17,7 @@ import torch
 
 import flexact
 from flexact import FlexActError
-from flexact.ops import closed_form, kernels, routed_activation
+from flexact.ops import closed_form, compiled, kernels, routed_activation
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -143,11 +143,11 @@ def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
     assert kernels.active(CUDA).reason == "triton was asked for, but the package triton is not installed"
 
 
-@pytest.mark.parametrize(("version", "runs"), [("3.1.0", False), ("2.10.0", False), ("3.2.0", True), ("3.10.1", True)])
+@pytest.mark.parametrize(("version", "runs"), [("3.2.0", False), ("2.10.0", False), ("3.3.0", True), ("3.10.1", True)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.import_module("triton"), "__version__", version)
-    reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.2"
+    reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.3"
     assert kernels.active(CUDA) == ("triton" if runs else "closed_form", reason)
 
 
@@ -180,6 +180,27 @@ def test_giving_up_is_said_once_and_lasts() -> None:
         warnings.simplefilter("error")
         kernels.give_up_triton(OSError("again"))
     assert kernels.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
+
+
+def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(fresh: pytest.MonkeyPatch) -> None:
+    class InvalidCxxCompiler(RuntimeError):
+        __module__ = "torch._inductor.exc"
+
+    def fail(*_: Any) -> Any:
+        raise InvalidCxxCompiler("no working compiler")
+
+    fresh.setattr(kernels, "_broken_compiler", "")
+    fresh.setattr(kernels, "_forced", "compiled")
+    fresh.setattr(kernels, "has_compiler", lambda: True)
+    fresh.setattr(compiled, "forward", fail)
+    h, p = torch.randn(6), torch.tensor([[0.5, 0.5]])
+    arguments = (h, torch.zeros(2), p, p, torch.ones(()), ("relu", "tanh"), (0, 1))
+    with pytest.warns(UserWarning, match="no working compiler") as said:
+        results = [routed_activation(*arguments)[0] for _ in range(2)]
+    assert len(said) == 1
+    for x in results:
+        torch.testing.assert_close(x, (h.relu() + h.tanh()) / 2)
+    assert kernels.active(torch.device("cpu")).name == "closed_form"
 
 
 def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:

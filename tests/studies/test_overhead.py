@@ -314,8 +314,8 @@ def test_a_goal_is_reached_by_the_fastest_way_of_the_library() -> None:
     assert found["peak memory in training, graph", "resnet18"].reached is True
     graph = found["training step, CUDA graph, to the compiled ReLU in one", "resnet18"]
     assert (graph.reached, graph.found_in) == (True, "fused_bn, graph")
-    assert found["penultimate only, any mode", "resnet18"].reached is None
-    assert found["the operation alone, forward + backward, to ReLU", ""].reached is None
+    assert found["penultimate only, graph", "resnet18"].reached is None
+    assert found["the operation alone, forward + backward, in a graph, to ReLU", ""].reached is None
 
 
 def test_inference_counts_as_one_within_its_spread_for_the_same_modules() -> None:
@@ -334,7 +334,7 @@ def test_goals_of_the_operation_and_of_fourteen_candidates() -> None:
     operation = OperationRow("fused", "both", "graph", 1 << 26, "bfloat16", ratio=1.14)
     step = SweepRow("step", "resnet18", "fused_bn", "graph", 14, 18, 8, ms=3.0, ratio_to_five=1.2)
     by_figure = {goal.figure: goal for goal in goals([], [operation], [step])}
-    assert by_figure["the operation alone, forward + backward, to ReLU"].reached is True
+    assert by_figure["the operation alone, forward + backward, in a graph, to ReLU"].reached is True
     assert by_figure["14 candidates to five, training step"].reached is False
 
 

@@ -14,7 +14,7 @@ it is; `flexact.ops.kernels` says which and why, and can force one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def _routed_activation(
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
     arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
-    return compiled.forward(*arguments) if kernels.compiles(h) else closed_form.forward(*arguments)
+    return _compiled_or_not(compiled.forward, closed_form.forward, h, arguments)
 
 
 @torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
@@ -108,7 +108,23 @@ def _routed_activation_backward(
 ) -> tuple[Tensor, Tensor]:
     names, routing = keys.split(_SEPARATOR), (weights, probabilities, temperature)
     arguments = (delta, h, *routing, names, alive, channel_dim, need_logits)
-    return compiled.backward(*arguments) if kernels.compiles(h) else closed_form.backward(*arguments)
+    return _compiled_or_not(compiled.backward, closed_form.backward, h, arguments)
+
+
+def _compiled_or_not(
+    fast: Callable[..., tuple[Tensor, Tensor]],
+    otherwise: Callable[..., tuple[Tensor, Tensor]],
+    h: Tensor,
+    arguments: tuple[Any, ...],
+) -> tuple[Tensor, Tensor]:
+    if kernels.compiles(h):
+        try:
+            return fast(*arguments)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+                raise
+            kernels.give_up_compiler(error)
+    return otherwise(*arguments)
 
 
 @_routed_activation.register_fake

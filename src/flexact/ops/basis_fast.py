@@ -1,8 +1,9 @@
 """The functions of the basis for inputs in half precision, with a card's approximate instructions.
 
-Right to about 11 bits, relative to the value also near 0 and in the tails: more than half precision has. A site that
-picks among many candidates is bound by arithmetic, so what counts here is the number of instructions. Everything is
-written with e = exp(−|h|) and t = tanh(h/2), which the compiler evaluates once for all.
+Right to about 11 bits of the larger of 0.1 and the value, and near 0 of the value itself: more than half precision has.
+In the far tails, where a sigmoid or a gelu is nearly 0, fewer bits are right. A site that picks among many candidates
+is bound by arithmetic, so what counts here is the number of instructions. Everything is written with e = exp(−|h|) and
+t = tanh(h/2), which the compiler evaluates once for all.
 """
 
 import triton

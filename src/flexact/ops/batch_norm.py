@@ -140,7 +140,8 @@ def _moments(
     y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of y − s and (y − s)², where the shift s is the channel's first element: no cancellation."""
+    """Sums of y − s and (y − s)², where the shift s is the channel's first element: hardly any cancellation,
+    unless that one is far from the others."""
     if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(batches_ptr, tl.load(batches_ptr) + 1)
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)

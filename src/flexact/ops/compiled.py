@@ -1,7 +1,7 @@
 """The closed form written in one piece, for torch.compile to fuse into one loop over the tensor.
 
 On a CPU with a C++ compiler it is faster than sweeping in blocks, after some seconds of compilation for each set of
-candidates; so it runs only where it is asked for.
+candidates; so by default it runs for large tensors only.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from triton.errors import TritonError
 from flexact.ops import batch_norm, batch_norm_plain, closed_form, kernels, triton
 from flexact.ops.basis import blend
 from flexact.ops.batch_norm import Norm, Running
+from flexact.ops.launching import CannotBuild
 
-_CANNOT_BUILD = (TritonError, OSError, ImportError, subprocess.CalledProcessError)
+_CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
 Result = TypeVar("Result")
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -23,7 +23,8 @@ from flexact.errors import FlexActError, suggestion
 Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
-OLDEST_TRITON = (3, 2)
+OLDEST_TRITON = (3, 3)
+"""Its built kernels are launched with their constants too."""
 OLDEST_CARD = (7, 5)
 """tanh.approx came with it."""
 COMPILED_FROM = 2**20
@@ -40,6 +41,8 @@ class Active(NamedTuple):
 _forced: Kernels | None = None
 _broken: str = ""
 """Why Triton was given up during this run."""
+_broken_compiler: str = ""
+"""Why torch.compile was given up during this run."""
 
 
 def use(kernels: Kernels) -> None:
@@ -65,7 +68,8 @@ def active(device: torch.device | str) -> Active:
     if choice == "closed_form":
         return Active(choice, "closed_form was asked for")
     if choice == "compiled" or (choice == "auto" and device.type == "cpu"):
-        return Active("compiled", "") if has_compiler() else Active("closed_form", "there is no C++ compiler")
+        reason = _broken_compiler or ("" if has_compiler() else "there is no C++ compiler")
+        return Active("closed_form", reason) if reason else Active("compiled", "")
     if choice == "auto" and device.type != "cuda":
         return Active("closed_form", "")
     reason = why_no_triton(device)
@@ -102,6 +106,8 @@ def _why_not_here(device: torch.device, interpreting: bool) -> str:
     if version < OLDEST_TRITON:
         return f"triton {'.'.join(map(str, version))} is older than {'.'.join(map(str, OLDEST_TRITON))}"
     if device.type == "cuda":
+        if torch.version.hip is not None:
+            return "Triton's kernels here are for NVIDIA's cards"
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CARD:
             return f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST_CARD[0]}.{OLDEST_CARD[1]}"
@@ -126,6 +132,14 @@ def give_up_triton(error: BaseException) -> None:
     if not _broken:
         _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
         warnings.warn(f"{_broken}; flexact goes on with the closed form, which is slower.", stacklevel=2)
+
+
+def give_up_compiler(error: BaseException) -> None:
+    """Go on without torch.compile after it failed; said once."""
+    global _broken_compiler
+    if not _broken_compiler:
+        _broken_compiler = f"torch.compile failed ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{_broken_compiler}; flexact goes on without it, which is slower.", stacklevel=2)
 
 
 @functools.cache

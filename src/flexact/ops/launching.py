@@ -16,6 +16,10 @@ from triton.runtime.jit import JITFunction
 _built: dict[tuple[Any, ...], Any] = {}
 
 
+class CannotBuild(Exception):
+    """A kernel does not build on this machine; the cause says why."""
+
+
 def launch(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int
 ) -> None:
@@ -34,9 +38,19 @@ def launch(
     key = (id(kernel), tensors[0].device.index, warps, aligned, types, numbers, constants)
     built = _built.get(key)
     if built is None:
-        _built[key] = kernel[grid](*arguments, *constants, num_warps=warps)
+        _built[key] = _build(kernel, grid, (*arguments, *constants), warps)
     else:  # addresses instead of tensors: Triton would ask the driver about each of them
         built[(*grid, 1, 1)[:3]](*addresses, *numbers, *constants)
+
+
+def _build(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], warps: int) -> Any:
+    """Build a kernel, and launch it for the first time. Triton's compiler fails with errors of many types."""
+    try:
+        return kernel[grid](*arguments, num_warps=warps)
+    except Exception as error:
+        if "CUDA" in str(error) or "out of memory" in str(error):  # of an earlier launch, or of the card
+            raise
+        raise CannotBuild(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
 
 
 def is_traced(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from flexact.ops import guarded, triton_operators
 from flexact.ops.batch_norm import Norm, Running
@@ -50,12 +51,16 @@ class _Routed(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
         ctx.keys, ctx.alive, ctx.channel_dim = blending.keys, blending.alive, channel_dim
         ctx.save_for_backward(h, blending.weights, blending.probabilities, blending.temperature)
+        ctx.set_materialize_grads(False)  # the statistics get none
         x, gathered = guarded.routed_forward(h, blending, channel_dim)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        if delta is None:
+            return None, None, None, None
         need_h, need_logits, _, _ = ctx.needs_input_grad
         h, weights, probabilities, temperature = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
@@ -78,22 +83,25 @@ class _Normalised(torch.autograd.Function):
         blending: Blending,
     ) -> tuple[Tensor, Tensor]:
         own, _, other, ctx.batch_statistics = normalising
-        ctx.moments = (own.mean, own.rstd), None if other is None else (other.mean, other.rstd)
         ctx.keys, ctx.alive = blending.keys, blending.alive
+        moments = (own.mean, own.rstd, *((None, None) if other is None else (other.mean, other.rstd)))
         affine = (weight, bias, residual_weight, residual_bias)
-        ctx.save_for_backward(y, residual, *affine, blending.weights, blending.probabilities, blending.temperature)
+        ctx.save_for_backward(y, residual, *affine, *moments, *blending[:3])
+        ctx.set_materialize_grads(False)  # the statistics get none
         x, gathered = guarded.normalised_forward(y, normalising, blending)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        y, residual, weight, bias, residual_weight, residual_bias, *routing = ctx.saved_tensors
-        (mean, rstd), others = ctx.moments
+    @once_differentiable
+    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        if delta is None:
+            return (None,) * 9
+        y, residual, weight, bias, residual_weight, residual_bias, mean, rstd, *rest = ctx.saved_tensors
+        residual_mean, residual_rstd, weights, probabilities, temperature = rest
         own = Norm(mean, rstd, weight, bias)
-        other = None if others is None else Norm(others[0], others[1], residual_weight, residual_bias)
+        other = None if residual_mean is None else Norm(residual_mean, residual_rstd, residual_weight, residual_bias)
         normalising = Normalising(own, residual, other, ctx.batch_statistics)
-        weights, probabilities, temperature = routing
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
         need = ctx.needs_input_grad
         to_y, to_residual, sums, to_logits = guarded.normalised_backward(delta, y, normalising, blending, need[1])

@@ -44,7 +44,7 @@ class Results:
 def written(results: Results, made: Mapping[str, str]) -> str:
     """The whole of table.md."""
     first = results.overhead[0] if results.overhead else None
-    parts = ["# What routing costs", _about(first, made)]
+    parts = ["# What routing costs", _about(results.overhead, made)]
     if first is not None:
         parts += [section for mode in MODES if (section := _mode_section(results.overhead, mode))]
         if first.memory_kind != "saved for backward":
@@ -57,14 +57,17 @@ def written(results: Results, made: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _about(row: OverheadRow | None, made: Mapping[str, str]) -> str:
+def _about(rows: Sequence[OverheadRow], made: Mapping[str, str]) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in made.items() if value)
-    if row is None:
+    if not rows:
         return machine + "."
+    row, rounds = rows[0], sorted({row.repeats for row in rows if row.train_ms is not None}) or [0]
+    repeats = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
     return (
         f"{machine}. Batches of {row.batch} images of 3×32×32, {row.dtype}, channels-last, {row.width} channels in the "
-        f"first stage, five candidates, statistics on. Medians of {row.repeats} interleaved repeats, with the 10th and "
-        "90th percentiles; ratios are to the same network with ReLU in the same mode, round by round."
+        f"first stage, five candidates, statistics on. Medians of {repeats} interleaved repeats (overhead.csv says how "
+        "many of each: as many as the time allowed), with the 10th and 90th percentiles; ratios are to the same "
+        "network with ReLU in the same mode, round by round."
     )
 
 

@@ -172,7 +172,9 @@ def _fill(
             table.fail([cell], failed[run], f"timing ({prefix})")
         if run not in times or not table.built(cell):
             continue
-        table.add(cell, repeats=len(times[run]), **with_times(spread(times[run]), f"{prefix}_ms"))
+        table.add(cell, **with_times(spread(times[run]), f"{prefix}_ms"))
+        if prefix == "train":
+            table.add(cell, repeats=len(times[run]))
         base = times.get(_baseline(run))
         if base:
             table.add(cell, **with_times(ratios(times[run], base), f"{prefix}_ratio"))
