@@ -94,7 +94,12 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     arguments = ["reproduce", "synthetic", "--seeds", "1", "--epochs", "40", "--truths", "relu", "--jobs", "2"]
     command = [sys.executable, "-m", "flexact", *arguments, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "results.csv").exists() and time.monotonic() < deadline:

@@ -46,14 +46,15 @@ _broken_compiler: str = ""
 
 
 def use(kernels: Kernels) -> None:
-    """Force one implementation from now on, or go back to "auto"; it goes before FLEXACT_KERNELS.
+    """Force one implementation from now on, before what FLEXACT_KERNELS says; "auto" takes that back.
 
     >>> use("closed_form"); active(torch.device("cpu")).name
     'closed_form'
     >>> use("auto")
     """
     global _forced
-    _forced = _checked(kernels, "flexact.ops.kernels.use")
+    choice = _checked(kernels, "flexact.ops.kernels.use")
+    _forced = None if choice == "auto" else choice
 
 
 def wanted() -> Kernels:
