@@ -69,7 +69,8 @@ class Case:
         x = reference.routed_activation(h, logits, torch.zeros_like(logits), TEMPERATURE, NAMES, alive)
         gradients = torch.autograd.grad(x, list(leaves.values()), self.delta.double())
         sensitivity = reference.mean_sensitivity(h, NAMES, logits.shape[0])
-        # The logits' gradient is a difference of inner products: what it is off by is measured by those.
+        # The logits' gradient is a difference of inner products, which cancel. On a card, whose exponentials are off by
+        # some units in the last place, it is off by up to 2e-6 of itself, and by less than 1e-6 of those products.
         dims = (0, 1, 2, 3) if logits.shape[0] == 1 else (0, 2, 3)
         inner = torch.stack([(self.delta * lookup(name).function(h.detach())).sum(dims) for name in NAMES], -1)
         self.terms = float((self.probabilities().double() / TEMPERATURE * inner).norm())
@@ -113,7 +114,7 @@ class Case:
             # Sums are kept in float32 whatever the dtype of y, but a card evaluates with fewer bits in half precision.
             exactly = name not in ("x", "to y", "to residual") and (not self.y.is_cuda or "running" in name)
             allowed = min(tolerance, 3e-6) if exactly or tolerance < 1e-5 else tolerance
-            least = self.terms if name == "to logits" else 0.0
+            least = self.terms if name == "to logits" and self.y.is_cuda else 0.0
             assert error(found, exact[name], least) < allowed, name
         assert ours["x"].stride() == ours["to y"].stride() == self.y.stride()
         assert ours["x"].dtype == ours["to y"].dtype == self.y.dtype

@@ -1,0 +1,102 @@
+"""How many machine instructions an element takes in each kernel, counted in what Triton builds for an H200.
+
+    python benchmarks/instructions.py [--candidates 5|14]
+
+Needs no card: Triton's package brings the compiler and the disassembler. An H200 moves about 4.5 elements of bfloat16 a
+cycle and multiprocessor and issues 128 instructions in that time, so that under about 28 instructions an element a
+kernel can be bound by memory alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from flexact.ops import batch_norm
+from flexact.ops import triton as routed
+from flexact.ops.basis import _FORMS, blend
+from flexact.studies.overhead.options import CANDIDATES
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Card:
+    """The driver of a card that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def count(kernel: Any, grid: Any, arguments: Any, constants: Any, warps: int) -> None:
+    """In the place of a launch: build, and count the instructions of the longest loop."""
+    if "finish" in kernel.__name__:
+        return
+    names = kernel.arg_names[len(arguments) :]
+    constants = [name == "FAST" or value for name, value in zip(names, constants, strict=True)]  # as on a card
+    built = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        listing = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True)
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True)
+    body = longest_loop(listing.stdout)
+    sizes = dict(zip(names, constants, strict=True))
+    elements = sizes["BLOCK_A"] * sizes["BLOCK_J"] / (32 * warps)
+    registers = re.search(r"REG:(\d+)", usage.stdout)
+    special = sum("MUFU" in line for line in body) / elements
+    print(
+        f"{kernel.__module__.rpartition('.')[2] + kernel.__name__:28} {len(body) / elements:6.1f} an element, "
+        f"{special:.1f} of them special functions; {registers.group(1) if registers else '?'} registers"
+    )
+
+
+def longest_loop(listing: str) -> list[str]:
+    """Between a label and the last jump back to it."""
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    loops = [(0, 0)]
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(lines)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            lines.append(instruction.group(1))
+            jump = re.search(r"BRA.*?`\((\.L_x_\d+)\)", line)
+            if jump and jump.group(1) in labels:
+                loops.append((labels[jump.group(1)], len(lines)))
+    first, last = max(loops, key=lambda loop: loop[1] - loop[0])
+    return lines[first:last]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--candidates", type=int, default=5, choices=range(2, len(_FORMS) + 1), metavar="K")
+    keys = CANDIDATES[: parser.parse_args().candidates]
+    triton.runtime.driver.set_active(Card())
+    routed.launch = batch_norm.launch = count
+    parts, p, half = blend(keys, tuple(range(len(keys)))), torch.rand(1, len(keys)), torch.tensor(0.5)
+    h = torch.empty(2**20, dtype=torch.bfloat16)
+    routed.forward(h, p, parts, 1, 1)
+    routed.backward(h, h, p, p, half, parts, 1, True)
+    y = torch.empty(128, 64, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    norm = batch_norm.Norm(*(torch.rand(64) for _ in range(4)))
+    batch_norm.moments(y, None, 0.1, 1e-5)
+    batch_norm.forward(y, norm, None, None, p, parts, 1)
+    batch_norm.backward(y, y, norm, None, None, p, p, half, parts, True, True)
+
+
+if __name__ == "__main__":
+    main()

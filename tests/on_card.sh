@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# All tests with the marker gpu, on the machine with the card: bash tests/on_card.sh [PROCESSES] [SECONDS]
+# Kernels are built as they are met, which takes longer than running them: hence many processes, each with every n-th
+# test. The last line says what passed; a process that ran out of time is told, and its failures are in its log.
+set -u
+processes=${1:-12} limit=${2:-400} logs=$(mktemp -d)
+export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8
+options=(-m gpu -q -o "addopts=--import-mode=importlib" -p no:cacheprovider --tb=short)
+python3 -m pytest "${options[@]}" --collect-only tests | grep :: > "$logs/all"
+echo "$(wc -l < "$logs/all") tests, logs in $logs"
+for ((i = 0; i < processes; i++)); do
+  awk -v n="$processes" -v i="$i" 'NR % n == i' "$logs/all" > "$logs/tests.$i"
+  (timeout "$limit" python3 -m pytest "${options[@]}" -v "@$logs/tests.$i" > "$logs/$i.log" 2>&1
+   [ $? -eq 124 ] && echo "process $i ran out of its $limit s after: $(grep -c PASSED "$logs/$i.log") passed") &
+done
+wait
+grep -hE "^(FAILED|ERROR)" "$logs"/*.log
+echo "passed $(grep -ch PASSED "$logs"/*.log | paste -sd+ | bc) of $(wc -l < "$logs/all")," \
+     "failed $(grep -hcE '^(FAILED|ERROR)' "$logs"/*.log | paste -sd+ | bc)"
