@@ -10,10 +10,11 @@ python3 -m pytest "${options[@]}" --collect-only tests | grep :: > "$logs/all"
 echo "$(wc -l < "$logs/all") tests, logs in $logs"
 for ((i = 0; i < processes; i++)); do
   awk -v n="$processes" -v i="$i" 'NR % n == i' "$logs/all" > "$logs/tests.$i"
-  (timeout "$limit" python3 -m pytest "${options[@]}" -v "@$logs/tests.$i" > "$logs/$i.log" 2>&1
-   [ $? -eq 124 ] && echo "process $i ran out of its $limit s after: $(grep -c PASSED "$logs/$i.log") passed") &
+  (timeout "$limit" python3 -m pytest "${options[@]}" "@$logs/tests.$i" > "$logs/$i.log" 2>&1
+   [ $? -eq 124 ] && echo "process $i ran out of its $limit s") &
 done
 wait
 grep -hE "^(FAILED|ERROR)" "$logs"/*.log
-echo "passed $(grep -ch PASSED "$logs"/*.log | paste -sd+ | bc) of $(wc -l < "$logs/all")," \
-     "failed $(grep -hcE '^(FAILED|ERROR)' "$logs"/*.log | paste -sd+ | bc)"
+counted() { grep -hoE "[0-9]+ $1" "$logs"/*.log | awk '{ n += $1 } END { print n + 0 }'; }
+echo "$(counted passed) passed, $(counted failed) failed, $(counted skipped) skipped, $(counted xfailed) xfailed" \
+     "of $(wc -l < "$logs/all")"

@@ -85,8 +85,11 @@ class FlexConfig:
     """Drop each site's weakest candidate at evenly spaced rounds until one is left at the commitment."""
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing begin."""
+    round_steps: int | None = 400
+    """The most steps of an elimination round: what a round tells, it tells in so many, and what is left of the run after
+    the last round trains the picks alone. None lets the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
-    """The fraction of the run after which each site runs its pick alone; None never commits."""
+    """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
     granularity: Granularity = "layer"
     """One pick a site, or one a channel of it."""
     channel_dim: int = 1
@@ -157,6 +160,10 @@ class FlexConfig:
             raise FlexActError("eliminate=True ends in a commitment; give commit_at, or set eliminate=False.")
         if not isinstance(self.eliminate, bool):
             raise FlexActError(f"eliminate must be True or False; got {self.eliminate!r}.")
+        if self.round_steps is not None and (
+            isinstance(self.round_steps, bool) or not isinstance(self.round_steps, Integral) or self.round_steps < 1
+        ):
+            raise FlexActError(f"round_steps must be a number of steps, at least 1, or None; got {self.round_steps!r}.")
         for name in ("seed", "channel_dim"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral):

@@ -70,7 +70,7 @@ class Schedule:
         self.router = _one_router(model, sites)
         self.router.scheduled = True
         self.config = self.router.config
-        self._milestones = {site: _milestones(site, total_steps) for site in sites}
+        self._milestones = {site: self._rounds_of(site) for site in sites}
         self._steps_with_drops = {step for steps in self._milestones.values() for step in steps}
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
@@ -86,9 +86,13 @@ class Schedule:
     @property
     def commit_step(self) -> int:
         """The step from which on every site runs its pick alone; past the end if the policy never commits."""
-        if self.config.commit_at is None:
+        config = self.config
+        if config.commit_at is None:
             return self.total_steps + 1
-        return max(1, round(self.config.commit_at * self.total_steps))
+        latest = config.commit_at * self.total_steps
+        if config.eliminate and config.round_steps is not None:
+            latest = min(latest, self._warmup_steps + config.round_steps * (self.router.k - 1))
+        return max(1, round(latest))
 
     @property
     def committed(self) -> bool:
@@ -120,13 +124,25 @@ class Schedule:
     def _moves(self) -> bool:
         """Whether paced logits move at this step."""
         settling = any(drop <= self.steps_done < end for drop, end in self._settled_after.items())
-        return self.steps_done >= self.config.warmup * self.total_steps and not settling
+        return self.steps_done >= self._warmup_steps and not settling
+
+    @property
+    def _warmup_steps(self) -> float:
+        return self.config.warmup * self.total_steps
 
     @property
     def _round_steps(self) -> float:
         """The length of an elimination round, also where nothing is eliminated."""
-        end = 1.0 if self.config.commit_at is None else self.config.commit_at
-        return max((end - self.config.warmup) * self.total_steps / (self.router.k - 1), 1.0)
+        end = min(self.commit_step, self.total_steps)
+        return max((end - self._warmup_steps) / (self.router.k - 1), 1.0)
+
+    def _rounds_of(self, site: FlexAct) -> list[int]:
+        """The steps at which a site's elimination rounds end, evenly spaced; the last one is the commitment."""
+        if not self.config.eliminate:
+            return []
+        rounds = site.k - 1
+        span = self.commit_step - self._warmup_steps
+        return [max(1, round(self._warmup_steps + span * i / rounds)) for i in range(1, rounds + 1)]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands; the sites' own state travels with the model's."""
@@ -155,7 +171,7 @@ class Schedule:
 
     def _apply(self) -> None:
         """Set what depends on the step alone: the temperature, the correction's weight, the draw."""
-        start = self.config.warmup * self.total_steps
+        start = self._warmup_steps
         end = max(min(self.commit_step, self.total_steps), start + 1)
         progress = min(max((self.steps_done - start) / (end - start), 0.0), 1.0)
         config = self.config
@@ -227,16 +243,6 @@ def param_groups(
         if rate is not None:
             group["lr"] = rate
     return [group for group in groups if group["params"]]
-
-
-def _milestones(site: FlexAct, total_steps: int) -> list[int]:
-    """The steps of a site's elimination rounds, evenly spaced; the last one is the commitment."""
-    config = site.config
-    if not config.eliminate or config.commit_at is None:
-        return []
-    span = config.commit_at - config.warmup
-    rounds = site.k - 1
-    return [max(1, round((config.warmup + span * i / rounds) * total_steps)) for i in range(1, rounds + 1)]
 
 
 def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
