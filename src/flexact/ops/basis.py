@@ -36,6 +36,9 @@ from flexact.ops.basis_parts import (
     TANH,
 )
 
+FEW = 6
+"""Functions that cost next to nothing."""
+
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
 
@@ -65,7 +68,7 @@ class Blend:
     """
 
     basis: tuple[int, ...]
-    """The functions to evaluate: those that the candidates still in are made of."""
+    """The functions to evaluate: those that the candidates still in are made of, or all where they are few."""
     forms: tuple[tuple[float, ...], ...]
     """By function of the basis, then by candidate, in or not: its coefficient."""
     alive: int
@@ -91,9 +94,14 @@ def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
-    """The blend of the candidates that are still in."""
+    """The blend of the candidates that are still in.
+
+    A few functions hide behind memory: five candidates instead of two are 2 % of a training step (candidates.csv of the
+    overhead study), and kernels for fewer take seconds to build. So few stay until one candidate is left.
+    """
     forms = [_FORMS.get(key, {}) for key in keys]  # of one without a form, which is out
-    basis = tuple(sorted({part for k in alive for part in forms[k]}))
+    every, needed = ({part for k in some for part in forms[k]} for some in (range(len(keys)), alive))
+    basis = tuple(sorted(every if len(every) <= FEW and len(alive) > 1 else needed))
     table = tuple(tuple(form.get(part, 0.0) for form in forms) for part in basis)
     return Blend(basis, table, sum(1 << k for k in alive))
 
