@@ -75,9 +75,13 @@ def build(folder: Path) -> Path:
 
 def check_packages() -> None:
     """Refuse to begin without what a report needs: better before an hour of training than after it."""
-    for module, package in _PACKAGES.items():
-        if find_spec(module) is None:
-            raise missing_extra(package, "report")
+    for package in missing_packages():
+        raise missing_extra(package, "report")
+
+
+def missing_packages() -> list[str]:
+    """What a report needs and is not installed here."""
+    return [package for module, package in _PACKAGES.items() if find_spec(module) is None]
 
 
 def read(folder: Path) -> Report:

@@ -31,17 +31,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
 def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any], Path], quiet: bool) -> None:
-    """Run a grid, write its table and its page, and print them; ends the program where not all went well."""
-    from flexact.studies.grid.run import Stopped
-    from flexact.studies.report import build, check_packages
+    """Run a grid, write its table and its page, and print them; ends the program where not all went well.
 
-    check_packages()
+    A machine that trains need not have what a page takes: the folder can be carried to one that has.
+    """
+    from flexact.studies.grid.run import Stopped
+    from flexact.studies.report import build, missing_packages
+
+    lacking = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")
     try:
         store = run(progress)
         table = write_table(store)
-        with progress.during("building the page"):
-            page = build(store.folder)
+        page = f"not built, for lack of {lacking}: flexact report {store.folder}, where there is 'flexact[report]'"
+        if not lacking:
+            with progress.during("building the page"):
+                page = str(build(store.folder))
     except Stopped as stopped:
         print(f"flexact: {stopped} Go on with: {again()}", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None
