@@ -63,6 +63,20 @@ def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(comm
     assert results(killed) == results(whole)
 
 
+def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(SystemExit) as ended:
+        main([*command[3:], "--out", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "| ReLU" in out
+    assert "Page: not built, for lack of plotly: flexact report" in out
+    assert (tmp_path / "run" / "table.md").is_file()
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
