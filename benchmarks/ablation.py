@@ -46,6 +46,8 @@ VARIANTS = {
     NEVER_ANEW: DEFAULT,
     "pace halved": replace(DEFAULT, pace=5.0),
     "pace doubled": replace(DEFAULT, pace=20.0),
+    "rounds of any length": replace(DEFAULT, round_steps=None),
+    "rounds of 200 steps at most": replace(DEFAULT, round_steps=200),
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),
     "no elimination, one pick at 70 %": replace(DEFAULT, eliminate=False),
     "logits left to Adam at 0.01": replace(DEFAULT, logit_step="optimizer"),

@@ -8,7 +8,7 @@ from torch import nn
 
 from flexact import FlexActError, FlexConfig, extract
 from flexact.layer import sites_of
-from flexact.studies.cifar_resnets import ResNet
+from flexact.studies.cifar_resnets import BasicBlock, ResNet
 from flexact.studies.images.methods import METHODS, build, extra_parameters, optimizer_groups
 
 
@@ -61,6 +61,21 @@ def test_relu_is_a_committed_site_and_its_extraction_the_plain_network() -> None
     assert plain.state_dict().keys() == expected.state_dict().keys()
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(plain(x), expected(x))
+
+
+def test_a_fixed_activation_is_in_all_blocks_and_the_stem_keeps_its_relu() -> None:
+    torch.manual_seed(0)
+    network = build("resnet18", "gelu", classes=10, width=4)
+    assert [site.picks[0] for site in sites_of(network)] == ["relu"] + ["gelu"] * 8
+    assert extra_parameters(network) == 0
+    plain = extract(network)
+    torch.manual_seed(0)
+    expected = ResNet((2, 2, 2, 2), 10, 4)
+    for block in expected.modules():
+        if isinstance(block, BasicBlock):
+            block.relu = nn.GELU()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(plain(x), expected(x))
 
 
 def test_picks_can_be_made_by_channel() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError, FlexConfig
-from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.images.protocol import RECTIFIERS, Cell, Protocol
 
 
 def test_the_default_is_the_papers_protocol() -> None:
     protocol = Protocol()
     assert (protocol.epochs, protocol.batch, protocol.lr, protocol.momentum) == (200, 128, 0.1, 0.9)
-    assert protocol.config(seed=3) == FlexConfig(seed=3)
+    assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3)
+    assert Protocol(policy="paper").config(seed=3) == FlexConfig.paper(seed=3)
     assert Protocol.short().epochs == 30
 
 

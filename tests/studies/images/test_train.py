@@ -23,6 +23,7 @@ from torch import nn
 
 from flexact import FlexActError, Recorder, extract
 from flexact.candidates import lookup
+from flexact.config import PAPER_CANDIDATES
 from flexact.studies.images import checkpoint, data, step, train
 from flexact.studies.images.augment import augmented, normalised
 from flexact.studies.images.data import Images
@@ -426,7 +427,8 @@ def test_two_ranks_train_as_one_process_does(folder: Path, images: Images, tmp_p
     # Ten steps are a short run: at the usual pace a logit goes ten up or down in one of them, and where probabilities
     # are 0 or 1 their gradients are rounding. The weight of the KL is one that counts in layers of this width.
     changes = {"pace": 0.2, "alpha": 1000.0}
-    protocol = Protocol(epochs=2, batch=8, lr=0.02, width=4, norm="synced", evaluate_every=1, changes=changes)
+    settings = {"epochs": 2, "batch": 8, "lr": 0.02, "width": 4, "norm": "synced", "evaluate_every": 1}
+    protocol = Protocol(**settings, changes=changes, candidates=PAPER_CANDIDATES)
     alone = train_cell(PICKS, protocol, images, tmp_path / "alone", CPU)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -442,6 +444,7 @@ def test_two_ranks_train_as_one_process_does(folder: Path, images: Images, tmp_p
         tmp_path,
     ]
     command = [*launched, *options.split(), "--norm", "synced", "--partial", "--data", folder, "--evaluate-every", "1"]
+    command += ["--candidates", ",".join(PAPER_CANDIDATES)]
     done = subprocess.run(
         [*map(str, command), "--out", str(tmp_path / "ranks"), "--device", "cpu", "--changes", json.dumps(changes)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},

@@ -62,7 +62,10 @@ def devices(device: str | None) -> list[str]:
 
 
 def local_engine(devices: Sequence[str], jobs: int | None) -> Engine:
-    """One process a device, or `jobs` processes that share the devices; on a CPU they share its cores."""
+    """One process a device, or `jobs` processes that share the devices; on a CPU they share its cores.
+
+    Cells that share a device say nothing about what a step costs: `step_ms` is left out of their results.
+    """
     places = [devices[i % len(devices)] for i in range(jobs or len(devices))]
 
     def run(tasks: Sequence[Task], ended: Ended, beat: Beat) -> None:
@@ -89,6 +92,10 @@ class _Local:
     ended: Ended
     workers: list[_Worker] = field(default_factory=list)
     stopping: bool = False
+
+    @property
+    def _shares(self) -> bool:
+        return len(self.places) > len(set(self.places))
 
     def run(self, beat: Beat) -> None:
         try:
@@ -135,7 +142,7 @@ class _Local:
             answer = Answer("stopped" if self.stopping else "failed", error=_died(worker.process.exitcode))
         worker.task = None
         if task is not None:
-            self.ended(task, answer)
+            self.ended(task, answer.without_step_ms() if self._shares else answer)
         if answer.kind == "full":
             self._stop()
         if answer.kind == "done" and not self.stopping:

@@ -9,7 +9,7 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.studies.grid.choices import check_names, check_seeds
 from flexact.studies.images.data import NAMES
-from flexact.studies.images.methods import METHODS, MODELS
+from flexact.studies.images.methods import FIXED, METHODS, MODELS
 from flexact.studies.images.protocol import Cell
 
 
@@ -30,7 +30,7 @@ class Grid:
     def __post_init__(self) -> None:
         check_names("dataset", self.datasets, NAMES)
         check_names("model", self.models, tuple(MODELS))
-        check_names("method", self.methods, METHODS)
+        check_names("method", self.methods, METHODS + FIXED)
         check_seeds(self.seeds, self.first_seed)
 
     @property

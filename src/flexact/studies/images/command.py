@@ -39,8 +39,9 @@ def cifar(
     methods: Annotated[
         Names,
         typer.Option(
-            help="relu, prelu, swish_beta, affine, parametric, splash, flexact-penultimate, flexact-all.",
-            show_default="all",
+            help="relu, prelu, swish_beta, affine, parametric, splash, flexact-penultimate, flexact-all; or a "
+            "candidate's name, such as gelu, for that activation in all blocks.",
+            show_default="the first eight",
         ),
     ] = None,
     datasets: Annotated[Names, typer.Option(help="cifar10, cifar100, or both.", show_default="both")] = None,
@@ -50,7 +51,9 @@ def cifar(
     budget: Annotated[str, typer.Option(help="paper (200 epochs) or short (30).")] = "paper",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
     policy: Annotated[str, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.")] = "default",
-    candidates: Annotated[Names, typer.Option(help="What it picks from.", show_default="the paper's five")] = None,
+    candidates: Annotated[
+        Names, typer.Option(help="What it picks from.", show_default="rectifiers; with --policy paper the paper's five")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images a step.")] = 128,
     width: Annotated[int, typer.Option(help="Channels of the first stage; 64 is the paper's.")] = 64,
     checkpoint_minutes: Annotated[

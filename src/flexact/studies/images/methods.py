@@ -3,8 +3,8 @@
 Every method changes the activations of the blocks; the stem keeps its ReLU, so that "all layers" are the paper's: 8
 sites and 40 logits in ResNet-18, 16 and 80 in ResNet-34. A block's two calls of its activation share one.
 
-ReLU runs through the same fused kernels as what picks, as sites that are committed to it from the start: two methods
-then differ in what they pick and in nothing else.
+A fixed activation, ReLU above all, runs through the same fused kernels as what picks, as sites that are committed to it
+from the start: two methods then differ in what they pick and in nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 
 from flexact import FlexConfig, baselines, commit, convert, param_groups
 from flexact.baselines.learnable import Learnable
+from flexact.candidates import known_names
 from flexact.errors import FlexActError, suggestion
 from flexact.layer import FlexAct, sites_of
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
@@ -27,6 +28,9 @@ BASELINE = "relu"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
 """`where` of each method that picks."""
 METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", *PLACEMENTS)
+"""Those of the paper's table."""
+FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
+"""Other activations that every block can have instead of picking one."""
 
 
 def build(
@@ -53,16 +57,21 @@ def build(
         by_channel = config is not None and config.granularity == "channel"
         example = torch.zeros(1, 3, 32, 32) if by_channel else None  # channels are counted in a forward
         return convert(network, PLACEMENTS[method], config, example_inputs=example, fuse=True)
-    if method == BASELINE:
-        return _committed_to_relu(network)
+    if method == BASELINE or method in FIXED:
+        return _committed_to(network, method)
     for block in network.modules():
         if isinstance(block, BasicBlock):
             block._modules["relu"] = baselines.make(method)
     return network
 
 
-def _committed_to_relu(network: nn.Module) -> nn.Module:
-    convert(network, config=FlexConfig(candidates=("relu", "identity")), fuse=True)  # the first of equals is picked
+def _committed_to(network: nn.Module, name: str) -> nn.Module:
+    """The network with one activation in all blocks; the stem keeps its ReLU."""
+    other = "identity" if name == BASELINE else name
+    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # the first of equals is picked
+    for site in sites_of(network):
+        if name != BASELINE and site.name.startswith("layer"):
+            site.drop(torch.tensor([[True, False]]), step=0)
     for site in sites_of(commit(network)):
         site.logits.requires_grad_(False)
     return network
@@ -75,7 +84,7 @@ def picking_sites(network: nn.Module) -> list[FlexAct]:
 
 def check_names(model: str, method: str) -> None:
     """Refuse a model or a method that there is none of."""
-    for kind, name, known in (("model", model, MODELS), ("method", method, METHODS)):
+    for kind, name, known in (("model", model, tuple(MODELS)), ("method", method, METHODS + FIXED)):
         if name not in known:
             raise FlexActError(f"unknown {kind} {name!r};{suggestion(str(name), known)} Known: {', '.join(known)}.")
 

@@ -10,14 +10,14 @@ from flexact.picture import Bars, Line, Panel, Picture
 from flexact.studies.grid.curves import Curve
 from flexact.studies.grid.pictures import mean_line
 from flexact.studies.grid.pictures import selection_by_depth as panels_by_seed
-from flexact.studies.images.methods import METHODS
+from flexact.studies.images.methods import FIXED, METHODS
 from flexact.studies.images.protocol import Cell
 from flexact.studies.images.statistics import Summary
 from flexact.studies.images.table import title
 from flexact.studies.report_panels import picture
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#7f7f7f", "#a6761d", "#56b4e9", "#d55e00")
-COLOURS = dict(zip(METHODS, _COLOURS, strict=True))
+COLOURS = dict(zip(METHODS, _COLOURS, strict=True)) | dict.fromkeys(FIXED, "#333333")
 
 
 def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
@@ -25,7 +25,7 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
     panels = []
     for dataset, model in dict.fromkeys((cell.dataset, cell.model) for cell in curves):
         lines = []
-        for method in METHODS:
+        for method in METHODS + FIXED:
             mine = [
                 curve.evaluated
                 for cell, curve in curves.items()
