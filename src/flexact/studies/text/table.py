@@ -122,11 +122,13 @@ def _costs(done: Sequence[Result], methods: Sequence[str]) -> str:
                 )
             }
             rows.append([TASKS[task].title, device, *(_cost(times, method) for method in methods)])
+    heading = "## What a training step costs\n\n"
+    if all(math.isnan(row.step_ms) for row in done):
+        return f"{heading}Nothing is said: cells shared a device."
     explained = (
-        "## What a training step costs\n\nMilliseconds, the mean over the run and over seeds; in brackets with the "
-        "fixed activation's taken as 1."
+        "Milliseconds, the mean over the run and over seeds; in brackets with the fixed activation's taken as 1."
     )
-    return f"{explained}\n\n" + markdown(("task", "device", *map(title, methods)), rows)
+    return f"{heading}{explained}\n\n" + markdown(("task", "device", *map(title, methods)), rows)
 
 
 def _cost(times: Mapping[str, float], method: str) -> str:
