@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from flexact.config import PAPER_CANDIDATES, FlexConfig
-from flexact.errors import FlexActError, suggestion
+from flexact.config import PAPER_CANDIDATES
+from flexact.errors import FlexActError
+from flexact.studies.grid.protocol import PickingProtocol
 from flexact.studies.images.methods import check_names
 
-VERSION = 1
 SHORT = 30
 """Epochs of the short budget."""
-POLICIES: tuple[str, ...] = ("default", "paper")
-PRECISIONS: tuple[str, ...] = ("bf16", "float32")
 NORMS: tuple[str, ...] = ("batch", "synced")
 RECTIFIERS = ("relu", "leaky_relu", "gelu", "silu", "elu")
 """What the default policy picks from here. With the paper's five the last blocks take Identity and Tanh, which help for
@@ -51,7 +49,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(PickingProtocol):
     """How every cell is trained; the paper's by default.
 
     >>> Protocol.from_dict(Protocol.short(batch=64).to_dict()) == Protocol(epochs=30, batch=64)
@@ -67,14 +65,6 @@ class Protocol:
     weight_decay: float = 5e-4
     """Of everything but what the activations learn. The paper gives none."""
     nesterov: bool = False
-    policy: str = "default"
-    """"default" is `FlexConfig()`, "paper" `FlexConfig.paper()`."""
-    candidates: tuple[str, ...] | None = None
-    """None for the policy's own: `RECTIFIERS`, or the paper's five."""
-    changes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Other fields of the policy's `FlexConfig` that are changed."""
-    precision: str = "bf16"
-    """On a GPU; a CPU computes in float32."""
     width: int = 64
     """Channels of the first stage."""
     norm: str = "batch"
@@ -85,61 +75,19 @@ class Protocol:
     checkpoint_minutes: float = 1.0
     """From one checkpoint to the next; 0 for one after every epoch."""
 
+    OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
+    WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")
+    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "checkpoint_minutes")
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {**PickingProtocol.CHOICES, "norm": NORMS}
+
     @classmethod
     def short(cls, **changes: Any) -> Protocol:
         """The short budget, with any other changes."""
         return cls(**{"epochs": SHORT, **changes})
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "width", "evaluate_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FlexActError(f"{name} must be a whole number from 1 on; got {value!r}.")
-        for name in ("lr", "momentum", "weight_decay", "checkpoint_minutes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise FlexActError(f"{name} must be a finite number from 0 on; got {value!r}.")
+        super().__post_init__()
         if not isinstance(self.nesterov, bool):
             raise FlexActError(f"nesterov must be True or False; got {self.nesterov!r}.")
         if self.nesterov and self.momentum == 0:
             raise FlexActError("nesterov=True needs a momentum above 0.")
-        for name, known in (("policy", POLICIES), ("precision", PRECISIONS), ("norm", NORMS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise FlexActError(
-                    f"unknown {name} {value!r};{suggestion(str(value), known)} Known: {', '.join(known)}."
-                )
-        if self.candidates is None:
-            object.__setattr__(self, "candidates", RECTIFIERS if self.policy == "default" else PAPER_CANDIDATES)
-        elif not isinstance(self.candidates, str):
-            object.__setattr__(self, "candidates", tuple(self.candidates))
-        self.config(seed=0)  # checks the candidates and the changes
-
-    def config(self, seed: int) -> FlexConfig:
-        """The policy of the methods that pick."""
-        if not isinstance(self.changes, dict):
-            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
-        base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
-        changed = {"candidates": self.candidates, "seed": seed, **self.changes}
-        return FlexConfig.from_dict({**base.to_dict(), **changed})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version."""
-        fields = dataclasses.asdict(self)
-        fields["candidates"] = list(self.candidates or ())
-        return {"flexact_protocol": VERSION, **fields}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Protocol:
-        """The inverse of `to_dict`; fields it does not name keep their defaults."""
-        version = data.get("flexact_protocol") if isinstance(data, dict) else None
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise FlexActError(f"not a Protocol: expected {{'flexact_protocol': {VERSION}, ...}}; got {data!r:.80}.")
-        if version > VERSION:
-            raise FlexActError(f"this protocol has version {version}, and this flexact reads up to {VERSION}; update.")
-        known = [one.name for one in dataclasses.fields(cls)]
-        given = {key: value for key, value in data.items() if key != "flexact_protocol"}
-        for key in given:
-            if key not in known:
-                raise FlexActError(f"unknown field {key!r};{suggestion(str(key), known)} Known: {', '.join(known)}.")
-        return cls(**given)

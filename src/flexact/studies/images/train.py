@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.protocol import POLICIES
 from flexact.studies.images import data
 from flexact.studies.images.cell_run import CellRun, Epoch, NanLoss, Outcome, Stopped
 from flexact.studies.images.data import Images
 from flexact.studies.images.methods import METHODS, MODELS
-from flexact.studies.images.protocol import NORMS, POLICIES, Cell, Protocol
-from flexact.studies.images.ranks import Ranks, started_by_torchrun
+from flexact.studies.images.protocol import NORMS, Cell, Protocol
+from flexact.studies.images.ranks import TIMEOUT, Ranks, started_by_torchrun
 from flexact.studies.overhead.steps import study_stream
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings["changes"] = _json(given.changes)
         cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
         images = data.load(given.dataset, given.data, complete=not given.partial)
-        with sigterm() as stop, started_by_torchrun(given.device) as device:
+        with sigterm() as stop, started_by_torchrun(given.device, given.timeout) as device:
             outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
             if Ranks.current().writes:
                 print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="the folder of the official binary files")
     parser.add_argument("--out", type=Path, required=True, help="the cell's own folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
     parser.add_argument("--partial", action="store_true", help="read a part of a data set")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--batch", type=int, help="images a step, over all ranks together")
