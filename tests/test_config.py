@@ -62,6 +62,7 @@ def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
         ("noise", [-1, NAN, INF, "on", None]),
         ("alpha", [-0.1, NAN, INF, "0.3", None]),
         ("pace", [0, -1, NAN]),
+        ("round_steps", [0, -1, 1.5, True, "400"]),
         ("settle", [-0.1, 1.0, NAN]),
         ("clip", [0, -1, NAN]),
         ("lam", [0, -1, NAN, "tau"]),

@@ -139,6 +139,25 @@ def test_after_each_drop_paced_logits_hold_still_until_the_weights_have_settled(
     assert sum(moving) == 80 - 3 * min(round(settle * 20), 19)
 
 
+@pytest.mark.parametrize(
+    ("changes", "total", "commits_at"),
+    [
+        ({}, 10_000, 4 * 400),  # five candidates, four rounds
+        ({}, 2_000, 1_400),  # a short run: at 70 %
+        ({"round_steps": None}, 10_000, 7_000),
+        ({"round_steps": 100}, 10_000, 400),
+        ({"candidates": ("relu", "tanh")}, 10_000, 400),
+        ({"warmup": 0.2}, 10_000, 2_000 + 4 * 400),
+        ({"eliminate": False}, 10_000, 7_000),
+    ],
+)
+def test_rounds_have_a_longest_length_and_the_run_goes_on_committed(
+    changes: dict[str, object], total: int, commits_at: int
+) -> None:
+    config = FlexConfig(**changes)
+    assert Schedule(network(config), total).commit_step == commits_at
+
+
 def test_sites_with_other_numbers_of_candidates_have_rounds_of_their_own() -> None:
     model = nn.Sequential(FlexAct(FIVE), FlexAct(("relu", "tanh", "gelu")), FlexAct(("relu", "tanh")))
     schedule = Schedule(model, 100)
