@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test format demo constraints clean
+.PHONY: help install test format demo docs constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ format: install ## let ruff fix and format the code
 
 demo: install ## reproduce the paper's first table: a minute, a table, and a page to look at
 	$(BIN)/flexact reproduce synthetic --out runs/demo --overwrite
+
+docs: install ## build the documentation into site/; a warning fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 constraints: install ## write constraints.txt anew from what is installed in .venv
 	@{ sed -n '/^#/p' constraints.txt; \

@@ -54,10 +54,30 @@ def test_a_call_in_a_forward_takes_its_pick(tmp_path: Path) -> None:
     assert torch.equal(model(h), torch.sigmoid(h) + 1)
 
 
+def test_a_selection_that_was_saved_does_as_well(tmp_path: Path) -> None:
+    trained = flexact.commit(flexact.convert(network(), config=flexact.FlexConfig(candidates=("tanh", "silu"))))
+    path = tmp_path / "picks.json"
+    path.write_text(json.dumps(flexact.selection(trained).to_dict()))
+    plain = flexact.extract(trained)
+    loaded = flexact.load_picks(network(), path)
+    loaded.load_state_dict(plain.state_dict())
+    h = torch.randn(5, 2)
+    assert torch.equal(loaded(h), plain(h))
+
+
+def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
+    config = flexact.FlexConfig(granularity="channel")
+    trained = flexact.commit(flexact.convert(network(), config=config, example_inputs=torch.randn(3, 2)))
+    content = flexact.selection(trained).to_dict()
+    with pytest.raises(flexact.FlexActError, match="picks by channel"):
+        flexact.load_picks(network(), write(tmp_path, content))
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ('{"flexact_picks": 1,', "cut off or damaged: no valid JSON"),
+        ({"flexact_selection": 1, "rows": 3}, r"flexact\.json: a selection needs 'rows', a list"),
         ([1], "has no picks of flexact"),
         ({**GOOD, "flexact_picks": 99}, "has version 99, and this flexact reads up to 1; update"),
         ({**GOOD, "picks": {"1": 3}}, "'picks' must have a name for each"),

@@ -584,3 +584,40 @@ def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> Non
     assert F.mse_loss(flexact.extract(model)(x), y) < 0.005
     line = x @ torch.linalg.lstsq(x, y).solution
     assert F.mse_loss(line, y) > 0.05
+
+
+@pytest.mark.parametrize("choices", [{}, {"logit_step": "optimizer"}], ids=["paced", "optimizer"])
+@pytest.mark.parametrize("how", ["positional", "keyword"])
+def test_a_step_whose_closure_makes_the_gradients_is_the_step_after_a_backward(
+    choices: dict[str, str], how: str
+) -> None:
+    """Lightning gives `optimizer.step` a closure with the forward and the backward pass in it."""
+
+    def trained(with_closure: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        model = convert(layers, config=FlexConfig(noise=1.0, **choices))
+        optimizer = torch.optim.Adam(param_groups(model), lr=0.05)
+        schedule = Schedule(model, 20)
+        for _ in range(20):
+            x = torch.randn(16, 3)
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = (model(x).squeeze(1) - x[:, 0].relu()).square().mean()
+                loss.backward()
+                return loss
+
+            if not with_closure:
+                closure()
+                optimizer.step()
+            elif how == "positional":
+                optimizer.step(closure)
+            else:
+                optimizer.step(closure=closure)
+            schedule.step()
+        return model.state_dict()
+
+    expected = trained(with_closure=False)
+    for name, found in trained(with_closure=True).items():
+        assert torch.equal(found, expected[name]), name

@@ -12,11 +12,15 @@ from typing import Any, Literal, get_args
 
 from flexact.candidates import ORIGINAL, lookup
 from flexact.errors import FlexActError, suggestion
+from flexact.reading import parsed_json
 
 VERSION = 1
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it nothing changes any more: the likeliest candidate has all of the probability."""
+
+MOST_STEPS = 2**53
+"""Of a run: up to here a float, in which fractions of it are taken, tells every step."""
 
 PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 
@@ -28,6 +32,8 @@ Advantage = Literal["raw", "normalized"]
 AlphaKind = Literal["absolute", "relative"]
 AlphaSchedule = Literal["constant", "falling"]
 KlOn = Literal["pi", "p"]
+DrawPer = Literal["step", "forward"]
+NoiseAcrossRanks = Literal["shared", "per_rank"]
 LogitStep = Literal["paced", "optimizer"]
 Granularity = Literal["layer", "channel"]
 Init = Literal["uniform", "original"]
@@ -51,6 +57,11 @@ class FlexConfig:
     """In eval mode before the commitment: the blend of π, or the current argmax ("pick")."""
     noise: float = 0.0
     """Scale of the Gumbel noise in training; 1 is the paper's, 0 is none. Eval mode never has any."""
+    draw_per: DrawPer = "step"
+    """Under a Schedule: one draw of the noise an optimizer step, which its micro-batches share, or one each training
+    forward. Without a Schedule a step is a forward."""
+    noise_across_ranks: NoiseAcrossRanks = "shared"
+    """With several ranks: one draw for all of them, as one process with the whole batch has it, or one each."""
     temperature: float = 1.0
     """τ at the first step."""
     final_temperature: float = 1.0
@@ -86,8 +97,8 @@ class FlexConfig:
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing begin."""
     round_steps: int | None = 400
-    """The most steps of an elimination round: what a round tells, it tells in so many, and what is left of the run after
-    the last round trains the picks alone. None lets the rounds fill the time until `commit_at`."""
+    """The most steps of an elimination round: what a round tells, it tells in so many, and the rest of the run trains
+    the picks alone. None lets the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
     granularity: Granularity = "layer"
@@ -161,9 +172,13 @@ class FlexConfig:
         if not isinstance(self.eliminate, bool):
             raise FlexActError(f"eliminate must be True or False; got {self.eliminate!r}.")
         if self.round_steps is not None and (
-            isinstance(self.round_steps, bool) or not isinstance(self.round_steps, Integral) or self.round_steps < 1
+            isinstance(self.round_steps, bool)
+            or not isinstance(self.round_steps, Integral)
+            or not 1 <= self.round_steps <= MOST_STEPS
         ):
-            raise FlexActError(f"round_steps must be a number of steps, at least 1, or None; got {self.round_steps!r}.")
+            raise FlexActError(
+                f"round_steps must be a number of steps, at least 1, or None; got {self.round_steps!r:.80}."
+            )
         for name in ("seed", "channel_dim"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral):
@@ -181,7 +196,7 @@ class FlexConfig:
         value = getattr(self, name)
         real = isinstance(value, Real) and not isinstance(value, bool)
         if real and not isinstance(value, int):  # of numpy, say
-            value = float(value)
+            value = _as_float(value)
             object.__setattr__(self, name, value)
         number = real and abs(value) <= sys.float_info.max
         if not (number and above < value < below and at_least <= value <= at_most):
@@ -237,14 +252,14 @@ class FlexConfig:
     def from_json(cls, text: str) -> FlexConfig:
         """The inverse of `to_json`."""
         try:
-            data = json.loads(text)
-        except (TypeError, UnicodeDecodeError) as error:
-            raise FlexActError(f"not the text of a config: {error}.") from None
+            data = parsed_json(text)
         except json.JSONDecodeError as error:
             raise FlexActError(
                 f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
                 "the file may be cut off or hand-edited: write it again with FlexConfig.to_json."
             ) from None
+        except (TypeError, ValueError) as error:
+            raise FlexActError(f"not the text of a config: {error}.") from None
         return cls.from_dict(data)
 
 
@@ -257,6 +272,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "alpha_kind": get_args(AlphaKind),
     "alpha_schedule": get_args(AlphaSchedule),
     "kl_on": get_args(KlOn),
+    "draw_per": get_args(DrawPer),
+    "noise_across_ranks": get_args(NoiseAcrossRanks),
     "logit_step": get_args(LogitStep),
     "granularity": get_args(Granularity),
     "init": get_args(Init),
@@ -283,6 +300,14 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
             "choose: use that activation itself."
         )
     return tuple(names)
+
+
+def _as_float(value: Any) -> float:
+    """A real number of another type; infinity, which no choice is, where it is too large for a float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find
 from flexact.fusing import fused_classes, unfused_class
 from flexact.layer import FlexAct, bind, sites_of, unbind
+from flexact.sharding import has_shards
 from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
 
@@ -121,6 +122,13 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
             f"{len(undecided)} of {len(sites)} sites are not committed yet ({', '.join(undecided[:5])}), so the plain "
             "network would not be the one that was trained. Let the Schedule reach its commitment, or take the current "
             "picks with extract(model, commit=True)."
+        )
+    if has_shards(model):
+        raise FlexActError(
+            "this model is sharded over ranks, and the plain network is one whole. Collect its state with "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), load that into a model converted in "
+            "the same way, and extract that one."
         )
     if not inplace:
         model = copy.deepcopy(model)
@@ -293,7 +301,7 @@ def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
         raise FlexActError(f"{verb} needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
-        site.update_alive()  # what averages weights, as an EMA does, copies buffers without notice
+        site.notice_copied_buffers()
     if not sites:
         raise FlexActError(
             f"this {type(model).__name__} has no FlexAct sites to {verb}; it was not converted, or is extracted "

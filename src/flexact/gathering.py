@@ -21,6 +21,11 @@ def rank_count() -> int:
     return torch.distributed.get_world_size()
 
 
+def own_rank() -> int:
+    """Which of the processes this is."""
+    return torch.distributed.get_rank() if rank_count() > 1 else 0
+
+
 def mean_over_ranks(values: Tensor) -> Tensor:
     """The mean of a tensor over all ranks; with several, each of them has to call this.
 

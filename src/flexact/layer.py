@@ -18,7 +18,9 @@ from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.corrections import normalised_blend, statistics_needed
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation
-from flexact.routing import Router, log_pi
+from flexact.ops.differentiable import is_wrapped, transforming
+from flexact.routing import Router, log_pi, recomputing
+from flexact.sharding import whole
 
 ALIVE = -1
 """What `dropped_at` holds for a candidate that is still in."""
@@ -78,6 +80,8 @@ class FlexAct(nn.Module):
         config = FlexConfig() if config is None else config
         if not isinstance(config, FlexConfig):
             raise FlexActError(f"config must be a FlexConfig; got {type(config).__name__}. Try FlexConfig.from_dict.")
+        if original is not None and not isinstance(original, nn.Module):
+            raise FlexActError(f"original must be a torch.nn.Module; got {original!r:.80}.")
         if original is not None and original.state_dict():
             raise FlexActError(f"{type(original).__name__} has tensors of its own, so it cannot be a candidate.")
         if candidates is not None:
@@ -104,7 +108,9 @@ class FlexAct(nn.Module):
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.picked is not None:
+        # With the buffers of several models at once, as vmap has them, each has its own candidates.
+        many = transforming() and is_wrapped(self.dropped_at)
+        if self.picked is not None and not many:
             picked: Tensor = self.picked(h)
             return picked
         self.check_input(h)
@@ -128,7 +134,7 @@ class FlexAct(nn.Module):
             routing.probabilities,
             routing.temperature,
             self.keys,
-            self.alive,
+            tuple(range(self.k)) if many else self.alive,
             self.config.channel_dim,
             routing.statistics,
         )
@@ -149,11 +155,13 @@ class FlexAct(nn.Module):
             temperature, statistics = torch.ones_like(self.temperature), 0
         if self.committed:
             hard, statistics = False, 0
+        if transforming():  # a tensor of torch.func's must not outlive its transform
+            statistics = 0
         return Routing(_one_hot(p) if hard else p, p, temperature, hard, statistics)
 
     def gather(self, routing: Routing, statistics: Tensor) -> None:
-        """Keep the statistics of a call for the policy, where it asked for them."""
-        if routing.statistics:
+        """Keep the statistics of a call for the policy, where it asked for them; not again when it is recomputed."""
+        if routing.statistics and (torch.compiler.is_compiling() or not recomputing()):
             self.router.gathered.add(self.first_row, statistics)
 
     def _own(self, table: Tensor) -> Tensor:
@@ -179,12 +187,16 @@ class FlexAct(nn.Module):
     @property
     def picks(self) -> tuple[str, ...]:
         """The likeliest candidate of each row: one name for the layer, or one a channel."""
-        return tuple(self.candidates[k] for k in self.pi().argmax(-1).tolist())
+        return tuple(self.candidates[k] for k in self._likeliest().tolist())
 
     def pi(self) -> Tensor:
         """The noise-free probabilities over what is still in, (rows, K)."""
         with torch.no_grad():
-            return log_pi(self.logits.view(self.rows, self.k), self.dropped_at < 0).exp()
+            return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
+
+    def _likeliest(self) -> Tensor:
+        """By row, of what is still in: also where a diverged run has left no numbers to compare."""
+        return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
 
     def drop(self, goes: Tensor, step: int) -> None:
         """Take candidates out for good: goes is (rows, K). Each row keeps at least one, and the last is its pick."""
@@ -204,18 +216,38 @@ class FlexAct(nn.Module):
 
     def commit(self, step: int = 0) -> None:
         """Keep each row's likeliest candidate alone."""
-        self.drop(~nn.functional.one_hot(self.pi().argmax(-1), self.k).bool(), step)
+        self.drop(~nn.functional.one_hot(self._likeliest(), self.k).bool(), step)
 
     def update_alive(self) -> None:
         """Bring what is derived from `dropped_at` up to date with it."""
+        self._alive_version = _version(self.dropped_at)
         self.router.alive_changed()
         if self.dropped_at.is_meta:
-            alive = torch.ones(self.rows, self.k, dtype=torch.bool)
+            alive = torch.ones(self.rows, self.k, dtype=torch.bool, device="cpu")
         else:
             alive = (self.dropped_at < 0).cpu()
         self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
         committed = bool((alive.sum(-1) == 1).all())
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
+
+    def notice_copied_buffers(self) -> None:
+        """Bring the site up to date where something wrote into its buffers, as an average of weights does."""
+        if self._alive_version == _version(self.dropped_at) or self.dropped_at.is_meta or is_wrapped(self.dropped_at):
+            return
+        self.check_buffers()
+        self.update_alive()
+
+    def check_buffers(self) -> None:
+        """Refuse buffers that were averaged like weights: they hold choices, and half a choice is none."""
+        if self.dropped_at.is_meta:
+            return
+        sound = self.signature.tolist() == [_signature(key) for key in self.keys]
+        if not sound or not bool((self.dropped_at < 0).any(-1).all()):
+            raise FlexActError(
+                f"the buffers of {self.name or 'FlexAct'} were overwritten with numbers that no FlexAct wrote. An "
+                "average of models must copy buffers, not average them: use AveragedModel(model, use_buffers=False), "
+                "or load the state of the model itself."
+            )
 
     def _plain(self, picks: list[int]) -> nn.Module:
         """The ordinary module that does what this site does with these picks, one a row."""
@@ -245,9 +277,10 @@ class FlexAct(nn.Module):
 
     def check_input(self, h: Tensor) -> None:
         """Refuse what the site cannot take."""
-        if not h.is_floating_point():
+        if not isinstance(h, Tensor) or not h.is_floating_point():
+            got = f"a tensor of {h.dtype}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
             raise FlexActError(
-                f"{self.name or 'FlexAct'} got a tensor of {h.dtype}; activations need a real floating-point one "
+                f"{self.name or 'FlexAct'} got {got}; activations need a real floating-point one "
                 "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
             )
         if self.config.granularity == "channel":
@@ -309,6 +342,11 @@ def _rows(config: FlexConfig, channels: int | None) -> int:
     return channels
 
 
+def _version(buffer: Tensor) -> int:
+    """How often a tensor was written to, which one made in inference mode does not count."""
+    return -1 if buffer.is_inference() else buffer._version
+
+
 def _one_hot(p: Tensor) -> Tensor:
     return nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
@@ -320,25 +358,44 @@ def _signature(key: str) -> int:
 
 def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     assert isinstance(site, FlexAct)
-    saved = state_dict.get(f"{prefix}signature")
-    rows = state_dict.get(f"{prefix}dropped_at")
+    own = {"signature": site.signature, "dropped_at": site.dropped_at}
+    own |= {"logits": site.logits, "temperature": site.temperature}
+    found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise FlexActError(
+                f"the state of site {prefix[:-1] or 'FlexAct'!r} has a {type(value).__name__} for {name}, which is a "
+                "tensor; it was edited."
+            )
+    saved, rows, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
     if saved is None or rows is None:
         return  # torch itself names missing keys
     if saved.tolist() != [_signature(key) for key in site.keys]:
         names = {_signature(name): name for name in known_names()}
-        told = ", ".join(names.get(number, "an unregistered function") for number in saved.tolist())
+        told = ", ".join(names.get(number, "an unregistered function") for number in saved.flatten().tolist())
         raise FlexActError(
             f"the state of site {prefix[:-1] or 'FlexAct'!r} was saved with the candidates {told}; this model has "
             f"{', '.join(site.candidates)}. Build it with the same candidates, in the same order."
         )
-    if rows.shape[0] != site.rows:
+    if rows.dim() and rows.shape[0] != site.rows:
         raise FlexActError(
             f"the state of site {prefix[:-1] or 'FlexAct'!r} has picks for {rows.shape[0]} rows; this model has "
             f"{site.rows}. Build it with the same granularity and channels."
         )
+    wrong = [name for name, value in found.items() if value.shape != own[name].shape]
+    if wrong:
+        raise FlexActError(
+            f"the state of site {prefix[:-1] or 'FlexAct'!r} has {wrong[0]} of shape {tuple(found[wrong[0]].shape)}; "
+            f"this model has {tuple(own[wrong[0]].shape)}. Load the state of a model converted in the same way."
+        )
     if bool((rows >= 0).all(-1).any()):
         raise FlexActError(
             f"the state of site {prefix[:-1] or 'FlexAct'!r} has every candidate dropped; it was edited."
+        )
+    if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
+        raise FlexActError(
+            f"the state of site {prefix[:-1] or 'FlexAct'!r} has the temperature {float(temperature)}, which must be "
+            "above 0; it was edited, or saved by a run that had gone wrong."
         )
 
 

@@ -18,6 +18,8 @@ from flexact.convert import convert, extract
 from flexact.errors import FlexActError
 from flexact.finding import find
 from flexact.layer import sites_of
+from flexact.reading import parsed_json, path_of
+from flexact.selection import Selection
 from flexact.writing import write_whole
 
 FILE = "flexact.json"
@@ -51,7 +53,7 @@ def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
 def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     """Put the activations that a trained network picked into a network that was built anew; returns the model.
 
-    path: flexact.json, or the folder of a checkpoint that it lies in.
+    path: flexact.json, or the folder of a checkpoint that it lies in; or a JSON file of `selection(model).to_dict()`.
 
     >>> import json, pathlib, tempfile, torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -65,7 +67,7 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
         raise FlexActError(f"load_picks needs a torch.nn.Module and a path, in this order; got {model!r:.80}.")
     if sites_of(model):
         raise FlexActError("this model has FlexAct sites: it is still picking. load_picks is for a plain network.")
-    file, description = read_picks(Path(path))
+    file, description = read_picks(path_of(path, FILE))
     if not description["committed"]:
         raise FlexActError(
             f"{file} is of a run that had not committed to its picks yet; go on with that run "
@@ -87,7 +89,7 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
     if not file.is_file():
         raise FlexActError(f"there is no {FILE} at {path}; give the folder that the trained network was saved to.")
     try:
-        data = json.loads(file.read_bytes())
+        data = parsed_json(file.read_bytes())
     except ValueError as error:
         raise FlexActError(f"{file} is cut off or damaged: no valid JSON ({error}). Save the network again.") from None
     if inside is not None:
@@ -97,6 +99,8 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
                 f"there is no {FILE} in {path}, and {file} names no picks: this network has the activations that its "
                 "configuration says, and needs no load_picks."
             )
+    if isinstance(data, dict) and "flexact_selection" in data:
+        data = _of_selection(file, data)
     version = data.get(_KEY) if isinstance(data, dict) else None
     if isinstance(version, bool) or not isinstance(version, int):
         raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r}, a version.")
@@ -115,6 +119,20 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
             except FlexActError as error:
                 raise FlexActError(f"{file}, site {site!r}: {error}") from None
     return file, data
+
+
+def _of_selection(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The same from what `Selection.to_dict` gave."""
+    try:
+        rows = Selection.from_dict(data).rows
+    except FlexActError as error:
+        raise FlexActError(f"{file}: {error}") from None
+    if any(row.channel is not None for row in rows):
+        raise FlexActError(
+            f"{file} has picks by channel, and load_picks puts one function in each site; save the extracted network "
+            "as a whole instead."
+        )
+    return described({row.site: row.pick for row in rows}, {}, all(row.committed for row in rows))
 
 
 def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> None:
@@ -155,7 +173,14 @@ def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path) -> dict[
 
 
 def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path) -> None:
-    there = {name: found.original for found in find(model, per_call=False).found for name in found.names}
+    there = {found.name: found.original for found in find(model, per_call=False).found}
+    apart = [name for name in picks if name not in there]
+    if apart:
+        raise FlexActError(
+            f"{file} has a pick for {apart[0]!r} alone, which is one of several places of one activation: it was "
+            "converted with per_call=True, and load_picks puts one function in all of them. Save the extracted network "
+            "as a whole instead."
+        )
     wanted = {name: pick for name, pick in picks.items() if pick != ORIGINAL and key_of(there[name]) != pick}
     if not wanted:
         return

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from flexact import corrections
 from flexact.config import FlexConfig
-from flexact.gathering import rank_count
+from flexact.gathering import mean_over_ranks, rank_count
 from flexact.layer import routers_of, sites_of
 from flexact.pace import MEAN_DECAY, SQUARE_DECAY, RunningGradient
 from flexact.routing import Router, log_pi
+from flexact.sharding import is_sharded, local, own_part
 
 if TYPE_CHECKING:
     from flexact.ops.policy_kernels import Rule
@@ -34,7 +35,9 @@ def penalty(model: nn.Module) -> Tensor:
     sites = sites_of(model)
     routers = [router for router in routers_of(sites) if _adds_to_loss(router.config) and router.ready]
     terms = [_penalty(router) for router in routers if not all(site.committed for site in router.sites)]
-    idle: list[Tensor] = [site.logits for site in sites if site.committed and site.logits.requires_grad]
+    idle: list[Tensor] = [
+        site.logits for site in sites if site.committed and site.logits.requires_grad and not is_sharded(site.logits)
+    ]
     if idle and torch.distributed.is_available() and torch.distributed.is_initialized():
         terms.append(0 * torch.cat(idle).sum())  # DistributedDataParallel waits for a gradient of every parameter
     if terms:
@@ -63,13 +66,17 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
         changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
         router.gathered.clear()  # this step's are used up
         sites = zip(router.sites, changes, strict=True)
-        held = [(site.logits, site.logits.grad, own) for site, own in sites if site.logits.grad is not None]
+        held = [
+            (local(site.logits), local(site.logits.grad), own_part(own, site.logits))
+            for site, own in sites
+            if site.logits.grad is not None
+        ]
         if router.config.logit_step == "optimizer":
             torch._foreach_copy_([gradient for _, gradient, _ in held], [own for _, _, own in held])
             return
         torch._foreach_sub_([logits for logits, _, _ in held], [own for _, _, own in held])
-        for logits, _, _ in held:
-            logits.grad = None
+        for site in router.sites:
+            site.logits.grad = None
 
 
 def _changes(
@@ -91,7 +98,7 @@ def _fused_changes(router: Router, running: RunningGradient, step_size: Tensor) 
     rule = _rule(router.config)
     means = _statistics(router) if rank_count() > 1 else None
     values, calls = _joined(router, rule, means)
-    q = router.pi if router.config.kl_on == "pi" else router.p
+    q = _q(router)
     tables = (router.layout, calls, router.alive(), running.tensors, q, router.width(), router.alpha, step_size)
 
     def fused(values: Tensor) -> Sequence[Tensor]:
@@ -140,7 +147,7 @@ def _direction(router: Router, gradient: Tensor, means: Tensor, running: Running
     if config.logit_step == "paced":
         gradient = mean
     if _is_relative(config):
-        q, target = router.pi if config.kl_on == "pi" else router.p, _target(router, means[0], alive)
+        q, target = _q(router), _target(router, means[0], alive)
         pulled = corrections.relative_kl(gradient, q, target, router.alpha, size, router.width())
         gradient = torch.where(router.called(), pulled, gradient)  # a site that was not called has no target
     return gradient / size if config.logit_step == "paced" else gradient
@@ -154,6 +161,13 @@ def _penalty(router: Router) -> Tensor:
     called = router.called().squeeze(1)
     target = _target(router, router.mean_statistics()[0], alive)
     return router.alpha * (corrections.kl(target, log_q) * called).sum()
+
+
+def _q(router: Router) -> Tensor:
+    """What the KL acts on. Its gradient is linear in it: where each rank has a draw, their mean gives its mean."""
+    if router.config.kl_on == "pi":
+        return router.pi
+    return router.p if router.config.noise_across_ranks == "shared" else mean_over_ranks(router.p)
 
 
 def _target(router: Router, sensitivity: Tensor, alive: Tensor) -> Tensor:

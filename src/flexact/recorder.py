@@ -10,15 +10,19 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from flexact.errors import FlexActError, missing_extra
+from flexact.errors import FlexActError
 from flexact.layer import sites_of
+from flexact.reading import parsed_json, path_of
 from flexact.selection import selection
 from flexact.writing import write_whole
+
+if TYPE_CHECKING:
+    from flexact.tensorboard import Board
 
 VERSION = 1
 _KEY = "flexact_history"
@@ -30,7 +34,8 @@ class Recorder:
 
     path: a JSON-lines file, one whole line a record; an existing one is gone on with. Its first line has the policy and
     the versions, for `flexact report`.
-    tensorboard: a folder for TensorBoard scalars (needs flexact[tensorboard]).
+    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
+    histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
 
     A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
     was given to `record`.
@@ -43,23 +48,22 @@ class Recorder:
     {'1': 'relu'}
     """
 
-    def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: str | Path | None = None) -> None:
+    def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: Any = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise FlexActError(f"a Recorder needs a torch.nn.Module; got {model!r:.80}.")
         self.model = model
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
-        self._writer: Any = None
+        self._board: Board | None = None
         if path is not None:
-            self._path = Path(path)
+            self._path = path_of(path, "a history")
             self.history = _existing(self._path)
         if tensorboard is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise missing_extra("tensorboard", "tensorboard") from None
-            self._writer = SummaryWriter(str(tensorboard))
+            from flexact.tensorboard import Board  # not before it is asked for
+
+            self._board = Board(tensorboard)
         if path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._rewrite()
+            self._begin_file()
 
     def record(self, step: int, **values: float) -> None:
         """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
@@ -81,16 +85,13 @@ class Recorder:
         self.history.append(entry)
         if self._file is not None:
             self._write(entry)
-        if self._writer is not None:
-            for site, probabilities in entry["sites"].items():
-                for candidate, probability in probabilities.items():
-                    self._writer.add_scalar(f"flexact/{site}/{candidate}", probability, step)
-            for name, value in numbers.items():
-                self._writer.add_scalar(name, value, step)
+        if self._board is not None:
+            self._board.write(self.model, self.history, numbers)
 
     def rewind(self, step: int) -> None:
         """Forget what was recorded after a step: for going on from an earlier checkpoint."""
-        self.history = [entry for entry in self.history if entry["step"] <= step]
+        last = _index(step)
+        self.history = [entry for entry in self.history if entry["step"] <= last]
         if self._file is not None:
             self._rewrite()
 
@@ -99,9 +100,9 @@ class Recorder:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._board is not None:
+            self._board.close(self.history)
+            self._board = None
 
     def __enter__(self) -> Recorder:
         return self
@@ -121,10 +122,20 @@ class Recorder:
         ...
         flexact.errors.FlexActError: there is no history at nowhere.jsonl; ...
         """
-        path = Path(path)
+        path = path_of(path, "a history")
         if not path.is_file():
             raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
-        return _parsed(path, _text(path))
+        text = _text(path)
+        if not text:
+            raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
+        return _parsed(path, text)
+
+    def _begin_file(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rewrite()
+        except OSError as error:
+            raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def _rewrite(self) -> None:
         """Write the file anew, whole or not at all, and go on at its end."""
@@ -159,8 +170,8 @@ def _number(name: str, value: Any) -> float:
         raise FlexActError(f"{name!r} is what a record has of its own; give your number another name.")
     try:
         return float(value.item() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
-        raise FlexActError(f"a record takes numbers; got {name}={value!r}.") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise FlexActError(f"a record takes numbers; got {name}={value!r:.80}.") from None
 
 
 def _index(step: Any) -> int:
@@ -199,12 +210,12 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
+            entry = parsed_json(line)
+        except ValueError as error:
             if number == 1:
                 _check_header(path, None)
             raise FlexActError(
-                f"{path}, line {number}: not valid JSON ({error.msg} at column {error.colno}). The file is cut off or "
+                f"{path}, line {number}: not valid JSON ({_objection(error)}). The file is cut off or "
                 "was edited; remove that line to read the rest."
             ) from None
         if number == 1:
@@ -214,6 +225,10 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
         else:
             raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
     return entries
+
+
+def _objection(error: ValueError) -> str:
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _check_header(path: Path, header: Any) -> None:

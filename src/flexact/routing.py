@@ -7,14 +7,18 @@ numbers of candidates share one padded table of (rows, K); a site has one row, o
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from flexact.config import FlexConfig
-from flexact.gathering import Gathered
+from flexact.errors import FlexActError
+from flexact.gathering import Gathered, own_rank
 from flexact.ops import kernels
+from flexact.ops.differentiable import transforming
+from flexact.sharding import whole
 
 if TYPE_CHECKING:
     from flexact.layer import FlexAct
@@ -25,8 +29,8 @@ def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
 
     Drawn on the CPU in float64: the same on every device, and −log(−log u) stays finite because u is kept off 0 and 1.
     """
-    generator = torch.Generator().manual_seed(_mixed(seed, step))
-    u = torch.rand(rows, k, generator=generator, dtype=torch.float64).clamp_(1e-12, 1 - 1e-12)
+    generator = torch.Generator("cpu").manual_seed(_mixed(seed, step))
+    u = torch.rand(rows, k, generator=generator, dtype=torch.float64, device="cpu").clamp_(1e-12, 1 - 1e-12)
     return -(-u.log()).log()
 
 
@@ -36,6 +40,13 @@ def _mixed(seed: int, step: int) -> int:
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     return (z ^ (z >> 31)) >> 1
+
+
+def _seed(seed: int, rank: int, again: int) -> int:
+    """The seed itself, or another for each rank and each further draw of a step. Steps are never negative."""
+    if rank:
+        seed = _mixed(seed, -2 * rank)
+    return _mixed(seed, -2 * again - 1) if again else seed
 
 
 def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
@@ -53,7 +64,9 @@ class Router:
 
     `refresh` runs at the start of each forward of the model and leaves plain tensors that the sites read by their rows;
     `advance` makes the next step's draw. A step is a forward in training mode, or, once a Schedule runs, a call of its
-    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw.
+    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw. With
+    `FlexConfig(draw_per="forward")` each micro-batch has one of its own, and a recomputed forward still that of its
+    micro-batch.
     """
 
     def __init__(self, sites: list[FlexAct], config: FlexConfig, standalone: bool) -> None:
@@ -63,7 +76,9 @@ class Router:
         self.scheduled = False
         self.ready = False  # whether there are probabilities and statistics at all
         self.current = False  # whether they are this step's; a site called outside of the model's forward asks
+        self.begun = False  # whether this step had a forward in training mode
         self.step = 0
+        self._again = 0  # draws of this step after the first
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
         start = 0
@@ -81,16 +96,20 @@ class Router:
         return self.sites[0].logits.device
 
     def refresh(self, training: bool) -> None:
-        """Turn the logits into this forward's probabilities, and start its statistics afresh."""
+        """Turn the logits into this forward's probabilities; begin a step where a forward is one."""
         self.place()
-        if training and not self.scheduled and not _recomputing():
-            self.advance()
-        begins = training and not (self.scheduled and self.current)
+        if not torch.compiler.is_compiling():
+            for site in self.sites:
+                site.notice_copied_buffers()
+        if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
+            if not self.scheduled:
+                self.advance()
+            elif self.begun:
+                self._draw(self._again + 1)
         # Not as inference tensors, which a later training step could not use.
         with torch.inference_mode(False), torch.no_grad():
             self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
-            if begins:  # an eval forward leaves the statistics alone, and micro-batches of a step share theirs
-                self.gathered.clear()
+        self.begun = self.begun or training
         self.ready = self.current = True
 
     def advance(self) -> None:
@@ -98,10 +117,16 @@ class Router:
         self.go_to(self.step + 1)
 
     def go_to(self, step: int) -> None:
-        """Make the draw of any step."""
+        """Make the draw of any step, and start its statistics afresh; its micro-batches share them."""
         self.place()
         self.alive()  # here, and not in a forward that the compiler looks at
-        self.step, self.current = step, False
+        self.gathered.clear()
+        self.step, self.current, self.begun = step, False, False
+        self._draw(0)
+
+    def _draw(self, again: int) -> None:
+        """Make the first draw of this step, or a further one."""
+        self._again = again
         if self.config.noise != 0:
             self.noise.copy_(self._drawn())  # in place: a captured CUDA graph reads this memory
 
@@ -120,10 +145,23 @@ class Router:
 
     def logits(self) -> Tensor:
         """All sites' logits as (rows, K), padded; differentiable."""
-        return self.table([site.logits for site in self.sites])
+        return self.table(self.flat_logits())
+
+    def flat_logits(self) -> list[Tensor]:
+        """Each site's logits, whole."""
+        for site in self.sites:
+            if site.logits.dtype in (torch.float16, torch.bfloat16):
+                raise FlexActError(
+                    f"the logits of {site.name or 'FlexAct'} are in {site.logits.dtype}, and must stay in float32. "
+                    "Where fully_shard has a mixed-precision policy, shard each FlexAct site by itself first, without "
+                    "one: fully_shard(site)."
+                )
+        return [whole(site.logits) for site in self.sites]
 
     def alive(self) -> Tensor:
         """Who is still in, as (rows, K); padding is not. Kept until a site says that it changed."""
+        if transforming():  # whose tensors must not outlive it
+            return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
         if self._alive is None or self._alive_is_old:
             alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
             self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
@@ -167,7 +205,7 @@ class Router:
     def gradients(self) -> list[Tensor]:
         """The sites' own logit gradients; zeros that must not be written to where there is none."""
         zeros = self._zeros
-        return [zeros[: s.rows * s.k] if s.logits.grad is None else s.logits.grad for s in self.sites]
+        return [zeros[: s.rows * s.k] if s.logits.grad is None else whole(s.logits.grad) for s in self.sites]
 
     def table(self, flat: list[Tensor]) -> Tensor:
         """The sites' own flat tensors as one (rows, K) table, padded with 0."""
@@ -187,9 +225,10 @@ class Router:
         sizes = [site.rows * site.k for site in self.sites]
         self.size = sum(sizes)
         self._zeros = torch.zeros(max(sizes), device=self.device)
-        site_of_row = torch.arange(len(self.sites)).repeat_interleave(torch.tensor([s.rows for s in self.sites]))
-        own = torch.tensor([site.k for site in self.sites])[site_of_row]
-        start, column = own.cumsum(0) - own, torch.arange(self.k)
+        with torch.device("cpu"):  # a user's context may name another one
+            site_of_row = torch.arange(len(self.sites)).repeat_interleave(torch.tensor([s.rows for s in self.sites]))
+            own = torch.tensor([site.k for site in self.sites])[site_of_row]
+            start, column = own.cumsum(0) - own, torch.arange(self.k)
         self._site_of_row = site_of_row.to(self.device)
         self._index: Tensor | None = None
         if any(site.k != self.k for site in self.sites):
@@ -210,20 +249,24 @@ class Router:
         """The same by one kernel."""
         from flexact.ops import guarded, policy_kernels  # need Triton
 
-        values = torch.cat([*[site.logits for site in self.sites], *self.temperatures()])
+        values = torch.cat([*self.flat_logits(), *self.temperatures()])
         tables = (self.layout, self.alive(), self.noise)
         return guarded.run(policy_kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
     def _drawn(self) -> Tensor:
         if self.config.noise == 0:
-            return torch.zeros(self.rows, self.k)
-        return (self.config.noise * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
+            return torch.zeros(self.rows, self.k, device="cpu")
+        rank = own_rank() if self.config.noise_across_ranks == "per_rank" else 0
+        seed = _seed(self.config.seed, rank, self._again)
+        # vmap allows no random numbers; these are one draw for all that it looks at.
+        with torch._C._DisableFuncTorch() if transforming() else nullcontext():
+            return (self.config.noise * gumbel_noise(self.rows, self.k, seed, self.step)).float()
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """As a forward pre-hook of the model."""
         self.refresh(module.training)
 
 
-def _recomputing() -> bool:
+def recomputing() -> bool:
     """Whether this forward runs inside a backward pass, as activation checkpointing has it."""
     return torch._C._current_graph_task_id() != -1

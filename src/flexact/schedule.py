@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from flexact.config import Anneal
+from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
 from flexact.layer import FlexAct, bind, routers_of, sites_of
 from flexact.pace import RunningGradient
@@ -49,9 +51,9 @@ class Schedule:
     """
 
     def __init__(self, model: nn.Module, total_steps: int, optimizer: Optimizer | None = None) -> None:
-        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or not 1 <= total_steps <= MOST_STEPS:
             raise FlexActError(
-                f"total_steps must be the number of optimizer steps of the run, at least 1; got {total_steps!r}."
+                f"total_steps must be the number of optimizer steps of the run, at least 1; got {total_steps!r:.80}."
             )
         sites = sites_of(model)
         if not sites:
@@ -228,6 +230,8 @@ def param_groups(
     [(2, 0.0005), (1, 0.0)]
     """
     sites = sites_of(model)
+    for name, value in (("weight_decay", weight_decay), ("lr", lr), ("logit_lr", logit_lr)):
+        _check_rate(name, value)
     if logit_lr is not None and any(site.config.logit_step == "paced" for site in sites):
         raise FlexActError(
             f"logit_lr={logit_lr} would have no effect: this policy moves the logits itself, at a pace set by the "
@@ -243,6 +247,14 @@ def param_groups(
         if rate is not None:
             group["lr"] = rate
     return [group for group in groups if group["params"]]
+
+
+def _check_rate(name: str, value: Any) -> None:
+    """Refuse what no optimizer can take; a rate may be a tensor, as a captured CUDA graph needs it."""
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    if value is not None and not (is_number and 0 <= number < math.inf):
+        raise FlexActError(f"{name} must be a finite number, at least 0; got {value!r:.80}.")
 
 
 def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
@@ -289,16 +301,35 @@ def _act_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> Remova
     """Let the policy act before each step of the optimizer that holds the logits, while the schedule lives."""
     reference = weakref.ref(schedule)
 
-    def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+    def hook(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         alive = reference()
         if alive is None or alive.committed:
-            return
-        if optimizer is not None or _holds(stepping, alive.router.sites[0].logits):
+            return None
+        if optimizer is None and not _holds(stepping, alive.router.sites[0].logits):
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+        if closure is None:
             alive.before_optimizer_step()
+            return None
+        return args[:1], kwargs | {"closure": _acting(closure, alive.before_optimizer_step)}
 
     handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
     weakref.finalize(schedule, handle.remove).atexit = False
     return handle
+
+
+def _acting(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
+    """A closure after which the policy acts: the step's gradients are made in it, as Lightning does. Only at its first
+    call; what LBFGS asks for after that belongs to the same step."""
+    pending = [act]
+
+    def both() -> Any:
+        loss = closure()
+        if pending:
+            pending.pop()()
+        return loss
+
+    return both
 
 
 def _only_newest(schedule: Schedule) -> None:

@@ -92,7 +92,7 @@ class Selection:
         titles = ["site", "pick", "probability", "margin", "runner-up", "dropped (at step)"]
         lines = [
             [
-                row.site if row.channel is None else f"{row.site}:{row.channel}",
+                _printable(row.site) + ("" if row.channel is None else f":{row.channel}"),
                 row.pick + ("" if row.committed else " ?"),
                 f"{row.probability:.3f}",
                 f"{row.margin:.3f}",
@@ -126,6 +126,11 @@ def selection(model: nn.Module) -> Selection:
     ? not committed yet
     """
     return Selection(tuple(row for site in _named_sites(model) for row in _rows(*site)))
+
+
+def _printable(name: str) -> str:
+    """A name as one line that leaves the terminal alone."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 _HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)

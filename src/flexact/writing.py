@@ -14,8 +14,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file under another name (its own and ".new"), and then rename it."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)  # what a kill left, or a link that somebody put there
     try:
-        with fresh.open("wb") as file:
+        with fresh.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

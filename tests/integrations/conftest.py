@@ -14,7 +14,7 @@ import flexact
 
 transformers = pytest.importorskip("transformers")
 
-collect_ignore = ["train_tiny.py"]  # a program, which switches torchvision off
+collect_ignore = ["train_tiny.py", "fit_lightning.py"]  # programs that tests start
 
 
 class Rows(torch.utils.data.Dataset):

@@ -25,6 +25,7 @@ from flexact.integrations.transformers_config import check_says_so, describe, lo
 from flexact.layer import FlexAct, sites_of
 from flexact.picks_file import write_picks
 from flexact.policy import penalty
+from flexact.reading import parsed_json
 from flexact.schedule import Schedule
 from flexact.selection import Selection, selection
 from flexact.writing import write_whole
@@ -114,7 +115,7 @@ class FlexActCallback(TrainerCallback):
         self._check_not_decayed(optimizer)
         self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer)
         if self._checkpoint is not None:
-            self.schedule.load_state_dict(_read_schedule(self._checkpoint, self.schedule))
+            _load_schedule(self._checkpoint, self.schedule)
         if self.schedule.steps_done != state.global_step:
             raise FlexActError(
                 f"the Trainer goes on at step {state.global_step}, its policy at step {self.schedule.steps_done}; "
@@ -315,11 +316,11 @@ def _check_arguments(trainer: Any) -> None:
             raise FlexActError(f"FlexActCallback: {told}")
 
 
-def _read_schedule(checkpoint: Path, schedule: Schedule) -> dict[str, Any]:
-    """The state that `write_beside` wrote, with tensors where the schedule has them."""
+def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:
+    """Let a schedule go on from the state that `write_beside` wrote."""
     path = checkpoint / SCHEDULE
     try:
-        saved = json.loads(path.read_bytes())
+        saved = parsed_json(path.read_bytes())
     except FileNotFoundError:
         raise FlexActError(
             f"{path} is not there: this checkpoint was not written by a Trainer with a FlexActCallback. Start the run "
@@ -329,7 +330,10 @@ def _read_schedule(checkpoint: Path, schedule: Schedule) -> dict[str, Any]:
         raise FlexActError(f"{path} is cut off or damaged: no valid JSON ({error}). Resume from another one.") from None
     own: Mapping[str, Any] = schedule.state_dict()
     state: dict[str, Any] = dict(saved) if isinstance(saved, dict) else {}
-    for name, value in own.items():
-        if isinstance(value, torch.Tensor) and isinstance(state.get(name), list):
-            state[name] = torch.tensor(state[name], dtype=value.dtype, device=value.device)
-    return state
+    try:
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor) and isinstance(state.get(name), list):
+                state[name] = torch.tensor(state[name], dtype=value.dtype, device=value.device)
+        schedule.load_state_dict(state)
+    except (FlexActError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise FlexActError(f"{path}: {error} Resume from another checkpoint.") from None

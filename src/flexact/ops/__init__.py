@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, compiled, kernels
+from flexact.ops import closed_form, compiled, differentiable, kernels
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
 __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
@@ -50,6 +50,11 @@ def routed_activation(
     keys: the K candidates' registry keys; alive: the indices of those still in; statistics: flags.
     rows is 1 for the layer, or the size of h's `channel_dim`.
     """
+    if differentiable.transforming():
+        plain = differentiable.routed_activation(
+            h, logits, weights, probabilities, temperature, keys, alive, channel_dim
+        )
+        return plain, weights.new_empty(0)
     if runs_fused(h, keys):
         from flexact.ops import triton_ops  # needs Triton
 
@@ -63,7 +68,7 @@ def routed_activation(
 
 def runs_fused(h: Tensor, keys: tuple[str, ...]) -> bool:
     """Whether Triton's kernels take this input and these candidates."""
-    return h.dtype != torch.float64 and _takes_triton(h.device, keys)
+    return h.dtype != torch.float64 and not differentiable.transforming() and _takes_triton(h.device, keys)
 
 
 def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
@@ -158,15 +163,21 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    h, _, weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs
-    ctx.save_for_backward(h, weights, probabilities, temperature)
+    h, logits, weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs
+    ctx.save_for_backward(h, logits, weights, probabilities, temperature)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     need_h, need_logits = ctx.needs_input_grad[:2]
+    h, logits, weights, probabilities, temperature = ctx.saved_tensors
+    routing = (weights, probabilities, temperature)
+    if torch.is_grad_enabled():  # as create_graph=True has it
+        names, need = ctx.keys.split(_SEPARATOR), (need_h, need_logits)
+        found = differentiable.gradients(delta, h, logits, need, *routing, names, ctx.alive, ctx.channel_dim)
+        return (*found, *(None,) * 7)
     gradient, to_logits = _routed_activation_backward(
-        delta, *ctx.saved_tensors, ctx.keys, ctx.alive, ctx.channel_dim, need_logits
+        delta, h, *routing, ctx.keys, ctx.alive, ctx.channel_dim, need_logits
     )
     return (gradient if need_h else None, to_logits if need_logits else None, *(None,) * 7)
 

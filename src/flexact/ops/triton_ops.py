@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from flexact.ops import guarded, triton_operators
+from flexact.errors import FlexActError
+from flexact.ops import differentiable, guarded, triton_operators
 from flexact.ops.batch_norm import Norm, Running
 from flexact.ops.guarded import Blending, Normalising
 from flexact.ops.launching import is_traced
@@ -50,19 +50,21 @@ class _Routed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
         ctx.keys, ctx.alive, ctx.channel_dim = blending.keys, blending.alive, channel_dim
-        ctx.save_for_backward(h, blending.weights, blending.probabilities, blending.temperature)
+        ctx.save_for_backward(h, logits, blending.weights, blending.probabilities, blending.temperature)
         ctx.set_materialize_grads(False)  # the statistics get none
         x, gathered = guarded.routed_forward(h, blending, channel_dim)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if delta is None:
             return None, None, None, None
         need_h, need_logits, _, _ = ctx.needs_input_grad
-        h, weights, probabilities, temperature = ctx.saved_tensors
+        h, logits, weights, probabilities, temperature = ctx.saved_tensors
+        if torch.is_grad_enabled():  # as create_graph=True has it
+            routing = (weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim)
+            return (*differentiable.gradients(delta, h, logits, (need_h, need_logits), *routing), None, None)
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
         gradient, to_logits = guarded.routed_backward(delta, h, blending, ctx.channel_dim, need_logits)
         return gradient if need_h else None, to_logits if need_logits else None, None, None
@@ -93,10 +95,14 @@ class _Normalised(torch.autograd.Function):
         return x, gathered
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if delta is None:
             return (None,) * 9
+        if torch.is_grad_enabled():  # as create_graph=True has it
+            raise FlexActError(
+                "a site that runs in one go with its batch norm has no second derivative, which create_graph=True asks "
+                "for; convert without fuse=True."
+            )
         y, residual, weight, bias, residual_weight, residual_bias, mean, rstd, *rest = ctx.saved_tensors
         residual_mean, residual_rstd, weights, probabilities, temperature = rest
         own = Norm(mean, rstd, weight, bias)

@@ -6,6 +6,7 @@ It is made from the plain files of a study's folder, or from any history that a 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -49,6 +50,8 @@ class Report:
         import matplotlib
 
         folder = self.folder / "figures"
+        if folder.is_symlink():
+            raise FlexActError(f"{folder} is a link to {os.readlink(folder)}; remove it, and figures are written here.")
         folder.mkdir(exist_ok=True)
         plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
         for picture in [picture for section in self.sections for picture in section.pictures]:

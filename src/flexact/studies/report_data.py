@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.reading import parsed_json
 from flexact.recorder import Recorder
 from flexact.studies.options import Options
 from flexact.studies.store import Result, read_options, read_parts, read_text
@@ -87,7 +87,7 @@ def _header(path: Path) -> dict[str, Any] | None:
     """What a history's first line says besides its version; None for somebody else's file."""
     try:
         with path.open("rb") as file:
-            header = json.loads(file.readline())
+            header = parsed_json(file.readline())
     except (ValueError, IsADirectoryError):  # no JSON, or no text at all
         return None
     if not isinstance(header, dict) or "flexact_history" not in header:
@@ -111,8 +111,20 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def _check_record(path: Path, line: int, entry: dict[str, Any]) -> None:
     for site, probabilities in entry["sites"].items():
-        if not isinstance(probabilities, dict) or not all(isinstance(p, int | float) for p in probabilities.values()):
-            raise FlexActError(f"{path}, line {line}: the probabilities of site {site!r} are not numbers by candidate.")
+        if not isinstance(probabilities, dict) or not all(map(_is_probability, probabilities.values())):
+            raise FlexActError(
+                f"{path}, line {line}: the probabilities of site {site!r:.80} are not numbers from 0 to 1 by candidate."
+            )
     for name, value in entry.items():
-        if name not in ("sites", "picks") and not isinstance(value, int | float):
-            raise FlexActError(f"{path}, line {line}: {name} is {value!r}, not a number.")
+        if name not in ("sites", "picks") and not _is_number(value):
+            raise FlexActError(f"{path}, line {line}: {name} is {value!r:.80}, not a number that can be drawn.")
+
+
+def _is_probability(value: Any) -> bool:
+    """NaN is what a run that diverged has left."""
+    return isinstance(value, int | float) and (value != value or -1e-6 <= value <= 1 + 1e-6)
+
+
+def _is_number(value: Any) -> bool:
+    """A loss may be infinite or none; a whole number must be one that a float can tell."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from flexact.errors import FlexActError
+from flexact.reading import parsed_json
 from flexact.studies.options import Options
 from flexact.writing import write_whole
 
@@ -169,9 +170,11 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         raise FlexActError(f"{folder} holds the results of a study without its {CONFIG}. {_REMEDY}")
     try:
-        found = json.loads(read_text(path))
+        found = parsed_json(read_text(path))
     except json.JSONDecodeError as error:
         raise _damaged(path, error.lineno, f"not valid JSON ({error.msg} at column {error.colno})") from None
+    except ValueError as error:
+        raise _damaged(path, 1, f"not valid JSON ({error})") from None
     version = found.get("flexact_study") if isinstance(found, dict) else None
     if not isinstance(version, int):
         return None

@@ -89,7 +89,10 @@ class Store(Generic[R]):
         """config.json of a grid; an error where the folder has none."""
         found = read_config(self.folder) if self.folder.is_dir() else None
         if found is None or found["study"] != self.study.name:
-            raise FlexActError(f"{self.folder} holds no grid of `flexact reproduce {self.study.name}`; give its --out.")
+            raise FlexActError(
+                f"{self.folder} holds no grid of `flexact reproduce {self.study.name}`: it has no {CONFIG} of one. "
+                "Give its --out."
+            )
         return found
 
     def _earlier(self, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any] | None:

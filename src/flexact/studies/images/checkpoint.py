@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.reading import parsed_json
 from flexact.writing import write_whole
 
 VERSION = 1
@@ -97,7 +98,7 @@ def _about(path: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, with what this module needs of it checked."""
     again = _AFRESH.format(folder=path.parent)
     try:
-        about = json.loads(path.read_bytes())
+        about = parsed_json(path.read_bytes())
     except ValueError as error:  # also of bytes that are no text
         raise FlexActError(f"{path} is cut off or damaged: no valid JSON ({error}). {again}") from None
     version = about.get(_KEY) if isinstance(about, dict) else None

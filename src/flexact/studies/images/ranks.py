@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -74,11 +75,20 @@ class Ranks:
         return nn.parallel.DistributedDataParallel(network, device_ids=[device] if device.type == "cuda" else None)
 
 
+TIMEOUT = 600.0
+"""Seconds that a rank waits for the others before it gives up."""
+
+
+class LostRank(FlexActError):
+    """Another rank has ended, or does not answer any more."""
+
+
 @contextmanager
-def started_by_torchrun(device: str) -> Iterator[torch.device]:
+def started_by_torchrun(device: str, timeout: float = TIMEOUT) -> Iterator[torch.device]:
     """Join the other processes where torchrun started several; the device of this one.
 
     device: "cpu" or "cuda"; torchrun's processes take one GPU each.
+    timeout: seconds. A rank that dies ends the others at once, one that hangs after so long, with `LostRank`.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield torch.device(device)
@@ -90,11 +100,29 @@ def started_by_torchrun(device: str) -> Iterator[torch.device]:
     )
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
     try:
-        yield own
+        with _losses_told():
+            yield own
     finally:
-        dist.destroy_process_group()
+        with suppress(RuntimeError):  # of a group that is broken already
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _losses_told() -> Iterator[None]:
+    """What a collective says when another rank is gone, as an error that says what to do."""
+    ranks = Ranks.current()
+    try:
+        yield
+    except RuntimeError as error:
+        words = str(error)
+        if not isinstance(error, dist.DistError) and "gloo" not in words and "nccl" not in words.lower():
+            raise
+        raise LostRank(
+            f"rank {ranks.rank} of {ranks.count} lost another one ({' '.join(words.split()):.200}): it was killed, ran "
+            "out of memory, or hangs. Start the same command again: it goes on from the last checkpoint."
+        ) from error
 
 
 class SyncedBatchNorm(nn.BatchNorm2d):

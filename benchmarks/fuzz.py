@@ -1,0 +1,99 @@
+"""The public API called in any order, for longer than CI does.
+
+    python benchmarks/fuzz.py [--examples 10000] [--steps 12] [--seed 0] [--out results/reliability/fuzz.csv]
+
+Runs the state machine of tests/fuzz in batches of 500 examples, each from a seed of its own, and writes one line a
+batch: how many examples and calls there were, how many calls were refused, and what failed. A failing batch prints the
+calls that lead to it. About an hour on one core for 10,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
+from hypothesis.stateful import run_state_machine_as_test
+
+from flexact.studies.provenance import processor, provenance
+from flexact.writing import write_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+from fuzz_machine import PublicApi  # noqa: E402  # of this checkout's tests
+
+BATCH = 500
+
+
+class Counted(PublicApi):
+    """Counts what all examples did together."""
+
+    examples = calls = refusals = 0
+
+    def teardown(self) -> None:
+        Counted.examples += 1
+        Counted.calls += self.inputs
+        Counted.refusals += self.refused
+        super().teardown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=12, help="calls an example, at most")
+    parser.add_argument("--seed", type=int, default=0, help="of the first batch")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "reliability" / "fuzz.csv")
+    parser.add_argument("--shrink", action="store_true", help="make a failing example small, which takes its time")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    made = {**provenance(), "device": processor()}
+    phases = [Phase.generate, *([Phase.shrink] if arguments.shrink else [])]
+    rows: list[dict[str, object]] = []
+    for number in range(-(-arguments.examples // BATCH)):
+        examples = min(BATCH, arguments.examples - number * BATCH)
+        Counted.examples = Counted.calls = Counted.refusals = 0
+        begun = time.monotonic()
+        failure = _failure(examples, arguments.steps, arguments.seed + number, phases)
+        rows.append(
+            {
+                "seed": arguments.seed + number,
+                "examples": Counted.examples,
+                "calls": Counted.calls,
+                "refused": Counted.refusals,
+                "failure": failure,
+                "seconds": round(time.monotonic() - begun, 1),
+                **made,
+            }
+        )
+        print({key: value for key, value in rows[-1].items() if key not in made}, flush=True)
+        write_rows(arguments.out, rows)
+    sys.exit(any(row["failure"] for row in rows))
+
+
+def _failure(examples: int, steps: int, seed: int, phases: list[Phase]) -> str:
+    """What went wrong in a batch, in a line; nothing in the best case."""
+    random.seed(seed)
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(seeded(seed)(Counted), settings=options)
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return ""
+
+
+if __name__ == "__main__":
+    main()

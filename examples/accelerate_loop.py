@@ -1,0 +1,84 @@
+"""A loop with Hugging Face accelerate, stopped half-way and gone on with. About three seconds on a CPU.
+
+Start it alone or with `accelerate launch`: ranks share the picks. The model is converted before `prepare`, the schedule
+is registered so that `save_state` and `load_state` carry it, and the plain network comes out of `unwrap_model`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, set_seed
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import flexact
+
+EPOCHS = 10
+
+
+class Run:
+    """What a program builds at its start, whether it begins or goes on."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        set_seed(0)
+        self.accelerator = Accelerator(gradient_accumulation_steps=2)
+        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        net = flexact.convert(net, config=flexact.FlexConfig(candidates=("relu", "gelu", "silu", "tanh")))
+        optimizer = torch.optim.AdamW(flexact.param_groups(net, weight_decay=0.01), lr=3e-3)
+        loader = DataLoader(data, batch_size=32, shuffle=True)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(net, optimizer, loader)
+        steps = -(-len(self.loader) // self.accelerator.gradient_accumulation_steps)  # of the optimizer, an epoch
+        self.schedule = flexact.Schedule(net, total_steps=EPOCHS * steps)
+        self.accelerator.register_for_checkpointing(self.schedule)
+
+    def train(self, epochs: Iterable[int]) -> None:
+        self.model.train()
+        for epoch in epochs:
+            self.loader.set_epoch(epoch)
+            for batch, target in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    loss = nn.functional.cross_entropy(self.model(batch), target) + flexact.penalty(self.model)
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()  # accelerate leaves it out until the gradients are accumulated,
+                    self.optimizer.zero_grad()
+                if self.accelerator.sync_gradients:  # and the schedule counts what is left
+                    self.schedule.step()
+
+    @property
+    def network(self) -> Any:
+        return self.accelerator.unwrap_model(self.model)
+
+
+def main() -> None:
+    images, labels = load_digits(return_X_y=True)
+    images, labels = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    x, test_x, y, test_y = train_test_split(images, labels, test_size=0.25, random_state=0)
+
+    with tempfile.TemporaryDirectory() as own:
+        first = Run(TensorDataset(x, y))
+        (folder,) = broadcast_object_list([own])  # that of the first rank
+        first.train(range(4))
+        first.accelerator.save_state(folder)
+
+        second = Run(TensorDataset(x, y))
+        accelerator = second.accelerator
+        accelerator.load_state(folder)
+        accelerator.wait_for_everyone()
+    second.train(range(4, EPOCHS))
+
+    accelerator.print(flexact.selection(second.network))
+    plain = flexact.extract(second.network).cpu().eval()
+    accuracy = (plain(test_x).argmax(1) == test_y).float().mean()
+    accelerator.print(f"\n{plain}\nAccuracy of the plain network on test digits: {100 * accuracy:.1f} %")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A candidate of one's own: a sine, where the data are periodic. About three seconds on a CPU.
+
+`register_candidate` takes any elementwise function. With a `module` the extracted network prints and pickles like any
+other; a `derivative` saves autograd's work on the function and is checked against it when given.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import flexact
+
+STEPS = 1000
+
+
+class Sine(nn.Module):
+    """sin(h), for the extracted network."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.sin(h)
+
+
+flexact.register_candidate("sine", torch.sin, derivative=torch.cos, module=Sine)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-3, 3, 512).unsqueeze(1)
+    y = torch.sin(2 * x) + 0.5 * torch.sin(3 * x + 1)
+    model = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    model = flexact.convert(model, config=flexact.FlexConfig(candidates=("relu", "tanh", "gelu", "sine")))
+    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.02)
+    schedule = flexact.Schedule(model, total_steps=STEPS)
+    for _ in range(STEPS):
+        loss = nn.functional.mse_loss(model(x), y) + flexact.penalty(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+    print(flexact.selection(model))
+    plain = flexact.extract(model).eval()
+    print(f"\n{plain}\nMean squared error of the plain network: {nn.functional.mse_loss(plain(x), y):.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What the documentation shows to copy runs: Python as it stands, commands as far as they can be parsed.
+
+The ```python blocks of a page run in order, in one namespace, in an empty folder. A block that must not run is marked
+```python {.no-run} and says why in a comment. Names that a page takes for granted ("your model") are made by its entry
+in `GIVEN`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact import candidates
+from flexact.studies.commands import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+GIVEN = {
+    "README.md": """
+        import torch, flexact
+        from torch import nn
+        from torch.optim import SGD
+
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        loader = [(torch.randn(16, 4), torch.randint(0, 3, (16,))) for _ in range(20)]
+        epochs, criterion, path = 1, nn.CrossEntropyLoss(), "checkpoint.pt"
+        """,
+    "docs/text.md": """
+        import torch
+        from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
+
+        sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+        tiny = AutoModelForSequenceClassification.from_config(BertConfig(**sizes))
+        tiny.save_pretrained("bert-base-uncased")  # found in this folder before it is looked for elsewhere
+        train = dev = [dict(input_ids=torch.randint(0, 50, (6,)), labels=i % 2) for i in range(32)]
+        args = TrainingArguments("trainer", max_steps=8, per_device_train_batch_size=4, report_to=[], use_cpu=True)
+        """,
+}
+"""What a page's reader has already, by page."""
+
+BETWEEN = {
+    # The second fragment is another way of calling convert: its model is a plain one again.
+    ("README.md", 2): "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))",
+    # It is about a checkpoint whose layers differ, and so few steps leave all of them at the original.
+    ("docs/text.md", 2): """
+        model = flexact.convert(AutoModelForSequenceClassification.from_pretrained("bert-base-uncased"))
+        with torch.no_grad():
+            model.bert.encoder.layer[0].intermediate.intermediate_act_fn.logits[0] += 100
+        trainer = FlexActCallback().wrap(Trainer(model=model, args=args, train_dataset=train))
+        trainer.train()
+        trainer.save_model("out")
+        """,
+}
+"""What happens before a page's block of this number."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    info: str
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.info.partition(" ")[0]
+
+    @property
+    def runs(self) -> bool:
+        return ".no-run" not in self.info
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """The fenced blocks of a page, those in lists as well."""
+    text = page.read_text(encoding="utf-8")
+    fence = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]+)\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE)
+    for found in fence.finditer(text):
+        body = re.sub(f"^{found['indent']}", "", found["body"], flags=re.MULTILINE)
+        line = text.count("\n", 0, found.start()) + 2
+        yield Block(page.relative_to(ROOT).as_posix(), line, found["info"].strip(), body)
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.language in ("python", "py", "python3")]
+SHELL = [block for block in BLOCKS if block.language in ("sh", "bash", "shell", "console")]
+
+
+@pytest.fixture
+def fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in, no display, and a registry that forgets what a page registers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON}))
+@pytest.mark.usefixtures("fresh_folder")
+def test_the_python_of_a_page_runs(page: str) -> None:
+    torch.manual_seed(0)
+    names: dict[str, object] = {"__name__": "page"}
+    exec(_unindented(GIVEN.get(page, "")), names)
+    for number, block in enumerate((block for block in PYTHON if block.page == page), start=1):
+        exec(_unindented(BETWEEN.get((page, number), "")), names)
+        if block.runs:
+            # Compiled under the page's own name and lines, so that an error points into the page.
+            exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), names)
+
+
+def test_what_does_not_run_is_rare_and_says_why() -> None:
+    left_out = [block for block in PYTHON if not block.runs]
+    assert len(left_out) <= len(PYTHON) // 10
+    assert all("#" in block.text for block in left_out)
+
+
+def test_the_blocks_are_found() -> None:
+    assert {"README.md", "docs/start.md", "docs/choosing.md", "docs/index.md"} <= {block.page for block in PYTHON}
+    assert sum(block.page == "README.md" for block in PYTHON) == (ROOT / "README.md").read_text().count("```python")
+
+
+def _commands(program: str) -> list[tuple[str, list[str]]]:
+    """Where a program is called in a shell block, and its arguments."""
+    found = []
+    for block in SHELL:
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # settings before the command
+                words = words[1:]
+            if words and words[0] == program:
+                found.append(
+                    (f"{block.page}: {line.strip()}", [word for word in words[1:] if word not in ("…", "...")])
+                )
+    return found
+
+
+@pytest.mark.parametrize(("line", "arguments"), _commands("flexact"))
+def test_a_command_of_flexact_exists_with_its_options(line: str, arguments: list[str]) -> None:
+    import typer
+
+    command = typer.main.get_command(app)
+    context = command.make_context("flexact", list(arguments), resilient_parsing=False)
+    while hasattr(command, "resolve_command"):  # a group: its own arguments are the name and those of the next
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        assert command is not None, line
+        context = command.make_context(name, rest, parent=context)
+    assert not context.args, line
+
+
+@pytest.mark.parametrize(("line", "targets"), _commands("make"))
+def test_a_target_of_make_exists(line: str, targets: list[str]) -> None:
+    known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert targets, line
+    assert set(targets) <= known, line
+
+
+def test_the_python_programs_that_are_called_exist() -> None:
+    for line, arguments in _commands("python"):
+        if arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1]) is not None, line
+        elif not arguments[0].startswith("-"):
+            assert (ROOT / arguments[0]).is_file(), line
+
+
+def _unindented(code: str) -> str:
+    return re.sub(r"^ {8}", "", code, flags=re.MULTILINE)

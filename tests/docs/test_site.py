@@ -1,0 +1,154 @@
+"""The built documentation: no warning, no link that leads nowhere, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import flexact
+from flexact import baselines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+INTEGRATIONS = [
+    path.stem
+    for path in sorted((ROOT / "src" / "flexact" / "integrations").glob("*.py"))
+    if "class FlexActCallback" in path.read_text(encoding="utf-8")
+]
+
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+    "object": "data",
+}
+"""Tags whose address a browser loads by itself, and the attribute that has it; `link` depends on its rel."""
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and where one can link to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag == "link" and given.get("rel") != "canonical":
+            self.loads.append(given.get("href", ""))
+        if tag in LOADED and LOADED[tag] in given:
+            self.loads.append(given[LOADED[tag]])
+        self.loads += re.findall(r"url\(['\"]?(.*?)['\"]?\)", given.get("style", ""))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+
+
+def test_every_page_of_the_docs_is_built_and_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
+    written = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+    assert {path.relative_to(site.resolve()) for path in pages} == {*written, Path("404.html")}
+    assert not list(site.rglob("*.py"))
+    home = site.resolve() / "index.html"
+    reached = {(home.parent / urlsplit(link).path).resolve() for link in pages[home].links}
+    assert {site.resolve() / page for page in written} - reached <= {home}
+
+
+def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
+    missing = []
+    for path, page in pages.items():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or not link:
+                continue
+            target = path if not parts.path else (path.parent / unquote(parts.path)).resolve()
+            if path.name == "404.html":  # served at any address, it links from the root
+                target = (site / unquote(parts.path).lstrip("/")).resolve()
+            target = target / "index.html" if target.is_dir() else target
+            known = target.is_file() and (
+                not parts.fragment or target not in pages or unquote(parts.fragment) in pages[target].anchors
+            )
+            if not known:
+                missing.append(f"{path.name}: {link}")
+    assert not missing
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    away = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
+    assert not away
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert not re.search(r"(url\(\s*['\"]?|@import\s+['\"]?)(https?:)?//", text), sheet
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"flexact.{name}" for name in flexact.__all__),
+        *(f"flexact.baselines.{name}" for name in baselines.__all__),
+        *(f"flexact.plots.{name}" for name in ("picks", "probabilities", "final_picks", "numbers", "history_pictures")),
+        *(f"flexact.integrations.{name}.FlexActCallback" for name in INTEGRATIONS),
+    ],
+)
+def test_a_public_name_is_in_the_reference(name: str, pages: dict[Path, Page]) -> None:
+    # A function that has its module's name stands under both: flexact.convert.convert.
+    wanted = {name, f"{name}.{name.rpartition('.')[2]}"}
+    assert any(wanted & page.anchors for page in pages.values())
+
+
+def test_examples_and_parameters_of_docstrings_are_readable(site: Path) -> None:
+    text = (site / "api" / "model.html").read_text(encoding="utf-8")
+    assert "<blockquote>" not in text  # what Markdown makes of >>>
+    assert re.search(r"<li>\s*(<p>)?<code>where</code>:", text)
+    assert "layer4.*" in text
+
+
+def test_the_reproduction_page_has_the_figures_of_its_files() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    checked = 0
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        file = ""
+        columns: list[int] = []
+        for line in section.splitlines():
+            named = re.search(r"`(results/[\w/.-]+)`", line)
+            if named:
+                file = (ROOT / named[1]).read_text(encoding="utf-8")
+            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+            if any("ours" in cell for cell in cells):
+                columns = [number for number, cell in enumerate(cells) if "ours" in cell]
+                continue
+            for number in columns if cells else ():
+                for figure in re.findall(r"[+-]?\d+\.\d+", cells[number]):
+                    assert figure in file, f"{line}: {figure}"
+                    checked += 1
+    assert checked > 60

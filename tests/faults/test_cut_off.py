@@ -1,0 +1,283 @@
+"""Files cut off at any byte: each is refused by its name, or read as what was whole of it, and nothing is half-loaded.
+
+Every 1,000th byte is tried, and every byte of files that are shorter than that. Files of lines that are only ever
+appended to (a history, a grid's results) are read up to their last whole line where a kill may have cut the next.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+from flexact import FlexActError, Recorder
+from flexact.picks_file import described, write_picks
+from flexact.studies.images import data
+from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.images.store import Result, Store
+from flexact.studies.images.train import Stopped, train_cell
+from flexact.studies.options import Options
+from flexact.studies.store import Moment as StudyMoment
+from flexact.studies.store import Part, Point, read_config, read_parts
+from flexact.studies.store import Result as StudyResult
+from flexact.studies.store import Store as StudyStore
+from flexact.studies.text.train import _read as read_outcome
+
+PROTOCOL = Protocol(epochs=3, batch=8, lr=0.02, width=8)
+CELL = Cell("cifar10", "resnet18", "flexact-all", 0)
+
+
+def cuts(content: bytes) -> range:
+    """Where a file is cut: every 1,000th byte, and all of a short one; never after all of it."""
+    return range(0, len(content), 1000 if len(content) > 5000 else 1)
+
+
+def refuses_every_cut(path: Path, read: Callable[[], Any], may_be_whole: int = 0) -> None:
+    """Cut a file off at every place and read it: an error that names it, and nothing else.
+
+    may_be_whole: bytes at its end without which nothing is lost, such as a newline.
+    """
+    content = path.read_bytes()
+    read()
+    tried = 0
+    for length in cuts(content):
+        if length >= len(content) - may_be_whole:
+            continue
+        path.write_bytes(content[:length])
+        with pytest.raises(FlexActError, match=re.escape(path.name)):
+            read()
+        tried += 1
+    path.write_bytes(content)
+    read()
+    assert tried > 3
+
+
+# The image study
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> data.Images:
+    layout = _file("studies/images/official_layout.py")
+    return data.load(
+        "cifar10",
+        layout.write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=40, test=10).parent,
+        complete=False,
+    )
+
+
+def _file(name: str) -> ModuleType:
+    path = Path(__file__).parents[1] / name
+    spec = importlib.util.spec_from_file_location(f"faults_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
+    """Trains a cell in tmp_path until so many steps are done; counts how often a network was built."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def train(steps: int) -> Any:
+        left = [steps]
+
+        def stop() -> bool:
+            left[0] -= 1
+            return left[0] < 0
+
+        return train_cell(CELL, PROTOCOL, images, tmp_path, torch.device("cpu"), stop=stop, blocks=(1, 1))
+
+    yield train
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_checkpoint_is_refused(
+    finished: bool, cell: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if finished:
+        cell(1000)
+        tensors = tmp_path / "network.safetensors"
+    else:
+        with pytest.raises(Stopped):
+            cell(7)
+        tensors = tmp_path / "checkpoint-7.safetensors"
+    about = tmp_path / "checkpoint.json"
+    assert len(tensors.read_bytes()) > 20_000
+
+    class Built(Exception):
+        """A network would be built now: the checkpoint was taken."""
+
+    def built(*_: Any) -> nn.Module:
+        raise Built
+
+    def read() -> None:
+        try:
+            cell(1000)
+        except Built:
+            return
+
+    monkeypatch.setattr("flexact.studies.images.cell_run.build", built)
+    refuses_every_cut(tensors, read)
+    refuses_every_cut(about, read, may_be_whole=1)
+
+
+def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path) -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    path = tmp_path / "history.jsonl"
+    with Recorder(model, path) as recorder:
+        for step in range(40):
+            recorder.record(step, loss=step / 7)
+    whole, content = Recorder.load(path), path.read_bytes()
+    for length in sorted({*range(0, len(content), 1000), *range(400), len(content) - 1}):
+        path.write_bytes(content[:length])
+        lines = content[:length].count(b"\n")
+        if content[:length].endswith(b"\n"):
+            assert Recorder.load(path) == whole[: lines - 1]
+        elif length == len(content) - 1:
+            assert Recorder.load(path) == whole
+        else:
+            with pytest.raises(FlexActError, match=r"history\.jsonl"):
+                Recorder.load(path)
+        again = Recorder(model, path)  # going on: what a kill left of a line was never a record
+        again.close()
+        assert again.history == whole[: max(lines - 1, 0)]
+
+
+def test_the_results_of_a_grid_hold_whole_lines(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    grid = {"datasets": ["cifar10"], "models": ["resnet18"], "methods": ["relu"], "seeds": 30, "first_seed": 0}
+    config = {"flexact_study": 1, "study": "cifar", "grids": [grid], "protocol": Protocol().to_dict()}
+    with store.held():
+        store.open(config, resume=False, overwrite=False)
+        for seed in range(30):
+            figures = (77.5, 0.1, 200, 1000.0, 3.0, "layer1.0.relu=relu layer2.0.relu=tanh", "")
+            store.append(Result("cifar10", "resnet18", "relu", seed, "done", *figures, "cpu", "2.13", "abc", "today"))
+    path, whole = tmp_path / "results.csv", list(store.results().values())
+    content = path.read_bytes()
+    for length in [*range(0, len(content), 100), len(content) - 1]:
+        path.write_bytes(content[:length])
+        lines = content[:length].count(b"\n")
+        assert list(store.results().values()) == whole[: max(lines - 1, 0)]
+    path.write_bytes(content)
+    refuses_every_cut(tmp_path / "config.json", store.config, may_be_whole=1)
+
+
+# The synthetic studies
+
+
+def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
+    options = Options(candidates=("relu", "tanh"), seeds=30, truths=("relu",), epochs=3, models=("relu",))
+    config = {"flexact_study": 1, "study": "synthetic", "options": options.to_dict()}
+    store = StudyStore(tmp_path, config, options)
+    store.open(resume=False, overwrite=False)
+    results = [StudyResult("synthetic", "relu", "relu", seed, "relu", 1.0, 0.25, 0.5, 3) for seed in range(30)]
+    moments = [StudyMoment("relu", "relu", seed, 1, "relu", 0.5) for seed in range(30)]
+    store.add("relu", Part(results, moments, [Point("relu", "relu", x / 40, 0.5, 0.5) for x in range(40)]))
+
+    def read() -> None:
+        read_config(tmp_path)
+        read_parts(tmp_path, "synthetic", options)
+
+    for name in ("results.csv", "history.csv", "curves.csv"):
+        path = tmp_path / name
+        content = path.read_bytes()
+        for length in range(len(content)):
+            path.write_bytes(content[:length])
+            if content[:length].endswith(b"\n"):
+                read()  # whole lines; in results.csv a model without all of its lines is not done, and runs again
+            else:
+                with pytest.raises(FlexActError, match=re.escape(name)):
+                    read()
+        path.write_bytes(content)
+    whole = read_config(tmp_path)
+    path = tmp_path / "config.json"
+    content = path.read_bytes()
+    for length in range(len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(FlexActError, match=r"config\.json"):
+            read_config(tmp_path)
+    path.write_bytes(content)
+    assert read_config(tmp_path) == whole
+
+
+# Beside a network of transformers, and a cell of the text study
+
+
+def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: Path) -> None:
+    write_picks(tmp_path, described({"1": "tanh", "3": "gelu"}, {}))
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())
+    before = repr(model)
+
+    def read() -> None:
+        try:
+            flexact.load_picks(model, tmp_path)
+        except FlexActError:
+            assert repr(model) == before
+            raise
+        model[1], model[3] = nn.ReLU(), nn.ReLU()
+
+    refuses_every_cut(tmp_path / "flexact.json", read, may_be_whole=1)
+
+
+def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from flexact.integrations.transformers import SCHEDULE, _load_schedule
+
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    schedule = flexact.Schedule(model, total_steps=10)
+    schedule.step()
+    state = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in schedule.state_dict().items()
+    }
+    (tmp_path / SCHEDULE).write_text(json.dumps(state | {"step": 3}) + "\n")
+
+    def read() -> None:
+        schedule.load_state_dict(schedule.state_dict() | {"step": 1})
+        try:
+            _load_schedule(tmp_path, schedule)
+        except FlexActError:
+            assert schedule.steps_done == 1
+            raise
+        assert schedule.steps_done == 3
+
+    refuses_every_cut(tmp_path / SCHEDULE, read, may_be_whole=1)
+    for wrong in ([[1.0], [2.0, 3.0]], [["x"]], {"a": 1}, [[10**400] * 5]):
+        (tmp_path / SCHEDULE).write_text(json.dumps(state | {"mean": wrong}))
+        with pytest.raises(FlexActError, match=SCHEDULE):
+            read()
+
+
+def test_the_outcome_of_a_text_cell_is_refused(tmp_path: Path) -> None:
+    from flexact.studies.text.protocol import Cell as TextCell
+
+    class FakeProtocol:
+        sha256 = "0" * 64
+
+    cell = TextCell("rte", "fixed", 0)
+    outcome = {"metrics": {"accuracy": 66.0}, "split": "official", "loss": 0.5, "epochs": 3}
+    outcome |= {"seconds": 1.0, "step_ms": 2.0, "picks": {}}
+    about = {"cell": cell.to_dict(), "protocol": {"sha256": FakeProtocol.sha256}, "outcome": outcome}
+    path = tmp_path / "outcome.json"
+    path.write_text(json.dumps(about, indent=1) + "\n")
+    refuses_every_cut(path, lambda: read_outcome(path, cell, FakeProtocol()), may_be_whole=1)
+
+
+def test_a_config_as_text_is_refused() -> None:
+    text = flexact.FlexConfig(noise=1.0).to_json()
+    for length in range(len(text)):
+        with pytest.raises(FlexActError):
+            flexact.FlexConfig.from_json(text[:length])

@@ -1,0 +1,352 @@
+"""What a stranger may have written: pickles, links, absurd numbers, scripts. It does nothing but an error or a text."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+from flexact import FlexActError, Recorder
+from flexact.cli import main
+from flexact.studies import report
+from flexact.studies.images import checkpoint
+from flexact.studies.images.store import Store as ImagesStore
+from flexact.writing import write_whole
+
+
+def _folders() -> ModuleType:
+    path = Path(__file__).parents[1] / "studies" / "report_folders.py"
+    spec = importlib.util.spec_from_file_location("faults_report_folders", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+folders = _folders()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+# Code in files
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.canary,)
+
+
+def payloads(canary: Path) -> dict[str, bytes]:
+    saved = io.BytesIO()
+    torch.save({"weight": Payload(canary)}, saved)
+    return {
+        "a pickle": pickle.dumps(Payload(canary)),
+        "an old pickle": pickle.dumps(Payload(canary), protocol=0),
+        "a checkpoint of torch": saved.getvalue(),
+    }
+
+
+def _checkpoint(folder: Path) -> object:
+    return checkpoint.load(folder)
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a checkpoint": ("checkpoint.json", _checkpoint),
+    "a history": ("history.jsonl", lambda folder: Recorder.load(folder / "history.jsonl")),
+    "a history to go on with": ("history.jsonl", lambda folder: Recorder(network(), folder / "history.jsonl")),
+    "picks": ("flexact.json", lambda folder: flexact.load_picks(network(), folder)),
+    "picks in a configuration": ("config.json", lambda folder: flexact.load_picks(network(), folder)),
+    "a report of a study": ("config.json", report.build),
+    "a report of a history": ("history.jsonl", report.build),
+    "a grid": ("config.json", lambda folder: ImagesStore(folder).config()),
+}
+"""The file that is read, and what reads it."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ["a pickle", "an old pickle", "a checkpoint of torch"])
+def test_a_payload_is_never_run(reader: str, kind: str, tmp_path: Path) -> None:
+    name, read = READERS[reader]
+    folder, canary = tmp_path / "given", tmp_path / "ran"
+    folder.mkdir()
+    (folder / name).write_bytes(payloads(canary)[kind])
+    with pytest.raises(FlexActError):
+        read(folder)
+    assert not canary.exists()
+    pickle.loads(payloads(canary)["a pickle"])  # it would have shown
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("kind", ["a pickle", "an old pickle", "a checkpoint of torch"])
+def test_tensors_that_are_a_payload_are_refused_even_with_the_right_checksum(kind: str, tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    tensors = tmp_path / "checkpoint-5.safetensors"
+    tensors.write_bytes(payloads(canary)[kind])
+    named = {"file": tensors.name, "sha256": hashlib.sha256(tensors.read_bytes()).hexdigest()}
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"flexact_checkpoint": 1, "step": 5, "tensors": named}))
+    with pytest.raises(FlexActError, match=r"checkpoint-5\.safetensors is no safetensors file"):
+        checkpoint.load(tmp_path)
+    assert not canary.exists()
+
+
+# Absurd JSON
+
+ABSURD = {
+    "deep": "[" * 200_000,
+    "deep objects": '{"a":' * 200_000,
+    "a long number": "9" * 10_000,
+    "nothing": "",
+    "null": "null",
+    "a number": "NaN",
+    "a list": "[1, 2]",
+    "no text": "\udcff",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ABSURD)
+def test_absurd_files_are_refused(reader: str, kind: str, tmp_path: Path) -> None:
+    name, read = READERS[reader]
+    content = ABSURD[kind].encode("utf-8", "surrogateescape")
+    (tmp_path / name).write_bytes(content)
+    if reader == "a history to go on with" and not content:
+        return  # a run that was killed before its first line leaves an empty file
+    with pytest.raises(FlexActError):
+        read(tmp_path)
+
+
+OPENINGS = {
+    "checkpoint.json": {"flexact_checkpoint": 1, "step": 1, "tensors": {"file": "network.safetensors", "sha256": "0"}},
+    "flexact.json": {"flexact_picks": 1, "committed": True, "picks": {"1": "relu"}, "original": {}},
+    "config.json": {"flexact_study": 1, "study": "synthetic", "options": {"seeds": 1}},
+}
+NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1", "9" * 4000, "true", '"1"', "[]", "{}", "null", "0.5"]
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_any_field_may_be_absurd(name: str, tmp_path: Path) -> None:
+    readers = [read for file, read in READERS.values() if file == name]
+    for field in OPENINGS[name]:
+        for number in NUMBERS:
+            text = json.dumps(OPENINGS[name] | {field: "HERE"}).replace('"HERE"', number)
+            (tmp_path / name).write_text(text)
+            for read in readers:
+                with suppress(FlexActError):  # some are no worse than what stands there otherwise
+                    read(tmp_path)
+    for number in NUMBERS:  # what a study was asked for
+        (tmp_path / "config.json").write_text(
+            '{"flexact_study": 1, "study": "synthetic", "options": {"seeds": %s}}' % number  # noqa: UP031
+        )
+        with pytest.raises(FlexActError):
+            report.build(tmp_path)
+
+
+DRAWN = {("NaN", "probability"), ("NaN", "loss"), ("-1e999", "loss")}
+"""What a run that diverged may leave."""
+
+
+@pytest.mark.parametrize("number", ["NaN", "-1e999", "9" * 4000, "-" + "9" * 400])
+@pytest.mark.parametrize("place", ["step", "probability", "loss"])
+def test_a_history_with_absurd_numbers_is_reported_or_refused(number: str, place: str, tmp_path: Path) -> None:
+    record = {"step": 3, "sites": {"a": {"relu": 0.5, "tanh": 0.5}}, "picks": {"a": "relu"}, "loss": 1.0}
+    lines = [json.dumps({"flexact_history": 1}), json.dumps(record | {"step": 1})]
+    wrong = {
+        "step": record | {"step": "HERE"},
+        "probability": record | {"sites": {"a": {"relu": "HERE", "tanh": 0.5}}},
+        "loss": record | {"loss": "HERE"},
+    }[place]
+    lines.append(json.dumps(wrong).replace('"HERE"', number))
+    (tmp_path / "history.jsonl").write_text("\n".join(lines) + "\n")
+    if (number, place) in DRAWN:
+        assert "</html>" in report.build(tmp_path).read_text(encoding="utf-8")
+    else:
+        with pytest.raises(FlexActError, match=r"history\.jsonl, line 3"):
+            report.build(tmp_path)
+
+
+# Links and paths
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("kept")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = folders.recorder_folder(_made(tmp_path / "run"), steps=2)
+    for name in ("report.html", "report.html.new"):
+        (folder / name).symlink_to(precious)
+    report.build(folder)
+    assert precious.read_text() == "kept"
+    assert not (folder / "report.html").is_symlink()
+    shutil.rmtree(folder / "figures")
+    (folder / "figures").symlink_to(outside)
+    with pytest.raises(FlexActError, match=r"figures is a link to .*outside; remove it"):
+        report.build(folder)
+    assert not list(outside.iterdir())
+    (tmp_path / "file.new").symlink_to(precious)
+    write_whole(tmp_path / "file", "new")
+    assert (precious.read_text(), (tmp_path / "file").read_text()) == ("kept", "new")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped\x00"])
+def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
+    """The models of a study name its figures, the cells of a grid its folders, a checkpoint its tensors."""
+    study = _made(tmp_path / "study")
+    folders.synthetic_folder(study)
+    for file in ("config.json", "results.csv", "history.csv", "curves.csv"):
+        text = (study / file).read_text()
+        told = json.dumps(name)[1:-1] if file == "config.json" else name
+        (study / file).write_text(text.replace("flexact-default", told))
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(study)}
+    with suppress(FlexActError):
+        report.build(study)
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(study)} == before
+    assert not Path("/tmp/escaped").exists()
+
+    cell = _made(tmp_path / "cell")
+    tensors = {"file": name, "sha256": "0" * 64}
+    (cell / "checkpoint.json").write_text(json.dumps({"flexact_checkpoint": 1, "step": 1, "tensors": tensors}))
+    with pytest.raises(FlexActError, match="does not name its file of tensors"):
+        checkpoint.load(cell)
+
+
+def test_a_link_in_the_data_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "cifar-10-batches-bin"
+    place.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("a password")
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        (place / name).symlink_to(secret)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "cifar10", "--data", str(tmp_path)])
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "data_batch_1.bin" in told.err
+    assert "password" not in told.err + told.out
+
+
+# Scripts
+
+SCRIPTS = [
+    "<script>window.hacked = 1</script>",
+    "<img src=x onerror=window.hacked=1>",
+    "</script><script>window.hacked = 1</script>",
+    '"><svg onload=window.hacked=1>',
+    "<!--<script>",
+    "]]><script>window.hacked = 1</script>",
+    "javascript:window.hacked=1",
+    "{{constructor.constructor('window.hacked=1')()}}",
+    '<a href="javascript:window.hacked=1">x</a>',
+    "' onmouseover='window.hacked=1",
+]
+
+
+def hostile_folder(folder: Path) -> Path:
+    """A history, and a study's configuration and table beside it, with a script wherever a text can stand."""
+    sites = {script: {other: 1 / len(SCRIPTS) for other in SCRIPTS} for script in SCRIPTS}
+    header = {"flexact_history": 1, **{script: {script: script} for script in SCRIPTS}}
+    lines: list[Any] = [header]
+    for step in range(3):
+        values = {script: float(step) for script in SCRIPTS}
+        lines.append({"step": step, "sites": sites, "picks": dict(zip(SCRIPTS, SCRIPTS, strict=True)), **values})
+    (folder / "<svg onload=window.hacked=1>.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    every = "\n\n".join(SCRIPTS)
+    config = {"flexact_study": 1, "study": SCRIPTS[0], "title": every, "device": every, "commit": every, "date": every}
+    config |= {script: {script: [script]} for script in SCRIPTS}
+    (folder / "config.json").write_text(json.dumps(config))
+    table = "".join(f"| {script} | [x]({script}) | ![x]({script}) |\n" for script in SCRIPTS)
+    (folder / "table.md").write_text(f"# {every}\n\n| a | b | c |\n|---|---|---|\n{table}\n{every}\n")
+    return folder
+
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="the page is opened in Debian's chromium; install it with: apt-get install chromium chromium-driver",
+)
+def test_no_script_of_a_folder_runs_in_its_page(tmp_path: Path) -> None:
+    from selenium import webdriver
+
+    page = report.read(hostile_folder(_made(tmp_path / "run"))).write_page()
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        browser.get(page.as_uri())
+        until = time.monotonic() + 30
+        while not browser.execute_script("return document.querySelectorAll('.chart svg.main-svg').length"):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        found = browser.execute_script(
+            """
+            for (const e of document.querySelectorAll('*')) e.dispatchEvent(new MouseEvent('mouseover'));
+            const own = [...document.querySelectorAll('*')];
+            return {
+              hacked: window.hacked === undefined ? 0 : window.hacked,
+              handlers: own.filter((e) => [...e.attributes].some((a) => a.name.startsWith('on')))
+                .map((e) => e.outerHTML),
+              links: [...document.querySelectorAll('[href], [src]')]
+                .map((e) => e.getAttribute('href') || e.getAttribute('src'))
+                .filter((a) => /^\\s*javascript:/i.test(a)),
+              images: document.querySelectorAll('img').length,
+              shown: document.body.textContent.includes('<script>window.hacked = 1</script>'),
+            };
+            """
+        )
+    finally:
+        browser.quit()
+    assert found == {"hacked": 0, "handlers": [], "links": [], "images": 0, "shown": True}
+
+
+def test_a_script_in_a_layers_name_stays_text_in_the_figures(tmp_path: Path) -> None:
+    report.build(hostile_folder(_made(tmp_path / "run")))
+    figures = sorted((tmp_path / "run" / "figures").glob("*.svg"))
+    assert figures
+    for figure in figures:
+        for element in ElementTree.parse(figure).iter():
+            assert not element.tag.endswith("script")
+            assert not any(name.lower().startswith("on") or "javascript" in value for name, value in element.items())
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_script_in_a_layers_name_is_one_line_in_a_printed_selection() -> None:
+    model = nn.Sequential()
+    model.add_module("<script>\x1b[2J\nwindow", nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    model = flexact.convert(model)
+    printed = str(flexact.selection(model))
+    assert "\x1b" not in printed
+    assert len(printed.splitlines()) == 4

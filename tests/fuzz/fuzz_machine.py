@@ -1,0 +1,377 @@
+"""The public API in any order, on tiny networks.
+
+What must hold after every call: only `FlexActError` came out of it, and where one did, the model, its schedule and its
+recorder are what they were before. Two exceptions, both in `load_state_dict`: torch's own refusals of missing keys and
+other shapes, and sites that were placed by hand and not yet brought together by a Schedule; torch may have loaded the
+layers before them then.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuzz_networks import NETWORKS, state_of
+from fuzz_odd_calls import CONFIGS, ODD_CALLS, PLACES, damaged
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import nn
+
+import flexact
+from flexact.layer import sites_of
+from flexact.picks_file import described, write_picks
+from flexact.selection import Selection
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
+    "wild": lambda groups: torch.optim.SGD(groups, lr=1e6),  # a run that diverges
+}
+
+
+class PublicApi(RuleBasedStateMachine):
+    """One user with one model, who calls whatever comes to mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.schedule: flexact.Schedule | None = None
+        self.recorder: flexact.Recorder | None = None
+        self.states: list[dict[str, Any]] = []
+        self.schedule_states: list[dict[str, Any]] = []
+        self.inputs = 0
+        self.refused = 0
+
+    @initialize(network=st.sampled_from(sorted(NETWORKS)))
+    def build(self, network: str) -> None:
+        torch.manual_seed(0)
+        warnings.simplefilter("ignore")  # what convert leaves alone, and logits that are frozen
+        self.network = network
+        build, self.shape = NETWORKS[network]
+        self.model = build()
+        self.seen = f"{network}: "
+
+    def teardown(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+        self.folder.cleanup()
+
+    def attempt(self, call: Callable[[], Any], must_fail: bool = False) -> Any:
+        """The result of a call, or None where it was refused; then nothing may have changed."""
+        before = self._everything()
+        refusal = ""
+        try:
+            result = call()
+        except flexact.FlexActError as error:
+            refusal = str(error) or "without a word"
+        if refusal:
+            assert refusal != "without a word"
+            assert self._everything() == before, f"a refused call changed something: {refusal}"
+            self.refused += 1
+            return None
+        assert not must_fail, f"a call that makes no sense was taken, with the result {result!r:.100}"
+        return result
+
+    def _everything(self) -> tuple[Any, ...]:
+        schedule = None
+        if self.schedule is not None:
+            own = self.schedule.state_dict()
+            schedule = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in own.items()}
+        history = None if self.recorder is None else len(self.recorder.history)
+        return state_of(self.model), repr(schedule), history
+
+    def batch(self, scale: float = 1.0) -> torch.Tensor:
+        self.inputs += 1
+        generator = torch.Generator().manual_seed(self.inputs)
+        first = next(iter(self.model.parameters()), torch.zeros(()))
+        own = first.dtype if not isinstance(self.model, flexact.FlexAct) else torch.float32
+        return (scale * torch.randn(self.shape, generator=generator)).to(own)
+
+    @property
+    def has_sites(self) -> bool:
+        return bool(sites_of(self.model))
+
+    @property
+    def is_finite(self) -> bool:
+        return all(bool(tensor.isfinite().all()) for tensor in self.model.state_dict().values())
+
+    # Converting and its opposites
+
+    @rule(
+        where=st.sampled_from(sorted(PLACES)),
+        config=st.sampled_from(sorted(CONFIGS)),
+        shown=st.booleans(),
+        per_call=st.booleans(),
+        fuse=st.booleans(),
+    )
+    def convert(self, where: str, config: str, shown: bool, per_call: bool, fuse: bool) -> None:
+        inputs = self.batch() if shown else None
+        result = self.attempt(
+            lambda: flexact.convert(
+                self.model, PLACES[where], CONFIGS[config](), example_inputs=inputs, per_call=per_call, fuse=fuse
+            )
+        )
+        if result is not None:
+            self.model = result
+            assert self.has_sites
+            self.forget()
+
+    @rule()
+    def commit(self) -> None:
+        if self.attempt(lambda: flexact.commit(self.model)) is not None:
+            assert all(site.committed for site in sites_of(self.model))
+
+    @precondition(lambda self: self.has_sites)
+    @rule(number=st.integers(0, 9))
+    def eliminate(self, number: int) -> None:
+        sites = sites_of(self.model)
+        site = sites[number % len(sites)]
+        self.attempt(lambda: site.drop_weakest(step=number))
+
+    @rule(commit=st.booleans(), inplace=st.booleans(), keep=st.booleans())
+    def extract(self, commit: bool, inplace: bool, keep: bool) -> None:
+        training = self.model.training
+        decided = self.has_sites and all(site.committed for site in sites_of(self.model))
+        expected, x = None, self.batch()
+        if decided and self.is_finite:
+            expected = self.model.eval()(x)
+            self.model.train(training)
+        plain = self.attempt(lambda: flexact.extract(self.model, commit=commit, inplace=inplace))
+        if plain is None:
+            return
+        assert not sites_of(plain)
+        if expected is not None:
+            assert torch.equal(copy.deepcopy(plain).eval()(x), expected), "extraction changed the outputs"
+        if inplace or keep:
+            self.model = plain
+            self.forget()
+
+    def forget(self) -> None:
+        """What belonged to another model."""
+        self.schedule = self.optimizer = None
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+    # Training
+
+    @precondition(lambda self: any(True for _ in self.model.parameters()))
+    @rule(kind=st.sampled_from(sorted(_OPTIMIZERS)), all_in_one=st.booleans())
+    def make_optimizer(self, kind: str, all_in_one: bool) -> None:
+        groups = list(self.model.parameters()) if all_in_one else flexact.param_groups(self.model, weight_decay=1e-3)
+        self.optimizer = _OPTIMIZERS[kind](groups)
+
+    @rule(steps=st.sampled_from([1, 2, 3, 7, 20, 10**6]), given=st.booleans())
+    def make_schedule(self, steps: int, given: bool) -> None:
+        optimizer = self.optimizer if given else None
+        made = self.attempt(lambda: flexact.Schedule(self.model, steps, optimizer))
+        if made is not None:
+            self.schedule = made
+
+    @precondition(lambda self: any(p.requires_grad for p in self.model.parameters()))
+    @rule(batches=st.integers(1, 2), scale=st.sampled_from([1.0, 1.0, 1.0, 1e30, math.inf]), zeroes=st.booleans())
+    def train_a_step(self, batches: int, scale: float, zeroes: bool) -> None:
+        if self.optimizer is None:
+            self.make_optimizer("sgd", False)
+        self.model.train()
+        for _ in range(batches):
+            loss = self.model(self.batch(scale)).float().square().mean() + flexact.penalty(self.model)
+            if loss.requires_grad:
+                loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=zeroes)
+        if self.schedule is not None:
+            self.attempt(self.schedule.step)
+
+    @precondition(lambda self: self.schedule is not None)
+    @rule(times=st.integers(1, 8))
+    def step_the_schedule(self, times: int) -> None:
+        for _ in range(times):
+            self.attempt(self.schedule.step)
+        assert 0 <= self.schedule.steps_done <= self.schedule.total_steps
+
+    @rule(training=st.booleans())
+    def set_mode(self, training: bool) -> None:
+        self.model.train(training)
+
+    @rule(dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        self.model = self.model.to(dtype)
+        self.optimizer = None  # torch's own do not follow a network to another precision
+        for site in sites_of(self.model):
+            assert site.logits.dtype == torch.float32
+
+    @precondition(lambda self: self.has_sites)
+    @rule(frozen=st.booleans())
+    def freeze_logits(self, frozen: bool) -> None:
+        for site in sites_of(self.model):
+            site.logits.requires_grad_(not frozen)
+
+    # Saving and loading
+
+    @rule()
+    def save(self) -> None:
+        file = io.BytesIO()
+        torch.save(self.model.state_dict(), file)
+        file.seek(0)
+        self.states.append(torch.load(file, weights_only=True))
+
+    @precondition(lambda self: self.states)
+    @rule(which=st.integers(0, 5), strict=st.booleans(), damage=st.sampled_from([None, None, *damaged]))
+    def load(self, which: int, strict: bool, damage: str | None) -> None:
+        state = copy.deepcopy(self.states[which % len(self.states)])
+        if damage is not None:
+            damaged[damage](state)
+        told = "in loading state_dict"
+        # Sites placed by hand have no one who looks at them all before torch begins with the first layer.
+        checked = not any(site.router.standalone for site in sites_of(self.model)) or len(self.model._modules) == 0
+        try:
+            if checked:
+                self.attempt(lambda: self.model.load_state_dict(state, strict=strict))
+            else:
+                with suppress(flexact.FlexActError):
+                    self.model.load_state_dict(state, strict=strict)
+        except RuntimeError as error:  # torch's own
+            told = str(error)
+        assert "in loading state_dict" in told
+        for site in sites_of(self.model):
+            alive = (site.dropped_at < 0).any(0)
+            assert site.alive == tuple(alive.nonzero().flatten().tolist()), "what is alive is not what was loaded"
+
+    @precondition(lambda self: self.schedule is not None)
+    @rule()
+    def save_schedule(self) -> None:
+        self.schedule_states.append(self.schedule.state_dict())
+
+    @precondition(lambda self: self.schedule is not None and self.schedule_states)
+    @rule(which=st.integers(0, 5), change=st.sampled_from([{}, {}, {"step": 10**9}, {"step": "1"}, {"mean": None}]))
+    def load_schedule(self, which: int, change: dict[str, Any]) -> None:
+        state = self.schedule_states[which % len(self.schedule_states)] | change
+        self.attempt(lambda: self.schedule.load_state_dict(state), must_fail=bool(change))
+
+    @rule(way=st.sampled_from(["deepcopy", "pickle", "torch.save"]), keep=st.booleans())
+    def copy(self, way: str, keep: bool) -> None:
+        before = state_of(self.model)
+        twin = _COPIES[way](self.model)
+        assert state_of(self.model) == before
+        assert state_of(twin)["tensors"] == before["tensors"]
+        assert [site.alive for site in sites_of(twin)] == [site.alive for site in sites_of(self.model)]
+        shared = {id(site) for site in sites_of(self.model)} & {id(site) for site in sites_of(twin)}
+        routers = {id(site.router) for site in sites_of(self.model)} & {id(site.router) for site in sites_of(twin)}
+        assert not shared
+        assert not routers
+        if keep:
+            self.model = twin
+            self.forget()
+
+    # Looking
+
+    @rule()
+    def select(self) -> None:
+        now = self.attempt(lambda: flexact.selection(self.model))
+        assert (now is not None) == self.has_sites
+        if now is None:
+            return
+        text = json.dumps(now.to_dict())
+        if self.is_finite:
+            assert Selection.from_dict(json.loads(text)) == now
+            for row in now:
+                assert row.pick not in row.dropped
+                assert math.isclose(sum(row.probabilities.values()), 1.0, abs_tol=1e-5)
+        str(now)
+
+    @rule(on_disk=st.booleans())
+    def make_recorder(self, on_disk: bool) -> None:
+        path = Path(self.folder.name) / "history.jsonl" if on_disk else None
+        if self.recorder is not None:
+            self.recorder.close()
+        self.recorder = flexact.Recorder(self.model, path)
+
+    @precondition(lambda self: self.recorder is not None)
+    @rule(
+        step=st.sampled_from([0, 1, 2, 5, -1, 1.5, "1", None, torch.tensor(7), 10**400]),
+        value=st.sampled_from([1.0, math.nan, math.inf, 10**400, "x", None, torch.ones(2), torch.tensor(2.0)]),
+    )
+    def record(self, step: Any, value: Any) -> None:
+        self.attempt(lambda: self.recorder.record(step, loss=value))
+
+    @precondition(lambda self: self.recorder is not None)
+    @rule(step=st.sampled_from([-1, 0, 1, 10**400, "1", None]))
+    def rewind(self, step: Any) -> None:
+        self.attempt(lambda: self.recorder.rewind(step))
+
+    @precondition(lambda self: self.recorder is not None)
+    @rule()
+    def read_the_history(self) -> None:
+        path = Path(self.folder.name) / "history.jsonl"
+        records = self.attempt(lambda: flexact.Recorder.load(path))
+        assert records is not None or not path.exists()
+
+    @precondition(lambda self: self.has_sites)
+    @rule()
+    def put_picks_into_a_fresh_network(self) -> None:
+        write_picks(Path(self.folder.name), described(flexact.selection(self.model).picks, {}))
+        fresh = NETWORKS[self.network][0]()
+        before = state_of(fresh)
+        result = self.attempt(lambda: flexact.load_picks(fresh, self.folder.name))
+        if result is None:
+            assert state_of(fresh) == before
+        else:
+            assert not sites_of(result)
+
+    @rule(name=st.sampled_from(sorted(ODD_CALLS)))
+    def call_oddly(self, name: str) -> None:
+        self.attempt(lambda: ODD_CALLS[name](self.model), must_fail=True)
+
+    # What always holds
+
+    @invariant()
+    def the_model_runs(self) -> None:
+        training = {module: module.training for module in self.model.modules()}
+        before = state_of(self.model.eval())
+        with torch.no_grad():
+            y = self.model(self.batch())
+        assert state_of(self.model) == before, "an eval forward changed the model"
+        for module, mode in training.items():
+            module.training = mode
+        if self.is_finite and all(float(p.detach().abs().max()) < 1e3 for p in self.model.parameters()):
+            assert bool(y.isfinite().all())
+
+    @invariant()
+    def every_site_is_whole(self) -> None:
+        for site in sites_of(self.model):
+            left = (site.dropped_at < 0).sum(-1)
+            assert int(left.min()) >= 1
+            assert site.committed == bool((left == 1).all())
+            assert float(site.temperature) > 0
+
+
+def _pickled(model: nn.Module) -> nn.Module:
+    twin: nn.Module = pickle.loads(pickle.dumps(model))
+    return twin
+
+
+def _saved_whole(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    twin: nn.Module = torch.load(file, weights_only=False)
+    return twin
+
+
+_COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": _pickled,
+    "torch.save": _saved_whole,
+}

@@ -1,0 +1,93 @@
+"""The tiny networks that are fuzzed, and what can be told of one from outside: whether it changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flexact
+
+WIDTH = 4
+
+
+class Functional(nn.Module):
+    """Calls its activations as functions, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(F.relu(self.first(F.relu(x)))))
+
+
+class Block(nn.Module):
+    """A residual block: batch norm, addition, one activation called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+        self.norm1, self.norm2 = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.first(x)))
+        return self.relu(self.norm2(self.second(y)) + x)
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+
+
+def _shared() -> nn.Module:
+    activation = nn.SiLU()
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), activation, nn.Linear(WIDTH, WIDTH), activation)
+
+
+def _images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 1), Block(), nn.Flatten(), nn.Linear(8, 1))
+
+
+def _by_hand() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        flexact.FlexAct(candidates=("relu", "tanh", "silu")),
+        flexact.FlexAct(),
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (_mlp, (3, WIDTH)),
+    "functional": (Functional, (3, WIDTH)),
+    "shared": (_shared, (3, WIDTH)),
+    "images": (_images, (3, 1, 2, 2)),
+    "by hand": (_by_hand, (3, WIDTH)),
+    "an activation": (nn.Tanh, (3, WIDTH)),
+    "no activation": (lambda: nn.Linear(WIDTH, 1), (3, WIDTH)),
+}
+"""How each is built, and the shape that it takes."""
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """What a refused call must leave as it was: every tensor to the bit, every type, flag and hook."""
+    tensors = {name: _told(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    modules = {
+        name: (type(module), module.training, len(module._forward_pre_hooks), sorted(module._modules))
+        for name, module in model.named_modules(remove_duplicate=False)
+    }
+    sites = {
+        name: (module.alive, module.committed, module.router.step, module.config)
+        for name, module in model.named_modules()
+        if isinstance(module, flexact.FlexAct)
+    }
+    return {"tensors": tensors, "modules": modules, "sites": sites}
+
+
+def _told(tensor: Tensor) -> tuple[Any, ...]:
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tuple(tensor.shape), tensor.requires_grad, hashlib.sha256(data).digest()

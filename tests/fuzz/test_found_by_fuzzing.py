@@ -1,0 +1,79 @@
+"""What the state machine, and odd calls, once found: each as a test of its own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzz_networks import NETWORKS, state_of
+from fuzz_odd_calls import ODD_CALLS, damaged
+from torch import nn
+
+import flexact
+from flexact import FlexActError
+from flexact.layer import sites_of
+from flexact.picks_file import described, write_picks
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh())
+
+
+@pytest.mark.parametrize("name", ODD_CALLS)
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name: str, converted: bool) -> None:
+    model = flexact.convert(network()) if converted else network()
+    before = state_of(model)
+    with pytest.raises(FlexActError):
+        ODD_CALLS[name](model)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("damage", [name for name in damaged if not name.startswith(("no ", "more", "logits that"))])
+def test_a_damaged_state_is_refused_before_the_first_tensor_is_loaded(damage: str) -> None:
+    torch.manual_seed(0)
+    model, other = flexact.convert(network()), flexact.convert(network())
+    state = other.state_dict()
+    before = state_of(model)
+    damaged[damage](state)
+    with pytest.raises(FlexActError, match="the state of site '1'"):
+        model.load_state_dict(state)
+    assert state_of(model) == before
+
+
+def test_a_run_that_diverged_still_commits_to_what_is_left() -> None:
+    model = flexact.convert(network())
+    site, other = sites_of(model)
+    with torch.no_grad():
+        site.logits[2] = math.nan
+    site.drop(torch.tensor([[True, False, False, False, True]]), step=1)
+    flexact.commit(model)
+    assert site.picks == ("sigmoid",)
+    assert other.picks == ("relu",)
+    assert site.dropped_at[0, 0] == 1
+
+
+def test_picks_for_one_place_of_a_shared_activation_are_refused_and_leave_the_network_alone(tmp_path: Path) -> None:
+    build, _ = NETWORKS["shared"]
+    together = flexact.selection(flexact.convert(build())).picks
+    apart = flexact.selection(flexact.convert(build(), per_call=True)).picks
+    assert (list(together), list(apart)) == (["1"], ["1", "3"])
+    write_picks(tmp_path, described({"1": "tanh"}, {}))
+    assert [type(module) for module in flexact.load_picks(build(), tmp_path)][1::2] == [nn.Tanh, nn.Tanh]
+    fresh = build()
+    before = state_of(fresh)
+    write_picks(tmp_path, described({"1": "relu", "3": "tanh"}, {}))
+    with pytest.raises(FlexActError, match="converted with per_call=True"):
+        flexact.load_picks(fresh, tmp_path)
+    assert state_of(fresh) == before
+
+
+@pytest.mark.parametrize("value", [10**400, "x", None, torch.ones(2)])
+def test_what_is_no_number_is_not_recorded(value: Any) -> None:
+    recorder = flexact.Recorder(flexact.convert(network()))
+    with pytest.raises(FlexActError, match="a record takes numbers"):
+        recorder.record(0, loss=value)
+    assert recorder.history == []

@@ -1,0 +1,100 @@
+"""The loop of examples/accelerate_loop.py: Accelerator keeps the policy's run what it is without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import flexact
+from flexact.layer import sites_of
+
+pytest.importorskip("accelerate")
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "accelerate_loop.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accelerate_loop", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def data() -> TensorDataset:
+    """160 rows: five batches an epoch, so that its last step has one micro-batch alone."""
+    x = torch.rand(160, 64, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (10 * x[:, 0]).long())
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(example: ModuleType, data: Any, tmp_path: Path) -> None:
+    whole = example.Run(data)
+    whole.train(range(10))
+    for cut in (2, 9):  # before the commitment and after it
+        first = example.Run(data)
+        first.train(range(cut))
+        first.accelerator.save_state(str(tmp_path / str(cut)))
+        second = example.Run(data)
+        second.accelerator.load_state(str(tmp_path / str(cut)))
+        assert second.schedule.steps_done == 3 * cut
+        assert second.schedule.committed == (cut == 9)
+        second.train(range(cut, 10))
+        assert second.schedule.committed
+        for (name, ours), theirs in zip(
+            second.network.state_dict().items(), whole.network.state_dict().values(), strict=True
+        ):
+            assert torch.equal(ours, theirs), name
+
+
+def test_the_run_is_that_of_a_loop_without_accelerate(example: ModuleType, data: Any) -> None:
+    run = example.Run(data)
+    batches: list[Any] = []
+    run.model.register_forward_pre_hook(lambda module, inputs: batches.append(inputs[0]))
+    run.train(range(10))
+    assert run.schedule.steps_done == run.schedule.total_steps == 30
+
+    labels = {tuple(x.tolist()): y for x, y in data}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model = flexact.convert(model, config=flexact.FlexConfig(candidates=("relu", "gelu", "silu", "tanh"))).train()
+    optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.01), lr=3e-3)
+    schedule = flexact.Schedule(model, total_steps=30)
+    for number, x in enumerate(batches):
+        y = torch.stack([labels[tuple(row.tolist())] for row in x])
+        ((nn.functional.cross_entropy(model(x), y) + flexact.penalty(model)) / 2).backward()
+        if number % 5 in (1, 3, 4):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    for (name, ours), theirs in zip(run.network.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6), name
+    assert sites_of(flexact.extract(run.network)) == []
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_go_on_and_print_one_table(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "ACCELERATE_USE_CPU": "true"},
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.count("runner-up") == 1
+    accuracy = float(ended.stdout.rpartition("digits: ")[2].partition(" ")[0])
+    assert accuracy > 85

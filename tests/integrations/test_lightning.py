@@ -1,0 +1,453 @@
+"""FlexActCallback for Lightning: the policy inside its Trainer gives what it gives in a loop of one's own."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import flexact
+from flexact.layer import sites_of
+
+L = pytest.importorskip("lightning")
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
+
+from flexact.integrations.lightning import FlexActCallback  # noqa: E402
+
+HERE = Path(__file__).parent
+OPERATORS = HERE.parent / "torchvision_operators"
+Fit = Callable[..., Any]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*fewer than the logging interval", "ignore:GPU available"
+)
+
+
+def rows() -> TensorDataset:
+    """48 points of two classes."""
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Lit(L.LightningModule):
+    """A converted network, as a user has it."""
+
+    def __init__(self, seed: int = 0, lr: float = 0.05, decay: float = 0.0, **choices: Any) -> None:
+        super().__init__()
+        self.net = flexact.convert(network(seed), config=flexact.FlexConfig(**choices))
+        self.lr, self.decay = lr, decay
+        self.losses: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(flexact.param_groups(self, weight_decay=self.decay), lr=self.lr)
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Fit:
+    """Fits a module for two epochs of six batches, on the CPU, silent; returns the callback."""
+
+    def run(module: Any, ckpt_path: Any = None, loader: Any = None, callback: Any = None, **settings: Any) -> Any:
+        callback = FlexActCallback() if callback is None else callback
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        sizes = {"max_epochs": 2, "accelerator": "cpu", "default_root_dir": tmp_path, "enable_model_summary": False}
+        others = settings.pop("others", [])
+        trainer = L.Trainer(callbacks=[callback, *others], **{**quiet, **sizes, **settings})
+        trainer.fit(module, DataLoader(rows(), batch_size=8) if loader is None else loader, ckpt_path=ckpt_path)
+        return callback
+
+    return run
+
+
+def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float | None = None) -> Lit:
+    """The same run, written out."""
+    optimizer = module.configure_optimizers()
+    loader = DataLoader(rows(), batch_size=batch_size)
+    schedule = flexact.Schedule(module, 2 * len(loader) // accumulate, optimizer)
+    module.train()
+    for number, batch in enumerate([*loader, *loader], start=1):
+        ((module.training_step(batch, 0) + flexact.penalty(module)) / accumulate).backward()
+        if number % accumulate == 0:
+            if clip is not None:
+                nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return module
+
+
+PAPER = {
+    name: value
+    for name, value in flexact.FlexConfig.paper().to_dict().items()
+    if name not in ("flexact_config", "candidates")
+}
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, PAPER, {"noise": 1.0, "logit_step": "optimizer"}], ids=["best", "paper", "optimizer"]
+)
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "clip"), [(8, 1, None), (8, 1, 0.05), (4, 2, 0.05)], ids=["plain", "clipped", "parts"]
+)
+def test_the_run_is_that_of_a_loop_written_by_hand(
+    choices: dict[str, Any], batch_size: int, accumulate: int, clip: float | None, fit: Fit
+) -> None:
+    module = Lit(decay=0.1, **choices)
+    callback = fit(
+        module,
+        loader=DataLoader(rows(), batch_size=batch_size),
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=clip,
+    )
+    assert callback.schedule.steps_done == callback.schedule.total_steps == 12
+    expected = by_hand(Lit(decay=0.1, **choices), batch_size, accumulate, clip)
+    assert module.losses == expected.losses
+    for (name, ours), theirs in zip(module.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    start = torch.cat([site.logits.detach() for site in sites_of(Lit())])
+    assert not torch.equal(torch.cat([site.logits.detach() for site in sites_of(module)]), start)
+
+
+def test_the_module_stays_committed_and_the_extracted_one_is_plain(fit: Fit) -> None:
+    module = Lit()
+    callback = fit(module)
+    assert callback.schedule.committed
+    assert all(site.committed for site in sites_of(module))
+    plain = callback.extracted
+    assert isinstance(plain, Lit)
+    assert sites_of(plain) == []
+    x = torch.randn(5, 4)
+    assert torch.equal(plain.eval()(x), module.eval()(x))
+    assert callback.selection.picks == flexact.selection(module).picks
+    assert "training_step" not in vars(module)
+    assert "training_step" not in vars(plain)
+
+
+def test_a_lightning_module_that_was_converted_itself(fit: Fit) -> None:
+    """With a functional call in its own forward, which a training step does not go through `__call__` for."""
+
+    class Functional(Lit):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.relu(self.net(x)) - 1
+
+    module = flexact.convert(Functional())
+    callback = fit(module)
+    expected = by_hand(flexact.convert(Functional()))
+    assert module.losses == expected.losses
+    assert len(callback.selection) == 3
+    x = torch.randn(5, 4)
+    assert torch.equal(callback.extracted.eval()(x), module.eval()(x))
+
+
+def test_the_penalty_is_in_the_loss_in_whatever_form_a_step_returns_it(fit: Fit) -> None:
+    class AsDictionary(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": super().training_step(batch, batch_idx), "size": len(batch[0])}
+
+    class Skips(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 2 else loss
+
+    seen = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            seen.append(outputs["loss"].item() - module.losses[-1])
+            assert outputs["size"] == 8
+
+    module = AsDictionary(**PAPER)
+    callback = fit(module, others=[Look()])
+    before, after = seen[: callback.schedule.commit_step], seen[callback.schedule.commit_step :]
+    assert min(before) > 1e-4
+    assert after == pytest.approx([0.0] * len(after), abs=1e-7)
+    skipping = fit(Skips(**PAPER))
+    assert skipping.schedule.steps_done == 12
+
+
+def test_a_copy_made_during_the_run_has_a_step_of_its_own(fit: Fit) -> None:
+    copies: list[Any] = []
+
+    class Copy(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                copies.append(copy.deepcopy(module))
+
+    module = Lit()
+    fit(module, others=[Copy()])
+    steps = len(module.losses)
+    copies[0].training_step(next(iter(DataLoader(rows(), batch_size=8))), 0)
+    assert len(module.losses) == steps
+    assert len(copies[0].losses) == 4
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_resumed_run_has_the_losses_of_one_that_was_not_stopped(cut: int, fit: Fit, tmp_path: Path) -> None:
+    """After an epoch before the commitment, and after one behind it."""
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    whole = Lit(noise=1.0)
+    first = fit(whole, max_epochs=4, others=[saving], enable_checkpointing=True)
+    assert 6 < first.schedule.commit_step <= 18
+    resumed = Lit(seed=7, noise=1.0)
+    second = fit(resumed, max_epochs=4, ckpt_path=tmp_path / f"epoch={cut - 1}.ckpt")
+    assert resumed.losses == whole.losses[6 * cut :]
+    assert second.selection.to_dict() == first.selection.to_dict()
+    for (name, ours), theirs in zip(resumed.state_dict().items(), whole.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_checkpoints_of_a_finished_run_fit_the_module_and_give_the_plain_network(fit: Fit, tmp_path: Path) -> None:
+    class Tested(Lit):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("outputs", self(batch[0]).sum())
+
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    module = Tested()
+    callback = fit(module, others=[saving], enable_checkpointing=True)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(accelerator="cpu", callbacks=[callback], **quiet)
+    loader = DataLoader(rows(), batch_size=48)
+    (tested,) = trainer.test(Tested(seed=3), loader, ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert tested["outputs"] == pytest.approx(callback.extracted(rows()[:][0]).sum().item(), abs=1e-5)
+    loaded = Lit.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    x = torch.randn(5, 4)
+    assert torch.equal(flexact.extract(loaded).eval()(x), callback.extracted.eval()(x))
+
+
+def test_probabilities_go_to_the_loggers_until_the_commitment(fit: Fit, tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    seen: dict[int, float] = {}
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            seen[trainer.global_step - 1] = flexact.selection(module)[0].probabilities["tanh"]
+
+    loggers = [CSVLogger(tmp_path / "csv", name=""), TensorBoardLogger(tmp_path / "events", name="")]
+    callback = fit(Lit(), others=[Look()], logger=loggers, log_every_n_steps=2)
+    expected = {step: p for step, p in seen.items() if step % 2 == 1 and step <= callback.schedule.commit_step}
+    assert len(expected) >= 3
+    with (tmp_path / "csv" / "version_0" / "metrics.csv").open() as file:
+        written = {int(row["step"]): float(row["flexact/net.1/tanh"]) for row in csv.DictReader(file)}
+    assert written == pytest.approx(expected)
+    found = events.EventAccumulator(str(tmp_path / "events" / "version_0"))
+    found.Reload()
+    assert {e.step: e.value for e in found.Scalars("flexact/net.1/tanh")} == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_is_logged_when_asked_not_to(fit: Fit, tmp_path: Path) -> None:
+    fit(Lit(), callback=FlexActCallback(log=False), logger=CSVLogger(tmp_path, name=""), log_every_n_steps=1)
+    assert not (tmp_path / "version_0" / "metrics.csv").exists()
+
+
+def test_a_run_that_ends_early_warns_and_can_be_gone_on_with(fit: Fit, tmp_path: Path) -> None:
+    class StopEarly(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop = trainer.global_step == 6
+
+    whole, module = Lit(), Lit()
+    fit(whole, max_epochs=4)
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    with pytest.warns(UserWarning, match="ended after 6 of 24 steps with 2 sites not committed"):
+        callback = fit(module, max_epochs=4, others=[StopEarly(), saving], enable_checkpointing=True)
+    assert sites_of(callback.extracted) == []
+    assert not any(site.committed for site in sites_of(module))
+    resumed = Lit()
+    fit(resumed, max_epochs=4, ckpt_path=tmp_path / "last.ckpt")
+    assert module.losses + resumed.losses == whole.losses
+
+
+def test_an_exception_leaves_the_module_as_it_was(fit: Fit) -> None:
+    class Breaks(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise RuntimeError("broken data")
+            return super().training_step(batch, batch_idx)
+
+    module = Breaks()
+    with pytest.raises(RuntimeError, match="broken data"):
+        fit(module)
+    assert "training_step" not in vars(module)
+
+
+def test_bf16_trains_with_logits_in_float32(fit: Fit) -> None:
+    module = Lit()
+    kinds = set()
+    module.net[0].register_forward_hook(lambda *call: kinds.add(call[-1].dtype))
+    callback = fit(module, precision="bf16-mixed")
+    assert kinds == {torch.bfloat16}
+    assert all(site.logits.dtype == torch.float32 for site in sites_of(module))
+    assert callback.schedule.committed
+    assert all(map(torch.isfinite, map(torch.tensor, module.losses)))
+
+
+def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
+    plain, module = Lit(candidates=("relu", "tanh")), Lit(candidates=("relu", "tanh"))
+    fit(plain)
+    torch._dynamo.reset()
+    callback = fit(torch.compile(module, backend="eager"))
+    torch._dynamo.reset()
+    assert module.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert sites_of(callback.extracted) == []
+
+
+# Mistakes, told before a step is made.
+
+
+def test_a_callback_used_for_two_fits(fit: Fit) -> None:
+    callback = fit(Lit())
+    with pytest.raises(flexact.FlexActError, match=r"are for one fit\. Make them anew"):
+        fit(Lit(), callback=callback)
+
+
+def test_a_module_that_was_not_converted(fit: Fit) -> None:
+    module = Lit()
+    module.net = network()
+    with pytest.raises(flexact.FlexActError, match=r"this Lit has no FlexAct sites.*flexact\.convert\(net\)"):
+        fit(module)
+
+
+def test_manual_optimization(fit: Fit) -> None:
+    module = Lit()
+    module.automatic_optimization = False
+    with pytest.raises(flexact.FlexActError, match=r"optimizes by hand .*schedule\.step\(\)"):
+        fit(module)
+
+
+def test_an_optimizer_that_decays_the_logits_or_has_none(fit: Fit) -> None:
+    class Decays(Lit):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), weight_decay=0.1)
+
+    class Forgets(Lit):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([p for name, p in self.named_parameters() if "logits" not in name], lr=0.1)
+
+    told = r"logits of 2 sites \(net\.1, net\.3\) with weight_decay=0\.1\. In Decays\.configure_optimizers give it flex"
+    with pytest.raises(flexact.FlexActError, match=told):
+        fit(Decays())
+    with pytest.raises(flexact.FlexActError, match="does not hold the logits of 2 of 2 sites"):
+        fit(Forgets())
+
+
+def test_a_run_of_unknown_length(fit: Fit) -> None:
+    class Endless(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield from rows()
+
+    loader = DataLoader(Endless(), batch_size=8)
+    with pytest.raises(flexact.FlexActError, match=r"how many steps this run has is not known.*max_epochs=2"):
+        fit(Lit(), loader=loader)
+    with pytest.raises(flexact.FlexActError, match=r"give the Trainer max_steps=.*max_epochs=-1"):
+        fit(Lit(), max_epochs=-1, max_time={"minutes": 1})
+    assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
+
+
+def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    fit(Lit(), others=[saving], enable_checkpointing=True)
+    with pytest.raises(flexact.FlexActError, match="the saved run has 12 steps and this one 18"):
+        fit(Lit(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
+    checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
+    checkpoint["callbacks"] = {}
+    torch.save(checkpoint, tmp_path / "foreign.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(flexact.FlexActError, match="goes on at step 6, its policy at step 0"):
+            fit(Lit(), ckpt_path=tmp_path / "foreign.ckpt")
+
+
+def test_the_plain_network_before_there_is_one() -> None:
+    with pytest.raises(flexact.FlexActError, match=r"no plain network yet.*flexact\.extract\(model\)"):
+        _ = FlexActCallback().extracted
+
+
+def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    module = Lit()
+    callback = FlexActCallback()
+    trainer = type("Trainer", (), {"strategy": FSDPStrategy()})()
+    with pytest.raises(flexact.FlexActError, match="works on one device and with strategy='ddp'; got FSDPStrategy"):
+        callback.setup(trainer, module, "fit")
+
+
+# Several processes.
+
+
+def run_script(*arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
+    """fit_lightning.py, alone or under torchrun; what each rank prints as JSON."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    ended = subprocess.run(
+        [sys.executable, *launcher, str(HERE / "fit_lightning.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": str(OPERATORS)},
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_process_with_the_whole_batch() -> None:
+    ranks = sorted(run_script("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
+    assert [told["rank"] for told in ranks] == [0, 1]
+    assert ranks[0]["logits"] == ranks[1]["logits"]
+    assert ranks[0]["picks"] == ranks[1]["picks"]
+    (alone,) = run_script("lightning.pytorch")
+    assert torch.allclose(torch.tensor(ranks[0]["logits"]), torch.tensor(alone["logits"]), atol=1e-6)
+    assert ranks[0]["picks"] == alone["picks"]
+    assert ranks[0]["outputs"] == pytest.approx(alone["outputs"], abs=1e-5)
+    assert alone["logits"][0] != alone["logits"][-1]
+
+
+@pytest.mark.slow
+def test_a_program_with_pytorch_lightning_gets_a_callback_of_that_package() -> None:
+    (told,) = run_script("pytorch_lightning")
+    assert told["base"] == "pytorch_lightning.callbacks.callback"
+    assert told["committed"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+def test_half_precision_on_a_gpu(precision: str, fused: bool, fit: Fit) -> None:
+    """The first steps of fp16 overflow; logits must come out of them as numbers."""
+
+    class Fused(Lit):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(flexact.param_groups(self), lr=0.05, fused=fused)
+
+    module = Fused()
+    callback = fit(module, precision=precision, accelerator="gpu", devices=1)
+    assert all(site.logits.isfinite().all() for site in sites_of(module))
+    assert callback.schedule.committed
