@@ -15,7 +15,7 @@ TESTS = str(Path(__file__).resolve().parent.parent)
 if TESTS not in sys.path:
     sys.path.append(TESTS)  # so that the processes which tests start, and pickles, find `matrix.models`
 
-from matrix.models import COLUMNS, Column
+from matrix.models import COLUMNS, Column  # noqa: E402
 
 
 @pytest.fixture(params=COLUMNS)

@@ -33,9 +33,9 @@ ROWS = (
         "autocast to bf16, and to fp16 with `GradScaler`",
         "200 steps without NaN; logits, probabilities and statistics in float32; an overflow moves no logit",
         (
-            "Call `schedule.step()` after every `scaler.step(optimizer)`, also after one that was skipped. Optimizers "
-            "with `fused=True` unscale inside their own step: call `scaler.unscale_(optimizer)` first, so that the "
-            "`Schedule` sees true gradients.",
+            "Call `schedule.step()` after every `scaler.step(optimizer)`, also after one that was skipped. With fp16 "
+            "use optimizers without `fused=True`: a fused one unscales, and passes an overflow over, inside its own "
+            "step, after the `Schedule` has read the gradients.",
         ),
     ),
     Row(

@@ -17,8 +17,8 @@ PAGE = HERE.parents[1] / "docs" / "matrix.md"
 if str(HERE.parent) not in sys.path:
     sys.path.append(str(HERE.parent))
 
-from matrix.models import TITLES
-from matrix.rows import ROWS
+from matrix.models import TITLES  # noqa: E402
+from matrix.rows import ROWS  # noqa: E402
 
 COMMAND = "python tests/matrix/table.py"
 RIGHT, WRONG, ON_A_CARD, MISSING = "✓", "✗", "GPU", "not tested"

@@ -140,6 +140,8 @@ class _Local:
         except (EOFError, OSError):
             worker.process.join(timeout=10)
             answer = Answer("stopped" if self.stopping else "failed", error=_died(worker.process.exitcode))
+        if answer.kind == "stopped" and not self.stopping:
+            answer = Answer("failed", error="a signal that was not the grid's stopped it; its checkpoint is kept")
         worker.task = None
         if task is not None:
             self.ended(task, answer.without_step_ms() if self._shares else answer)

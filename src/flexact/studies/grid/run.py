@@ -57,15 +57,15 @@ def run(
     check: raises an error where a data set of this name cannot be read.
     """
     with store.held():
-        store.open(config, resume or retry_failed, overwrite)
-        before = store.results()
+        before = store.results() if resume or retry_failed else {}
         left = [
             task_of(cell, store.cell_folder(cell).absolute())
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         for name in dict.fromkeys(task.cell.dataset for task in left):
-            check(name)  # data that cannot be read are no cell's fault
+            check(name)  # data that cannot be read are no cell's fault, and the folder is as it was
+        store.open(config, resume or retry_failed, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 

@@ -54,6 +54,7 @@ def cifar(
     candidates: Annotated[
         Names, typer.Option(help="What it picks from.", show_default="rectifiers; with --policy paper the paper's five")
     ] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate at the first step; it falls to 0 along a cosine.")] = 0.1,
     batch: Annotated[int, typer.Option(help="Images a step.")] = 128,
     width: Annotated[int, typer.Option(help="Channels of the first stage; 64 is the paper's.")] = 64,
     checkpoint_minutes: Annotated[
@@ -87,7 +88,7 @@ def cifar(
     chosen = {"datasets": names(datasets), "models": names(models), "methods": names(methods)}
     named = {kind: given for kind, given in chosen.items() if given is not None}
     grid = Grid(**named, seeds=seeds, first_seed=first_seed)
-    settings: dict[str, Any] = {"policy": policy, "batch": batch, "width": width}
+    settings: dict[str, Any] = {"policy": policy, "lr": lr, "batch": batch, "width": width}
     settings["checkpoint_minutes"] = checkpoint_minutes
     if candidates is not None:
         settings["candidates"] = names(candidates)

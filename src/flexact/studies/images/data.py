@@ -87,7 +87,7 @@ def _check_files(layout: Layout, folder: Path, place: Path, complete: bool) -> N
         if complete and size != layout.bytes_of(file):
             raise FlexActError(
                 f"{place / file} has {size:,} bytes, not {layout.bytes_of(file):,} ({layout.records[file]:,} records "
-                f"of {one:,} bytes): {_remedy(layout, folder)} A part of a set is read with --partial."
+                f"of {one:,} bytes); a part of a set is read with --partial. Otherwise {_remedy(layout, folder)}"
             )
         if size == 0 or size % one:
             raise FlexActError(

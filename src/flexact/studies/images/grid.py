@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flexact.errors import FlexActError
 from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Load, Task, Train
@@ -49,13 +50,18 @@ def run(
     def task_of(cell: Cell, own: Path) -> Task:
         return Task(cell, protocol, protocol.epochs, own, Path(data).absolute(), trained, loaded, figures)
 
+    def check(name: str) -> None:
+        count = len(loaded(name, Path(data)).train_y)
+        if count < protocol.batch:
+            raise FlexActError(f"{name} in {data} has {count} training images, less than one --batch {protocol.batch}.")
+
     config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {"partial": partial})
     shared.run(
         store,
         config,
         grid.cells,
         task_of,
-        lambda name: loaded(name, Path(data)),
+        check,
         engine,
         resume=resume,
         overwrite=overwrite,

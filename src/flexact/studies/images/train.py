@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
+from flexact.studies.grid.running import LOCK
 from flexact.studies.images import data
 from flexact.studies.images.cell_run import CellRun, Epoch, NanLoss, Outcome, Stopped
 from flexact.studies.images.data import Images
@@ -94,6 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, Stopped) else 1
     return 0
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the cell's folder against other processes: the first rank does, for all."""
+    if not Ranks.current().writes:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder / LOCK):
+            yield
+    except Taken as taken:
+        raise FlexActError(f"{taken} trains in {folder} already; give --out another folder, or wait.") from None
 
 
 def _parser() -> argparse.ArgumentParser:
