@@ -301,7 +301,8 @@ def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
         raise FlexActError(f"{verb} needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
-        site.notice_copied_buffers()
+        site.check_buffers()
+        site.update_alive()  # what averages weights, as an EMA does, may copy buffers without any notice
     if not sites:
         raise FlexActError(
             f"this {type(model).__name__} has no FlexAct sites to {verb}; it was not converted, or is extracted "

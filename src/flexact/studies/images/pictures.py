@@ -72,8 +72,8 @@ def costs(found: Sequence[Summary]) -> Picture | None:
     return picture(
         "cost",
         "What a training step costs",
-        "The time of a training step, the median over epochs, ReLU's on the same device taken as 1. Epochs in which kernels "
-        "are built, and the few in which sites still pick, are in it no more than any other.",
+        "The time of a training step, the median over epochs, ReLU's on the same device taken as 1. Epochs in which "
+        "kernels are built, and the few in which sites still pick, weigh no more than any other.",
         panels,
         across=min(2, max(1, len(panels))),
     )

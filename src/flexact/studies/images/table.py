@@ -74,7 +74,7 @@ def _explained(protocol: Protocol) -> str:
     return (
         "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
         "over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. cost: time of a "
-        "training step, the median over epochs, ReLU's taken as 1; none where cells shared a device. Flex-Act picks from "
-        f"{', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
+        "training step, the median over epochs, ReLU's taken as 1; none where cells shared a device. Flex-Act picks "
+        f"from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
         f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five."
     )
