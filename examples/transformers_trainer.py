@@ -41,7 +41,7 @@ def main() -> None:
     model = BertForSequenceClassification(BertConfig(vocab_size=60, max_position_embeddings=8, **sizes))
     test = Sentences(256, seed=1)
 
-    model = flexact.convert(model, config=flexact.FlexConfig(init="original"))  # 1
+    model = flexact.convert(model, config=flexact.FlexConfig(init="original", warmup=0.3))  # 1
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             output_dir=folder,

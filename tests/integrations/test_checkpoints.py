@@ -110,6 +110,20 @@ def test_save_pretrained_alone_carries_the_picks_and_so_does_a_loaded_model(trai
         assert torch.equal(outputs(flexact.load_picks(model, tmp_path / name)), expected)
 
 
+def test_a_network_with_picks_can_be_fine_tuned_again(trained: Build, trainer_of: Build, tmp_path: Path) -> None:
+    _, folder = trained({LAYER.format(1): "tanh"})
+    model = flexact.load_picks(transformers.BertForSequenceClassification.from_pretrained(folder), folder)
+    model = flexact.convert(model, config=flexact.FlexConfig(init="original"))
+    assert [site.candidates[int(site.logits.argmax())] for site in sites_of(model)][:2] == ["gelu", "tanh"]
+    trainer = FlexActCallback().wrap(trainer_of(set_picks(model, {LAYER.format(0): "relu"}), num_train_epochs=1))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "again"))
+    kept = json.loads((tmp_path / "again" / "flexact.json").read_text())
+    assert kept["original"] == {"hidden_act": "gelu"}
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "again")
+    assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "again")), outputs(trainer.model))
+
+
 def test_the_encoder_alone_takes_the_picks_too(trained: Build) -> None:
     trainer, folder = trained({LAYER.format(0): "relu"})
     encoder = flexact.load_picks(transformers.AutoModel.from_pretrained(folder), folder).eval()

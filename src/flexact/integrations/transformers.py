@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.integrations.transformers_config import check_says_so, describe, loud, say_picks
+from flexact.integrations.transformers_config import check_says_so, describe, loud, say_picks, unsay_picks
 from flexact.layer import FlexAct, sites_of
 from flexact.picks_file import write_picks
 from flexact.policy import penalty
@@ -47,7 +47,7 @@ class FlexActCallback(TrainerCallback):
 
     In a user's program, where `model` is any model of transformers:
 
-        model = flexact.convert(model, config=flexact.FlexConfig(init="original"))
+        model = flexact.convert(model, config=flexact.FlexConfig(init="original", warmup=0.3))
         trainer = FlexActCallback().wrap(Trainer(model=model, args=args, train_dataset=data))
         trainer.train()
     """
@@ -92,6 +92,7 @@ class FlexActCallback(TrainerCallback):
             )
         if given is None:
             trainer.add_callback(self)
+        unsay_picks(trainer.model)
         vars(trainer)["flexact"] = self
         trainer.__class__ = type(trainer.__class__.__name__, (_Routed, trainer.__class__), {})
         return trainer
@@ -336,4 +337,7 @@ def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:
                 state[name] = torch.tensor(state[name], dtype=value.dtype, device=value.device)
         schedule.load_state_dict(state)
     except (FlexActError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise FlexActError(f"{path}: {error} Resume from another checkpoint.") from None
+        raise FlexActError(
+            f"{path}: {error} Resume with the epochs or max_steps, batch size and accumulation of the run that wrote "
+            "it, or from another checkpoint."
+        ) from None

@@ -56,6 +56,17 @@ def check_says_so(model: nn.Module) -> None:
         )
 
 
+def unsay_picks(model: Any) -> None:
+    """Take back what an earlier run made the configuration say, before another begins: it then says what the model had
+    before that run, as a configuration can."""
+    config = getattr(model, "config", None)
+    earlier = getattr(config, PICKS, None)
+    if isinstance(earlier, dict):
+        for setting, value in earlier.get("original", {}).items():
+            setattr(config, setting, value)
+        delattr(config, PICKS)
+
+
 def say_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] | None:
     """Make an extracted model's configuration say what was picked; what flexact.json has to hold where it cannot."""
     setting = setting_of(model)
@@ -128,5 +139,5 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
     try:
         with torch.no_grad():
             return torch.equal(one(h), other(h))
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, FlexActError):  # the last: activations that are not in place yet
         return False

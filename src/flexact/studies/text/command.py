@@ -59,7 +59,10 @@ def glue(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3, and 5 for wnli")] = None,
     batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
-    lr: Annotated[float, typer.Option(help="Learning rate after the warm-up.")] = 5e-5,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate after the warm-up.", show_default="5e-5; 1e-4 for the encoder at hand"),
+    ] = None,
     length: Annotated[int, typer.Option(help="Tokens of a row, at most.")] = 128,
     policy: Annotated[str, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.")] = "default",
     candidates: Annotated[
@@ -105,7 +108,6 @@ def glue(
     settings: dict[str, Any] = {
         "epochs": epochs,
         "batch": batch,
-        "lr": lr,
         "length": length,
         "limit": limit,
         "policy": policy,
@@ -116,6 +118,8 @@ def glue(
     }
     if candidates is not None:
         settings["candidates"] = names(candidates)
+    if lr is not None:
+        settings["lr"] = lr
     Protocol(**settings)  # bad settings are told before a model is looked for
     encoder = find_encoder(model)
     activations_of(encoder)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from flexact.errors import FlexActError, suggestion
 from flexact.studies.grid.protocol import PickingProtocol
-from flexact.studies.text.encoder import Encoder
+from flexact.studies.text.encoder import AT_HAND, Encoder
 from flexact.studies.text.tasks import task_named
 
 BASELINE = "fixed"
@@ -100,7 +100,9 @@ class Protocol(PickingProtocol):
 
     @classmethod
     def of(cls, encoder: Encoder, **settings: Any) -> Protocol:
-        """For an encoder."""
+        """For an encoder. The one at hand is small, and learns nothing on RTE at the rate that suits BERT-base."""
+        if encoder.name == AT_HAND:
+            settings = {"lr": 1e-4, **settings}
         return cls(model=encoder.name, sha256=encoder.sha256, folder=str(encoder.folder), **settings)
 
     @property
