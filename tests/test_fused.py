@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flexact
-from flexact import FlexAct, FlexConfig, candidates
+from flexact import FlexAct, FlexActError, FlexConfig, candidates
 from flexact.fused import normalised_site
 from flexact.ops import kernels
 
@@ -429,3 +429,14 @@ def test_norms_of_which_one_has_no_running_statistics(device: torch.device) -> N
             normalised_site(site, norm, y, residual, other).pow(3).sum().backward()
         gradients.append(residual.grad)
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_in_one_go_is_refused_and_the_parts_have_it(device: torch.device) -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    model = network(device)
+    with pytest.raises(FlexActError, match=r"no second derivative.*convert without fuse=True"):
+        torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)
+    with apart():
+        (first,) = torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)
+        first.square().sum().backward()
+    assert model.conv1.weight.grad.isfinite().all()
