@@ -60,16 +60,18 @@ def _counted(row: LaunchRow, blocks: tuple[int, ...], way: str, batch: Batch, op
 
 
 def profile(options: Options) -> list[ProfileRow]:
-    """The kernels of a step of each network, with ReLU and with all sites routed in each way but the plain one; and the
-    Python functions of an eager step."""
+    """The kernels of a step of each network, with ReLU, with all sites routed in each way but the plain one, and with
+    the most candidates in the last of these; and the Python functions of an eager step."""
     batch = Batch(options.batch, options.where, options.dtype)
     mode = options.sweep_modes[-1]
+    ways = options.sweep_ways
+    points = [(BASELINE, 1), *((way, PAPERS_K) for way in ways), (ways[-1], max(options.ks))]
     rows = []
     for network in options.models:
-        for way in (BASELINE, *options.sweep_ways):
+        for way, k in points:
             placement = BASELINE if way == BASELINE else "all"
             try:
-                built = build(NETWORKS[network], options.width, placement, way, FIVE, options.where)
+                built = build(NETWORKS[network], options.width, placement, way, CANDIDATES[:k], options.where)
                 training = Training(built, way, batch, compiled=False)
                 training.warm_up()
                 found = {HOST: _longest(functions_of_run(training.step))}
@@ -80,7 +82,7 @@ def profile(options: Options) -> list[ProfileRow]:
             except Exception as error:
                 found = {mode: [Kernel(f"({told(error)})", 0, 0.0)]}
             rows += [
-                ProfileRow(network, placement, way, where, kernel.name[:160], kernel.calls, kernel.microseconds)
+                ProfileRow(network, placement, way, k, where, kernel.name[:160], kernel.calls, kernel.microseconds)
                 for where, kernels in found.items()
                 for kernel in kernels
             ]

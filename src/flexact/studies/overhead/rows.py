@@ -160,6 +160,8 @@ class ProfileRow:
     network: str
     placement: str
     way: str
+    candidates: int
+    """1 with ReLU."""
     mode: str
     kernel: str
     calls: int

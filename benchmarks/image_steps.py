@@ -1,0 +1,99 @@
+"""What a step of the image study costs with each method, alone on the device and side by side.
+
+    python benchmarks/image_steps.py [--out results/cifar/steps.csv] [--methods relu,flexact-all] [--model resnet18]
+
+The whole step (augmentation, forward, loss, backward, policy, optimizer; on a GPU one CUDA graph) on random images of
+CIFAR-100's shape. All methods are alive at once and run in turns, a burst each; a figure is the median over rounds, and
+a ratio is taken within a round. What picks is timed twice: while all of its candidates are in, and committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from flexact.studies.images.data import Images
+from flexact.studies.images.methods import BASELINE, METHODS, MODELS, PLACEMENTS, build
+from flexact.studies.images.protocol import Protocol
+from flexact.studies.images.ranks import Ranks
+from flexact.studies.images.step import WARM_UP, Training
+from flexact.studies.overhead.deadline import Deadline
+from flexact.studies.overhead.steps import study_stream
+from flexact.studies.overhead.timing import interleaved, ratios, spread
+from flexact.studies.provenance import provenance
+from flexact.writing import write_rows
+
+LONG, SHORT = 10**6, 1
+"""Steps of a round in which nothing is dropped while it is timed, and in which everything is before that."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("results/cifar/steps.csv"), help="where the CSV goes")
+    parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas; relu is always among them")
+    parser.add_argument("--model", default="resnet18", choices=list(MODELS))
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=20, help="rounds")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    methods = dict.fromkeys([BASELINE, *given.methods.split(",")])
+    cases = [
+        (method, stage) for method in methods for stage in (("picking", "committed") if method in PLACEMENTS else ("",))
+    ]
+    flags = torch.backends.cudnn.flags(enabled=True, deterministic=True)
+    with study_stream(device), flags:
+        images = _images(8 * given.batch if device.type == "cpu" else 50_000).to(device)
+        runs = {case: _training(*case, given, images, device).step for case in cases}
+        times, failed = interleaved(runs, given.repeats, device, burst_ms=60.0, deadline=Deadline(60))
+    for case, error in failed.items():
+        print(f"{' '.join(case)}: {error}")
+    own, rows = provenance(), []
+    for case, values in times.items():
+        step, ratio = spread(values), ratios(values, times[BASELINE, ""])
+        rows.append(
+            {
+                "model": given.model,
+                "batch": given.batch,
+                "method": case[0],
+                "stage": case[1],
+                "rounds": len(values),
+                "step_ms": step.median,
+                "step_ms_low": step.low,
+                "step_ms_high": step.high,
+                "ratio": ratio.median,
+                "ratio_low": ratio.low,
+                "ratio_high": ratio.high,
+                **own,
+            }
+        )
+        print(f"{' '.join(case):30} {step.median:7.3f} ms  {ratio.median:.3f} of {BASELINE}")
+    write_rows(given.out, rows)
+
+
+def _images(count: int) -> Images:
+    """Random ones of CIFAR-100's shape: what a step takes does not depend on what they show."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    y = torch.randint(100, (count,), generator=generator)
+    return Images("cifar100", x, y, x[:1], y[:1], 100, (0.5,) * 3, (0.3,) * 3)
+
+
+def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:
+    """A method in training, past its warm-up: captured, and with its candidates dropped where it is to be committed."""
+    changes = {"round_steps": SHORT if stage == "committed" else LONG}
+    protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width, changes=changes)
+    torch.manual_seed(0)
+    network = build(given.model, method, images.classes, protocol.config(0), given.width)
+    if device.type == "cuda":
+        network = network.to(device, memory_format=torch.channels_last)
+    training = Training(network, images, protocol, 0, device, Ranks.current())
+    for _ in range(len(protocol.candidates or ()) + 2 * WARM_UP):
+        training.step()
+    return training
+
+
+if __name__ == "__main__":
+    main()
