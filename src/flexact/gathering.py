@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flexact.errors import FlexActError
+
 Call = tuple[int, int]
 """The first row of a call's site, and how many it has."""
 
@@ -78,6 +80,7 @@ class Gathered:
         calls, tables = (self._calls, self._tables) if means is None else ([(0, self.rows)], [means])
         pattern = (device, tuple(self._calls), start, means is None)
         if pattern != self._flat_pattern:
+            _refuse_capture(device)
             self._flat_pattern = pattern
             self._flat_calls = torch.tensor(self._flat_places(calls, tables, start), device=device)
         return [table.flatten() for table in tables], self._flat_calls
@@ -92,6 +95,7 @@ class Gathered:
         pattern = (device, tuple(self._calls))
         if pattern == self._pattern:
             return
+        _refuse_capture(device)
         self._pattern = pattern
         own: list[list[int]] = [[] for _ in range(self.rows)]
         place = 0
@@ -122,3 +126,13 @@ class Gathered:
             [int(row in called), len(places), distance, *places, *[0] * (most - len(places))]
             for row, (places, distance) in enumerate(zip(own, distances, strict=True))
         ]
+
+
+def _refuse_capture(device: torch.device) -> None:
+    """Where calls are counted anew, which copies from the host, in the midst of a capture."""
+    if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        raise FlexActError(
+            "this CUDA graph's step calls its sites otherwise than the steps before it, so that it cannot be captured. "
+            "Warm up with whole steps, schedule.step() after each optimizer.step(), and capture one of the same kind: "
+            "without schedule.step() every forward counts as one more micro-batch of the same step."
+        )

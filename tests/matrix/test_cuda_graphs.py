@@ -8,6 +8,7 @@ from torch import Tensor
 
 import flexact
 from flexact import FlexConfig
+from flexact.errors import FlexActError
 from matrix.models import Column, logits_of, scatter_logits
 
 pytestmark = [
@@ -18,7 +19,7 @@ pytestmark = [
 STEPS = 5
 
 
-def replayed(column: Column, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+def replayed(column: Column, seed: int, whole_steps: bool = True) -> tuple[list[Tensor], list[Tensor]]:
     """Losses and logits of a run whose whole step, the optimizer's too, is one captured graph."""
     model = scatter_logits(column.build(FlexConfig.paper(seed=seed, commit_at=None))).to("cuda")
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0), lr=0.0)  # what differs is the noise alone
@@ -38,6 +39,8 @@ def replayed(column: Column, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
+            if whole_steps:
+                schedule.step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -59,3 +62,8 @@ def test_replays_have_fresh_noise_and_repeat_with_the_seed(column: Column) -> No
     torch.testing.assert_close(torch.stack(losses), torch.stack(again), rtol=1e-5, atol=1e-7)
     assert all(torch.equal(a, b) for a, b in zip(logits, same_logits, strict=True))
     assert not torch.allclose(torch.stack(losses), torch.stack(other), rtol=1e-5)
+
+
+def test_a_capture_after_half_steps_is_refused(column: Column) -> None:
+    with pytest.raises(FlexActError, match=r"schedule\.step\(\) after each"):
+        replayed(column, seed=1, whole_steps=False)
