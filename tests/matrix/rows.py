@@ -97,8 +97,8 @@ ROWS = (
         "CUDA graphs",
         "a captured step replays with fresh noise, and repeats with the same seed",
         (
-            "Capture forward, backward and the optimizer's step together, call `schedule.step()` between replays, and "
-            "capture anew when a candidate was dropped.",
+            "Warm up with whole steps, `schedule.step()` included. Capture forward, backward and the optimizer's step "
+            "together, call `schedule.step()` between replays, and capture anew when a candidate was dropped.",
         ),
     ),
     Row(
