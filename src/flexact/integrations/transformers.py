@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from torch.optim import Optimizer
 
 from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.integrations.transformers_config import check_says_so, describe, loud, say_picks, unsay_picks
+from flexact.integrations.transformers_config import can_say_so, check_says_so, say_loudly, say_picks, unsay_picks
 from flexact.layer import FlexAct, sites_of
-from flexact.picks_file import write_picks
+from flexact.picks_file import FILE, write_picks
 from flexact.policy import penalty
 from flexact.reading import parsed_json
 from flexact.schedule import Schedule
@@ -45,6 +44,9 @@ class FlexActCallback(TrainerCallback):
     log: whether the sites' probabilities go to the Trainer's loggers, with every log of the loss, until the commitment.
     extract: whether the model is a plain one when `train` returns, so that `save_pretrained` writes a plain checkpoint.
 
+    From `wrap` on the model's configuration says that it has sites, and from the commitment on what they picked; so
+    whoever saves the model, and when, `from_pretrained` never builds it with other activations without a word.
+
     In a user's program, where `model` is any model of transformers:
 
         model = flexact.convert(model, config=flexact.FlexConfig(init="original", warmup=0.3))
@@ -60,6 +62,7 @@ class FlexActCallback(TrainerCallback):
         self._trainer: Any = None
         self._checkpoint: Path | None = None
         self._adds_penalty = False
+        self._says_so = False
         self._description: dict[str, Any] | None = None
         self._logged_commitment = False
 
@@ -93,6 +96,8 @@ class FlexActCallback(TrainerCallback):
         if given is None:
             trainer.add_callback(self)
         unsay_picks(trainer.model)
+        self._says_so = self.extracts or _says_so_or_warns(trainer.model)
+        self.say_so_far()
         vars(trainer)["flexact"] = self
         trainer.__class__ = type(trainer.__class__.__name__, (_Routed, trainer.__class__), {})
         return trainer
@@ -122,6 +127,7 @@ class FlexActCallback(TrainerCallback):
                 f"the Trainer goes on at step {state.global_step}, its policy at step {self.schedule.steps_done}; "
                 "resume from a checkpoint that a Trainer with a FlexActCallback wrote."
             )
+        self.say_so_far()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         scaler = getattr(self._trainer.accelerator, "scaler", None)
@@ -135,7 +141,10 @@ class FlexActCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._running is not None:
+            before = self._running.committed
             self._running.step()
+            if self._running.committed and not before:
+                self.say_so_far()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self._trainer.model
@@ -151,7 +160,10 @@ class FlexActCallback(TrainerCallback):
         self.selection = selection(model)
         if self.extracts:
             extract(model, inplace=True)
-            self._description = say_picks(model, self.selection.picks)
+        if self._says_so:
+            by_channel = any(row.channel is not None for row in self.selection)
+            picks = self.selection.picks
+            self._description = say_loudly(model, picks, committed=True) if by_channel else say_picks(model, picks)
 
     # What the wrapped Trainer's methods ask.
 
@@ -203,14 +215,12 @@ class FlexActCallback(TrainerCallback):
         """Where the run goes on from, once it begins."""
         self._checkpoint = Path(checkpoint)
 
-    @contextmanager
-    def described(self) -> Iterator[None]:
-        """Around saving: a network that still has sites says so in its configuration."""
-        if self._running is None or not self.extracts:
-            yield
-        else:
-            with loud(self._trainer.model, self._so_far()):
-                yield
+    def say_so_far(self) -> None:
+        """While there are sites: let the model's configuration say so, and what they would pick now."""
+        if self._says_so and self.selection is None:
+            now = selection(self._trainer.model)
+            committed = all(row.committed for row in now)
+            self._description = say_loudly(self._trainer.model, now.picks, committed)
 
     def write_beside(self, folder: Path) -> None:
         """What a checkpoint's folder holds besides the network."""
@@ -220,14 +230,10 @@ class FlexActCallback(TrainerCallback):
                 for name, value in self._running.state_dict().items()
             }
             write_whole(folder / SCHEDULE, json.dumps(state) + "\n")
-            if self.extracts:
-                write_picks(folder, self._so_far())
-        elif self._description is not None:
+        if self._description is not None:
             write_picks(folder, self._description)
-
-    def _so_far(self) -> dict[str, Any]:
-        now = selection(self._trainer.model)
-        return describe(self._trainer.model, now.picks, all(row.committed for row in now))
+        elif self._says_so:
+            (folder / FILE).unlink(missing_ok=True)  # of an earlier save into this folder
 
     def _check_not_decayed(self, optimizer: Optimizer) -> None:
         known = {id(site.logits) for site in sites_of(self._trainer.model)}
@@ -270,9 +276,13 @@ class _Routed:
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = output_dir if output_dir is not None else self.args.output_dir  # type: ignore[attr-defined]
-        with self.flexact.described():
-            super()._save(folder, state_dict)  # type: ignore[misc]
+        self.flexact.say_so_far()
+        super()._save(folder, state_dict)  # type: ignore[misc]
         self.flexact.write_beside(Path(folder))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()  # type: ignore[misc]
+        self.flexact.say_so_far()  # it may be from before the commitment
 
     def _is_whole(self, num_items_in_batch: Any) -> bool:
         """Whether the loss of a micro-batch is its part of the step's already, which the Trainer divides otherwise."""
@@ -302,6 +312,20 @@ def _check_model(model: Any, extracts: bool) -> list[FlexAct]:
             )
         check_says_so(model)
     return sites
+
+
+def _says_so_or_warns(model: Any) -> bool:
+    """Whether a model that is left with its sites can still keep `from_pretrained` from the wrong activations."""
+    if can_say_so(model):
+        return True
+    if hasattr(model, "save_pretrained"):
+        warnings.warn(
+            f"the configuration of {type(model).__name__} cannot say which activations were picked: from_pretrained "
+            "will load what save_pretrained writes with the original ones, without a word. Keep "
+            "flexact.selection(model).to_dict() as a JSON file beside it, and give that to flexact.load_picks.",
+            stacklevel=3,
+        )
+    return False
 
 
 def _check_arguments(trainer: Any) -> None:
