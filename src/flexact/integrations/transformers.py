@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,12 @@ from flexact.writing import write_whole
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 SCHEDULE = "flexact_schedule.json"
 """In a checkpoint's folder: where the policy stands."""
+_PRINTING = (PrinterCallback, ProgressCallback)
+"""The callbacks that print a log as a whole."""
 
 
 class FlexActCallback(TrainerCallback):
@@ -211,6 +214,19 @@ class FlexActCallback(TrainerCallback):
         rows = zip(selection(self._trainer.model).picks, selection(self._trainer.model), strict=True)
         return {f"flexact/{site}/{name}": p for site, row in rows for name, p in row.probabilities.items()}
 
+    @contextmanager
+    def room_to_recompile(self) -> Iterator[None]:
+        """Around the run: with torch_compile=True the network is compiled anew, for training and for evaluation, each
+        time a candidate is dropped; torch's limit on that, which is meant for what goes on forever, counts the rest."""
+        if not self._trainer.args.torch_compile:
+            yield
+            return
+        rounds = sum({site.k for site in sites_of(self._trainer.model)})  # sites with as many candidates drop together
+        import torch._dynamo
+
+        with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + 2 * rounds):
+            yield
+
     def resume_from(self, checkpoint: str) -> None:
         """Where the run goes on from, once it begins."""
         self._checkpoint = Path(checkpoint)
@@ -265,10 +281,27 @@ class _Routed:
             return (self.flexact.with_penalty(found[0], model, divided), *found[1:])
         return self.flexact.with_penalty(found, model, divided)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with self.flexact.room_to_recompile():
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs:
-            logs.update(self.flexact.probabilities())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        if "loss" in logs:
+            self._log_unprinted(self.flexact.probabilities())
+
+    def _log_unprinted(self, logs: dict[str, float]) -> None:
+        """Give the loggers what would flood a console, with the last entry of the log, and not what prints it."""
+        if not logs:
+            return
+        self.state.log_history[-1].update(logs)  # type: ignore[attr-defined]
+        handler = self.callback_handler  # type: ignore[attr-defined]
+        everyone = handler.callbacks
+        handler.callbacks = [one for one in everyone if not isinstance(one, _PRINTING)]
+        try:
+            self.control = handler.on_log(self.args, self.state, self.control, logs)  # type: ignore[attr-defined,has-type]
+        finally:
+            handler.callbacks = everyone
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
