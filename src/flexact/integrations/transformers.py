@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.integrations.transformers_config import can_say_so, check_says_so, say_loudly, say_picks, unsay_picks
+from flexact.integrations.transformers_checks import check_arguments, check_model, says_so_or_warns
+from flexact.integrations.transformers_config import say_loudly, say_picks, unsay_picks
 from flexact.layer import FlexAct, sites_of
 from flexact.picks_file import FILE, write_picks
 from flexact.policy import penalty
@@ -80,8 +81,8 @@ class FlexActCallback(TrainerCallback):
             )
         if self._trainer is not None:
             raise FlexActError("this FlexActCallback has a Trainer already; make one callback for each run.")
-        sites = _check_model(trainer.model, self.extracts)
-        _check_arguments(trainer)
+        sites = check_model(trainer.model, self.extracts)
+        check_arguments(trainer)
         if self.logit_lr is not None and sites[0].config.logit_step == "paced":
             raise FlexActError(
                 f"logit_lr={self.logit_lr} would have no effect: this policy moves the logits itself. Leave it out, or "
@@ -99,7 +100,7 @@ class FlexActCallback(TrainerCallback):
         if given is None:
             trainer.add_callback(self)
         unsay_picks(trainer.model)
-        self._says_so = self.extracts or _says_so_or_warns(trainer.model)
+        self._says_so = self.extracts or says_so_or_warns(trainer.model)
         self.say_so_far()
         vars(trainer)["flexact"] = self
         trainer.__class__ = type(trainer.__class__.__name__, (_Routed, trainer.__class__), {})
@@ -294,7 +295,8 @@ class _Routed:
         """Give the loggers what would flood a console, with the last entry of the log, and not what prints it."""
         if not logs:
             return
-        self.state.log_history[-1].update(logs)  # type: ignore[attr-defined]
+        if self.state.log_history:  # type: ignore[attr-defined]
+            self.state.log_history[-1].update(logs)  # type: ignore[attr-defined]
         handler = self.callback_handler  # type: ignore[attr-defined]
         everyone = handler.callbacks
         handler.callbacks = [one for one in everyone if not isinstance(one, _PRINTING)]
@@ -328,50 +330,6 @@ class _Routed:
     def _micro_batches(self) -> int:
         given: int = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
         return getattr(self, "current_gradient_accumulation_steps", None) or given
-
-
-def _check_model(model: Any, extracts: bool) -> list[FlexAct]:
-    sites = sites_of(model) if isinstance(model, nn.Module) else []
-    if not sites:
-        raise FlexActError(
-            f"the Trainer's {type(model).__name__} has no FlexAct sites; convert it before you build the Trainer: "
-            "model = flexact.convert(model, config=flexact.FlexConfig(init='original'))."
-        )
-    if extracts:
-        if any(site.config.granularity == "channel" for site in sites):
-            raise FlexActError(
-                "picks by channel cannot be written into a checkpoint of transformers; use granularity='layer', or "
-                "give FlexActCallback extract=False and save what flexact.extract(model) returns yourself."
-            )
-        check_says_so(model)
-    return sites
-
-
-def _says_so_or_warns(model: Any) -> bool:
-    """Whether a model that is left with its sites can still keep `from_pretrained` from the wrong activations."""
-    if can_say_so(model):
-        return True
-    if hasattr(model, "save_pretrained"):
-        warnings.warn(
-            f"the configuration of {type(model).__name__} cannot say which activations were picked: from_pretrained "
-            "will load what save_pretrained writes with the original ones, without a word. Keep "
-            "flexact.selection(model).to_dict() as a JSON file beside it, and give that to flexact.load_picks.",
-            stacklevel=3,
-        )
-    return False
-
-
-def _check_arguments(trainer: Any) -> None:
-    args = trainer.args
-    for wrong, told in (
-        (trainer.is_deepspeed_enabled, "DeepSpeed is not supported; use DistributedDataParallel, through torchrun."),
-        (trainer.is_fsdp_enabled, "FSDP is not supported; use DistributedDataParallel, through torchrun."),
-        (args.n_gpu > 1, "nn.DataParallel is not supported; start one process a GPU, through torchrun."),
-        (args.auto_find_batch_size, "auto_find_batch_size=True begins a run again in its middle; set a batch size."),
-        (trainer.model_init is not None, "model_init=... builds an unconverted model; give the Trainer a model."),
-    ):
-        if wrong:
-            raise FlexActError(f"FlexActCallback: {told}")
 
 
 def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:
