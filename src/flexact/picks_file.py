@@ -124,7 +124,23 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
                 lookup(pick)
             except FlexActError as error:
                 raise FlexActError(f"{file}, site {site!r}: {error}") from None
+    if inside is None and path.is_dir():
+        _check_agrees(file, data, path / "config.json")
     return file, data
+
+
+def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
+    """Refuse flexact.json where the configuration beside it, which is written with the weights, names other picks."""
+    try:
+        beside = parsed_json(config.read_bytes())[CONFIG_FIELD]
+        agrees = all(beside[name] == data[name] for name in ("picks", "committed"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # it says nothing about picks
+    if not agrees:
+        raise FlexActError(
+            f"{file} and {config} name different picks: two networks were saved to this folder. If the weights in it "
+            f"are the latter's, as model.save_pretrained leaves them, remove {FILE}; otherwise save the network again."
+        )
 
 
 def _of_selection(file: Path, data: dict[str, Any]) -> dict[str, Any]:

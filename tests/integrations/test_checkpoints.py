@@ -341,6 +341,15 @@ def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, tra
     assert not (tmp_path / "own" / "flexact.json").exists()
 
 
+def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
+    trainer, folder = trained({LAYER.format(0): "relu"})
+    say_picks(trainer.model, {LAYER.format(1): "relu"})
+    trainer.model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
+    loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
+    with pytest.raises(flexact.FlexActError, match="name different picks: two networks were saved to this folder"):
+        flexact.load_picks(loaded, folder)
+
+
 def test_the_best_checkpoint_is_extracted_where_it_is_loaded_at_the_end(routed: Build, trainer_of: Build) -> None:
     trainer = FlexActCallback().wrap(
         trainer_of(
