@@ -159,11 +159,11 @@ def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Bui
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
     told = json.loads((folder / "flexact.json").read_text())
     told["picks"][LAYER.format(2)] = "relu"
-    (folder / "flexact.json").write_text(json.dumps(told))
+    (tmp_path / "other.json").write_text(json.dumps(told))
     with pytest.raises(
         flexact.FlexActError, match=r"no activation 'bert\.encoder\.layer\.2\..*the class that was trained"
     ):
-        flexact.load_picks(loaded, folder)
+        flexact.load_picks(loaded, tmp_path / "other.json")
     with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
         outputs(loaded)
 
