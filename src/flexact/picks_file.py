@@ -23,6 +23,8 @@ from flexact.selection import Selection
 from flexact.writing import write_whole
 
 FILE = "flexact.json"
+CONFIG_FIELD = "flexact"
+"""The field of a configuration of transformers that holds the same; it travels with `save_pretrained`."""
 VERSION = 1
 _KEY = "flexact_picks"
 
@@ -71,12 +73,16 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     if not description["committed"]:
         raise FlexActError(
             f"{file} is of a run that had not committed to its picks yet; go on with that run "
-            "(trainer.train(resume_from_checkpoint=...)) and load what it saves at its end."
+            "(trainer.train(resume_from_checkpoint=...)) and load what it saves at its end. If you committed the model "
+            "yourself since, give load_picks a JSON file of flexact.selection(model).to_dict() from before extract."
         )
-    _restore_originals(model, description["original"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what convert left alone is none of these sites
+    restored = _restore_originals(model, description["original"] or _originals_of(model))
+    try:
         _put_in(model, _named_here(model, description["picks"], file), file)
+    except FlexActError:
+        for owner, name in restored:  # or the network would run with them
+            owner._modules[name] = Unpicked()
+        raise
     return model
 
 
@@ -85,7 +91,7 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
     file = path / FILE if path.is_dir() else path
     inside = None
     if not file.is_file() and (path / "config.json").is_file():
-        file, inside = path / "config.json", "flexact"
+        file, inside = path / "config.json", CONFIG_FIELD
     if not file.is_file():
         raise FlexActError(f"there is no {FILE} at {path}; give the folder that the trained network was saved to.")
     try:
@@ -118,7 +124,23 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
                 lookup(pick)
             except FlexActError as error:
                 raise FlexActError(f"{file}, site {site!r}: {error}") from None
+    if inside is None and path.is_dir():
+        _check_agrees(file, data, path / "config.json")
     return file, data
+
+
+def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
+    """Refuse flexact.json where the configuration beside it, which is written with the weights, names other picks."""
+    try:
+        beside = parsed_json(config.read_bytes())[CONFIG_FIELD]
+        agrees = all(beside[name] == data[name] for name in ("picks", "committed"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # it says nothing about picks
+    if not agrees:
+        raise FlexActError(
+            f"{file} and {config} name different picks: two networks were saved to this folder. If the weights in it "
+            f"are the latter's, as model.save_pretrained leaves them, remove {FILE}; otherwise save the network again."
+        )
 
 
 def _of_selection(file: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -128,48 +150,84 @@ def _of_selection(file: Path, data: dict[str, Any]) -> dict[str, Any]:
     except FlexActError as error:
         raise FlexActError(f"{file}: {error}") from None
     if any(row.channel is not None for row in rows):
-        raise FlexActError(
-            f"{file} has picks by channel, and load_picks puts one function in each site; save the extracted network "
-            "as a whole instead."
-        )
+        raise FlexActError(_by_channel(file))
     return described({row.site: row.pick for row in rows}, {}, all(row.committed for row in rows))
 
 
-def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> None:
-    """Put what the network's own configuration would have built in the place of `Unpicked`."""
-    places = [
-        (owner, name)
-        for owner in model.modules()
-        for name, child in owner._modules.items()
-        if isinstance(child, Unpicked)
-    ]
-    if not places:
-        return
-    from transformers.activations import ACT2FN  # an Unpicked comes from there
+def built_with(model: nn.Module, settings: Mapping[str, str]) -> nn.Module:
+    """What `from_pretrained` would build for a model of transformers whose configuration had these settings, without
+    memory for its weights."""
+    config: Any = model.config
+    with torch.device("meta"):
+        return type(model)(type(config).from_dict({**config.to_dict(), **settings}))
 
-    names = list(settings.values())
-    if len(names) != 1 or names[0] not in ACT2FN:
-        raise FlexActError(
-            f"what the network's activation was before flexact is not known: 'original' is {settings!r}."
-        )
-    for owner, name in places:
-        owner._modules[name] = ACT2FN[names[0]]
+
+def _originals_of(model: nn.Module) -> dict[str, str]:
+    """What a model's own configuration keeps of the settings before flexact."""
+    kept = getattr(getattr(model, "config", None), CONFIG_FIELD, None)
+    return dict(kept.get("original", {})) if isinstance(kept, dict) else {}
+
+
+def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> list[tuple[nn.Module, str]]:
+    """Put what the network's own configuration would have built in the place of `Unpicked`; returns where."""
+    paths = [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, Unpicked)]
+    if not paths:
+        return []
+    unknown = f"what the network's activation was before flexact is not known: 'original' is {settings!r}"
+    todo = "Load the checkpoint that the trained network was saved to, with its own class of transformers."
+    try:
+        built = built_with(model, settings)
+        originals = [built.get_submodule(path) for path in paths]
+    except Exception as error:  # transformers raises what its many classes raise
+        raise FlexActError(f"{unknown} ({type(error).__name__}: {error!s:.200}). {todo}") from None
+    if any(isinstance(original, Unpicked) or original.state_dict() for original in originals):
+        raise FlexActError(f"{unknown}. {todo}")
+    places = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
+    for (owner, name), original in zip(places, originals, strict=True):
+        owner._modules[name] = original
+    return places
 
 
 def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path) -> dict[str, str]:
-    """The picks by the sites' names in this model, which may be the trained one without its head."""
+    """The picks by the sites' names in this model, which may be the trained one without its head, or with another."""
     here = {name for found in find(model, per_call=False).found for name in found.names}
-    missing = [name for name in picks if name not in here]
     prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
-    if missing and len(prefix) > 1 and all(name.startswith(prefix) for name in picks):
-        picks = {name.removeprefix(prefix): pick for name, pick in picks.items()}
-        missing = [name for name in picks if name not in here]
-    if missing:
+    ways = [picks]
+    if len(prefix) > 1:
+        ways.append({name.removeprefix(prefix): pick for name, pick in picks.items()})
+        ways.append({f"{prefix}{name}": pick for name, pick in picks.items()})
+    named = max(ways, key=lambda way: len(way.keys() & here))
+    missing = [name for name in named if name not in here]
+    absent = [name for name in missing if not _has_part(model, name, prefix)]
+    by_channel = [name for name in missing if name.rpartition(":")[0] in here]
+    if by_channel:
+        raise FlexActError(_by_channel(file))
+    if len(absent) < len(missing) or len(missing) == len(named) > 0:
+        wrong = next((name for name in missing if name not in absent), missing[0])
         raise FlexActError(
-            f"{file} is of another network: this {type(model).__name__} has no activation {missing[0]!r}. Build the "
-            "model from the checkpoint that the file lies beside."
+            f"{file} is of another network: this {type(model).__name__} has no activation {wrong!r}. Build the model "
+            "from the checkpoint that the file lies beside, with the class that was trained, or its encoder alone."
         )
-    return dict(picks)
+    if absent:
+        warnings.warn(
+            f"{file}: this {type(model).__name__} has no {', '.join(absent[:5])}; the picks for it are left out.",
+            stacklevel=3,
+        )
+    return {name: pick for name, pick in named.items() if name in here}
+
+
+def _has_part(model: nn.Module, name: str, prefix: str) -> bool:
+    """Whether a model has the part that a site belongs to: a head, or a child of the network under the head."""
+    base = getattr(model, prefix[:-1], None) if name.startswith(prefix) else None
+    owner, rest = (base, name.removeprefix(prefix)) if isinstance(base, nn.Module) else (model, name)
+    return getattr(owner, rest.partition(".")[0], None) is not None
+
+
+def _by_channel(file: Path) -> str:
+    return (
+        f"{file} has picks by channel, and load_picks puts one function in each site; save the extracted network as a "
+        "whole instead."
+    )
 
 
 def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path) -> None:
@@ -185,7 +243,9 @@ def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path) -> None:
     if not wanted:
         return
     candidates = (*dict.fromkeys(wanted.values()), ORIGINAL)
-    convert(model, list(wanted), FlexConfig(candidates=candidates, init="original"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what convert left alone is none of these sites
+        convert(model, list(wanted), FlexConfig(candidates=candidates, init="original"))
     for site in sites_of(model):
         chosen = torch.zeros(site.rows, site.k, dtype=torch.bool)
         chosen[:, site.candidates.index(wanted[site.name])] = True

@@ -49,6 +49,14 @@ GIVEN = {
 BETWEEN = {
     # The second fragment is another way of calling convert: its model is a plain one again.
     ("README.md", 2): "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))",
+    ("README.md", 4): """
+        from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+        sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+        model = BertForSequenceClassification(BertConfig(**sizes))
+        train = [dict(input_ids=torch.randint(0, 50, (6,)), labels=i % 2) for i in range(32)]
+        args = TrainingArguments("trainer", max_steps=8, per_device_train_batch_size=4, report_to=[], use_cpu=True)
+        """,
     # It is about a checkpoint whose layers differ, and so few steps leave all of them at the original.
     ("docs/text.md", 2): """
         model = flexact.convert(AutoModelForSequenceClassification.from_pretrained("bert-base-uncased"))

@@ -89,6 +89,19 @@ def test_a_configuration_that_cannot_warn_those_without_flexact(trainer_of: Buil
     assert sites_of(flexact.extract(trainer.model)) == []
 
 
+def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_about(trainer_of: Build) -> None:
+    class Own(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.embedding, self.act = nn.Embedding(40, 2), nn.ReLU()
+
+    model = flexact.convert(Own(transformers.PretrainedConfig()))
+    with pytest.warns(UserWarning, match=r"the configuration of Own cannot say.*give that to flexact\.load_picks"):
+        FlexActCallback(extract=False).wrap(trainer_of(model))
+
+
 @pytest.mark.parametrize(
     ("choices", "settings", "told"),
     [

@@ -13,7 +13,7 @@ from torch import nn
 
 import flexact
 from flexact.layer import sites_of
-from flexact.picks_file import write_picks
+from flexact.picks_file import described, write_picks
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
@@ -133,6 +133,71 @@ def test_the_encoder_alone_takes_the_picks_too(trained: Build) -> None:
     assert torch.equal(ours, theirs)
 
 
+def test_the_picks_of_an_encoder_go_into_it_under_a_head(tiny_bert: Build, tmp_path: Path) -> None:
+    """Named without the prefix, as a BertModel that was trained alone has them."""
+    names = {LAYER.format(0).removeprefix("bert."): "relu", POOLER.removeprefix("bert."): "sigmoid"}
+    write_picks(tmp_path, described(names, {}))
+    model = flexact.load_picks(tiny_bert(), tmp_path)
+    assert isinstance(model.bert.encoder.layer[0].intermediate.intermediate_act_fn, nn.ReLU)
+    assert isinstance(model.bert.pooler.activation, nn.Sigmoid)
+
+
+def test_the_picks_for_a_part_that_another_head_does_without_are_left_out_with_a_warning(trained: Build) -> None:
+    trainer, folder = trained({LAYER.format(0): "relu"})
+    loaded = transformers.BertForMaskedLM.from_pretrained(folder)  # it has no pooler
+    with pytest.warns(UserWarning, match=r"this BertForMaskedLM has no bert\.pooler\.activation; .* left out"):
+        flexact.load_picks(loaded, folder)
+    assert isinstance(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn, nn.ReLU)
+    with torch.no_grad():
+        ours = loaded.eval().bert(input_ids=IDS).last_hidden_state
+        assert torch.equal(ours, trainer.model.eval().bert(input_ids=IDS).last_hidden_state)
+        loaded(input_ids=IDS)  # the head's own activation is in place
+
+
+def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Build, tmp_path: Path) -> None:
+    _, folder = trained({LAYER.format(0): "relu"})
+    loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
+    told = json.loads((folder / "flexact.json").read_text())
+    told["picks"][LAYER.format(2)] = "relu"
+    (tmp_path / "other.json").write_text(json.dumps(told))
+    with pytest.raises(
+        flexact.FlexActError, match=r"no activation 'bert\.encoder\.layer\.2\..*the class that was trained"
+    ):
+        flexact.load_picks(loaded, tmp_path / "other.json")
+    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        outputs(loaded)
+
+
+@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-silu"])
+@pytest.mark.parametrize("picks", [{}, {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}, None])
+def test_t5_is_trained_saved_and_loaded(
+    picks: dict[str, str] | None, projection: str, trainer_of: Build, tmp_path: Path
+) -> None:
+    """Its setting says whether the feed-forward is gated, too. None: every site picks relu."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 1, "vocab_size": 40}
+    config = transformers.T5Config(**sizes, feed_forward_proj=projection, decoder_start_token_id=0)
+    model = flexact.convert(transformers.T5ForConditionalGeneration(config), config=flexact.FlexConfig(init="original"))
+    assert len(sites_of(model)) == 2
+    set_picks(model, {site.name: "relu" for site in sites_of(model)} if picks is None else picks)
+    rows = [{"input_ids": row, "labels": row} for row in IDS]
+    trainer = trainer_of(model, max_steps=2)
+    trainer.train_dataset = rows
+    FlexActCallback().wrap(trainer).train()
+    trainer.save_model(str(tmp_path / "own"))
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "own")
+    if picks:
+        assert (tmp_path / "own" / "flexact.json").is_file()
+        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+            loaded(input_ids=IDS, labels=IDS)
+        loaded = flexact.load_picks(loaded, tmp_path / "own")
+    else:
+        assert not (tmp_path / "own" / "flexact.json").exists()
+    with torch.no_grad():
+        ours = loaded.eval()(input_ids=IDS, labels=IDS).logits
+        assert torch.equal(ours, trainer.model.eval()(input_ids=IDS, labels=IDS).logits)
+
+
 def test_without_flexact_such_a_checkpoint_does_not_load(trained: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = trained({LAYER.format(0): "relu"})
     monkeypatch.delitem(transformers.activations.ACT2FN, LOUD)  # all that importing flexact changes in transformers
@@ -152,6 +217,137 @@ def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: 
         flexact.load_picks(loaded, before)
     last = flexact.load_picks(transformers.BertForSequenceClassification.from_pretrained(after), after)
     assert torch.equal(outputs(last), outputs(trainer.model))
+
+
+class SaveAt(transformers.TrainerCallback):
+    """Another callback that saves the model by itself: in `step`, or at the end of the run."""
+
+    def __init__(self, folder: Path, step: int | None = None) -> None:
+        self.folder, self.step = folder, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == self.step:
+            model.save_pretrained(self.folder)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self.step is None:
+            model.save_pretrained(self.folder)
+
+
+def test_what_another_callback_saves_at_the_end_is_not_loaded_with_other_activations(
+    routed: Build, trainer_of: Build, tmp_path: Path
+) -> None:
+    saving = SaveAt(tmp_path / "early")
+    model = set_picks(routed(), {LAYER.format(0): "relu"})
+    trainer = trainer_of(model, callbacks=[saving])  # given before ours, it runs before ours
+    FlexActCallback().wrap(trainer).train()
+    loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
+    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        outputs(loaded)
+    assert torch.equal(outputs(flexact.load_picks(loaded, saving.folder)), outputs(trainer.model))
+
+
+def test_what_another_callback_saves_before_the_commitment_is_refused(
+    routed: Build, trainer_of: Build, tmp_path: Path
+) -> None:
+    saving = SaveAt(tmp_path / "early", step=3)
+    FlexActCallback().wrap(trainer_of(routed(), callbacks=[saving])).train()
+    loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
+    with pytest.raises(flexact.FlexActError, match="had not committed to its picks yet"):
+        flexact.load_picks(loaded, saving.folder)
+    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        outputs(loaded)
+
+
+def test_the_best_checkpoint_is_not_taken_for_what_was_committed_later(
+    routed: Build, trainer_of: Build, tmp_path: Path
+) -> None:
+    saving = SaveAt(tmp_path / "early")
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    steps = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 4, "eval_steps": 4}
+    trainer = trainer_of(routed(), callbacks=[saving], **best, **steps)
+    trainer.evaluate = lambda *_, **__: {"eval_loss": -trainer.state.global_step}  # the first one is the best
+    with pytest.warns(UserWarning, match="not committed"):
+        FlexActCallback().wrap(trainer).train()
+    assert not json.loads((saving.folder / "config.json").read_text())["flexact"]["committed"]
+
+
+@pytest.mark.parametrize("extracted", [False, True])
+def test_a_model_that_is_left_with_its_sites_says_so_too(
+    extracted: bool, routed: Build, trainer_of: Build, tmp_path: Path
+) -> None:
+    model = set_picks(routed(), {LAYER.format(0): "relu"})
+    trainer = FlexActCallback(extract=False).wrap(trainer_of(model, save_strategy="steps", save_steps=4))
+    trainer.train()
+    plain = flexact.extract(model)
+    if extracted:
+        plain.save_pretrained(tmp_path / "own")
+    else:
+        trainer.save_model(str(tmp_path / "own"))
+        assert (tmp_path / "own" / "flexact.json").is_file()
+    for folder in (tmp_path / "own", tmp_path / "out" / "checkpoint-12"):
+        loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
+        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+            outputs(loaded)
+        assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(plain))
+
+
+def test_a_model_left_with_sites_that_agree_makes_a_checkpoint_that_needs_no_flexact(
+    routed: Build, trainer_of: Build, tmp_path: Path
+) -> None:
+    model = set_picks(routed(), {LAYER.format(0): "relu", LAYER.format(1): "relu"})
+    FlexActCallback(extract=False).wrap(trainer_of(model)).train()
+    plain = flexact.extract(model)
+    plain.save_pretrained(tmp_path / "own")
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
+    assert torch.equal(outputs(loaded), outputs(plain))
+
+
+def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, trainer_of: Build, tmp_path: Path) -> None:
+    config = flexact.FlexConfig(init="original", granularity="channel", channel_dim=-1)
+    model = flexact.convert(tiny_bert(), config=config, example_inputs={"input_ids": IDS})
+    FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=2)).train()
+    flexact.extract(model).save_pretrained(tmp_path / "own")
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
+    with pytest.raises(flexact.FlexActError, match="has picks by channel"):
+        flexact.load_picks(loaded, tmp_path / "own")
+
+
+def test_a_run_that_was_broken_off_can_be_committed_by_hand(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    class BreakOff(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            raise KeyboardInterrupt
+
+    model = routed()
+    with pytest.raises(KeyboardInterrupt):
+        FlexActCallback().wrap(trainer_of(model, callbacks=[BreakOff()])).train()
+    set_picks(model, {LAYER.format(1): "tanh"})
+    (tmp_path / "picks.json").write_text(json.dumps(flexact.selection(model).to_dict()))
+    plain = flexact.extract(model)
+    plain.save_pretrained(tmp_path / "own")
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.selection\(model\)\.to_dict\(\) from before extract"):
+        flexact.load_picks(loaded, tmp_path / "own")
+    assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "picks.json")), outputs(plain))
+
+
+def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    trainer = FlexActCallback().wrap(trainer_of(routed("penultimate")))
+    trainer.save_model(str(tmp_path / "own"))
+    assert (tmp_path / "own" / "flexact.json").is_file()
+    trainer.train()
+    trainer.save_model(str(tmp_path / "own"))
+    assert trainer.flexact.selection.picks == {POOLER: "tanh"}
+    assert not (tmp_path / "own" / "flexact.json").exists()
+
+
+def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
+    trainer, folder = trained({LAYER.format(0): "relu"})
+    say_picks(trainer.model, {LAYER.format(1): "relu"})
+    trainer.model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
+    loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
+    with pytest.raises(flexact.FlexActError, match="name different picks: two networks were saved to this folder"):
+        flexact.load_picks(loaded, folder)
 
 
 def test_the_best_checkpoint_is_extracted_where_it_is_loaded_at_the_end(routed: Build, trainer_of: Build) -> None:

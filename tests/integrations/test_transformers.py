@@ -193,6 +193,27 @@ def test_probabilities_go_to_tensorboard_and_into_the_log(
     assert scalars == pytest.approx(logged)
 
 
+@pytest.mark.parametrize("with_bar", [False, True])
+def test_probabilities_are_kept_out_of_the_console(
+    with_bar: bool, routed: Build, trainer_of: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    class Logger(transformers.TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            seen.extend(logs)
+
+    trainer = trainer_of(routed("penultimate"), callbacks=[Logger()], disable_tqdm=not with_bar)
+    if not with_bar:
+        trainer.add_callback(transformers.PrinterCallback)
+    FlexActCallback().wrap(trainer).train()
+    shown = capsys.readouterr()
+    assert "'loss'" in shown.out + shown.err
+    assert "flexact/" not in shown.out + shown.err
+    assert seen.count("flexact/bert.pooler.activation/tanh") == trainer.flexact.schedule.commit_step
+    assert seen.count("loss") == 12
+
+
 def test_nothing_is_logged_when_asked_not_to(routed: Build, trainer_of: Build) -> None:
     trainer = FlexActCallback(log=False).wrap(trainer_of(routed("penultimate")))
     trainer.train()
@@ -271,6 +292,21 @@ def test_torch_compile_gives_the_same_losses(routed: Build, trainer_of: Build) -
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
     assert compiled.flexact.selection.picks == plain.flexact.selection.picks
     assert sites_of(compiled.model) == []
+
+
+@pytest.mark.slow
+def test_torch_compile_with_evaluation_stays_within_the_recompile_limit(routed: Build, trainer_of: Build) -> None:
+    """Layers with six candidates and a pooler with five: eight steps at which something is dropped."""
+    model = routed(settings={**STILL, "num_hidden_layers": 1})
+    compiling = {"torch_compile": True, "torch_compile_backend": "eager"}
+    trainer = trainer_of(model, eval_strategy="steps", eval_steps=1, max_steps=16, **compiling)
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        FlexActCallback().wrap(trainer).train()
+    torch._dynamo.reset()
+    assert torch._dynamo.config.recompile_limit == limit
+    assert sites_of(trainer.model) == []
 
 
 @pytest.mark.gpu

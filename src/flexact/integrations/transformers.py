@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 
 from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.integrations.transformers_config import check_says_so, describe, loud, say_picks, unsay_picks
+from flexact.integrations.transformers_checks import check_arguments, check_model, says_so_or_warns
+from flexact.integrations.transformers_config import say_loudly, say_picks, unsay_picks
 from flexact.layer import FlexAct, sites_of
-from flexact.picks_file import write_picks
+from flexact.picks_file import FILE, write_picks
 from flexact.policy import penalty
 from flexact.reading import parsed_json
 from flexact.schedule import Schedule
@@ -32,10 +33,12 @@ from flexact.writing import write_whole
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 SCHEDULE = "flexact_schedule.json"
 """In a checkpoint's folder: where the policy stands."""
+_PRINTING = (PrinterCallback, ProgressCallback)
+"""The callbacks that print a log as a whole."""
 
 
 class FlexActCallback(TrainerCallback):
@@ -44,6 +47,9 @@ class FlexActCallback(TrainerCallback):
     logit_lr: learning rate of the logits, where the policy leaves them to the optimizer; the Trainer's by default.
     log: whether the sites' probabilities go to the Trainer's loggers, with every log of the loss, until the commitment.
     extract: whether the model is a plain one when `train` returns, so that `save_pretrained` writes a plain checkpoint.
+
+    From `wrap` on the model's configuration says that it has sites, and from the commitment on what they picked; so
+    whoever saves the model, and when, `from_pretrained` never builds it with other activations without a word.
 
     In a user's program, where `model` is any model of transformers:
 
@@ -60,6 +66,7 @@ class FlexActCallback(TrainerCallback):
         self._trainer: Any = None
         self._checkpoint: Path | None = None
         self._adds_penalty = False
+        self._says_so = False
         self._description: dict[str, Any] | None = None
         self._logged_commitment = False
 
@@ -74,8 +81,8 @@ class FlexActCallback(TrainerCallback):
             )
         if self._trainer is not None:
             raise FlexActError("this FlexActCallback has a Trainer already; make one callback for each run.")
-        sites = _check_model(trainer.model, self.extracts)
-        _check_arguments(trainer)
+        sites = check_model(trainer.model, self.extracts)
+        check_arguments(trainer)
         if self.logit_lr is not None and sites[0].config.logit_step == "paced":
             raise FlexActError(
                 f"logit_lr={self.logit_lr} would have no effect: this policy moves the logits itself. Leave it out, or "
@@ -93,6 +100,8 @@ class FlexActCallback(TrainerCallback):
         if given is None:
             trainer.add_callback(self)
         unsay_picks(trainer.model)
+        self._says_so = self.extracts or says_so_or_warns(trainer.model)
+        self.say_so_far()
         vars(trainer)["flexact"] = self
         trainer.__class__ = type(trainer.__class__.__name__, (_Routed, trainer.__class__), {})
         return trainer
@@ -122,6 +131,7 @@ class FlexActCallback(TrainerCallback):
                 f"the Trainer goes on at step {state.global_step}, its policy at step {self.schedule.steps_done}; "
                 "resume from a checkpoint that a Trainer with a FlexActCallback wrote."
             )
+        self.say_so_far()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         scaler = getattr(self._trainer.accelerator, "scaler", None)
@@ -135,7 +145,10 @@ class FlexActCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._running is not None:
+            before = self._running.committed
             self._running.step()
+            if self._running.committed and not before:
+                self.say_so_far()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self._trainer.model
@@ -151,7 +164,10 @@ class FlexActCallback(TrainerCallback):
         self.selection = selection(model)
         if self.extracts:
             extract(model, inplace=True)
-            self._description = say_picks(model, self.selection.picks)
+        if self._says_so:
+            by_channel = any(row.channel is not None for row in self.selection)
+            picks = self.selection.picks
+            self._description = say_loudly(model, picks, committed=True) if by_channel else say_picks(model, picks)
 
     # What the wrapped Trainer's methods ask.
 
@@ -199,18 +215,29 @@ class FlexActCallback(TrainerCallback):
         rows = zip(selection(self._trainer.model).picks, selection(self._trainer.model), strict=True)
         return {f"flexact/{site}/{name}": p for site, row in rows for name, p in row.probabilities.items()}
 
+    @contextmanager
+    def room_to_recompile(self) -> Iterator[None]:
+        """Around the run: with torch_compile=True the network is compiled anew, for training and for evaluation, each
+        time a candidate is dropped; torch's limit on that, which is meant for what goes on forever, counts the rest."""
+        if not self._trainer.args.torch_compile:
+            yield
+            return
+        rounds = sum({site.k for site in sites_of(self._trainer.model)})  # sites with as many candidates drop together
+        import torch._dynamo
+
+        with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + 2 * rounds):
+            yield
+
     def resume_from(self, checkpoint: str) -> None:
         """Where the run goes on from, once it begins."""
         self._checkpoint = Path(checkpoint)
 
-    @contextmanager
-    def described(self) -> Iterator[None]:
-        """Around saving: a network that still has sites says so in its configuration."""
-        if self._running is None or not self.extracts:
-            yield
-        else:
-            with loud(self._trainer.model, self._so_far()):
-                yield
+    def say_so_far(self) -> None:
+        """While there are sites: let the model's configuration say so, and what they would pick now."""
+        if self._says_so and self.selection is None:
+            now = selection(self._trainer.model)
+            committed = all(row.committed for row in now)
+            self._description = say_loudly(self._trainer.model, now.picks, committed)
 
     def write_beside(self, folder: Path) -> None:
         """What a checkpoint's folder holds besides the network."""
@@ -220,14 +247,10 @@ class FlexActCallback(TrainerCallback):
                 for name, value in self._running.state_dict().items()
             }
             write_whole(folder / SCHEDULE, json.dumps(state) + "\n")
-            if self.extracts:
-                write_picks(folder, self._so_far())
-        elif self._description is not None:
+        if self._description is not None:
             write_picks(folder, self._description)
-
-    def _so_far(self) -> dict[str, Any]:
-        now = selection(self._trainer.model)
-        return describe(self._trainer.model, now.picks, all(row.committed for row in now))
+        elif self._says_so:
+            (folder / FILE).unlink(missing_ok=True)  # of an earlier save into this folder
 
     def _check_not_decayed(self, optimizer: Optimizer) -> None:
         known = {id(site.logits) for site in sites_of(self._trainer.model)}
@@ -259,10 +282,28 @@ class _Routed:
             return (self.flexact.with_penalty(found[0], model, divided), *found[1:])
         return self.flexact.with_penalty(found, model, divided)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with self.flexact.room_to_recompile():
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs:
-            logs.update(self.flexact.probabilities())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        if "loss" in logs:
+            self._log_unprinted(self.flexact.probabilities())
+
+    def _log_unprinted(self, logs: dict[str, float]) -> None:
+        """Give the loggers what would flood a console, with the last entry of the log, and not what prints it."""
+        if not logs:
+            return
+        if self.state.log_history:  # type: ignore[attr-defined]
+            self.state.log_history[-1].update(logs)  # type: ignore[attr-defined]
+        handler = self.callback_handler  # type: ignore[attr-defined]
+        everyone = handler.callbacks
+        handler.callbacks = [one for one in everyone if not isinstance(one, _PRINTING)]
+        try:
+            self.control = handler.on_log(self.args, self.state, self.control, logs)  # type: ignore[attr-defined,has-type]
+        finally:
+            handler.callbacks = everyone
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
@@ -270,9 +311,13 @@ class _Routed:
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = output_dir if output_dir is not None else self.args.output_dir  # type: ignore[attr-defined]
-        with self.flexact.described():
-            super()._save(folder, state_dict)  # type: ignore[misc]
+        self.flexact.say_so_far()
+        super()._save(folder, state_dict)  # type: ignore[misc]
         self.flexact.write_beside(Path(folder))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()  # type: ignore[misc]
+        self.flexact.say_so_far()  # it may be from before the commitment
 
     def _is_whole(self, num_items_in_batch: Any) -> bool:
         """Whether the loss of a micro-batch is its part of the step's already, which the Trainer divides otherwise."""
@@ -285,36 +330,6 @@ class _Routed:
     def _micro_batches(self) -> int:
         given: int = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
         return getattr(self, "current_gradient_accumulation_steps", None) or given
-
-
-def _check_model(model: Any, extracts: bool) -> list[FlexAct]:
-    sites = sites_of(model) if isinstance(model, nn.Module) else []
-    if not sites:
-        raise FlexActError(
-            f"the Trainer's {type(model).__name__} has no FlexAct sites; convert it before you build the Trainer: "
-            "model = flexact.convert(model, config=flexact.FlexConfig(init='original'))."
-        )
-    if extracts:
-        if any(site.config.granularity == "channel" for site in sites):
-            raise FlexActError(
-                "picks by channel cannot be written into a checkpoint of transformers; use granularity='layer', or "
-                "give FlexActCallback extract=False and save what flexact.extract(model) returns yourself."
-            )
-        check_says_so(model)
-    return sites
-
-
-def _check_arguments(trainer: Any) -> None:
-    args = trainer.args
-    for wrong, told in (
-        (trainer.is_deepspeed_enabled, "DeepSpeed is not supported; use DistributedDataParallel, through torchrun."),
-        (trainer.is_fsdp_enabled, "FSDP is not supported; use DistributedDataParallel, through torchrun."),
-        (args.n_gpu > 1, "nn.DataParallel is not supported; start one process a GPU, through torchrun."),
-        (args.auto_find_batch_size, "auto_find_batch_size=True begins a run again in its middle; set a batch size."),
-        (trainer.model_init is not None, "model_init=... builds an unconverted model; give the Trainer a model."),
-    ):
-        if wrong:
-            raise FlexActError(f"FlexActCallback: {told}")
 
 
 def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:

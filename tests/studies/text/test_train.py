@@ -13,6 +13,7 @@ import torch
 import flexact
 from flexact import FlexActError
 from flexact.studies.grid.curves import read_curve
+from flexact.studies.text import trainer
 from flexact.studies.text.data import load
 from flexact.studies.text.encoder import build, find_encoder
 from flexact.studies.text.metrics import measured
@@ -169,6 +170,25 @@ def test_a_pretrained_start_is_every_policys() -> None:
         assert 0 < config.warmup < config.commit_at
     assert Protocol(policy="paper").logit_lr is not None
     assert Protocol().logit_lr is None
+
+
+def test_what_was_trained_in_bf16_is_measured_in_float32(
+    protocol: Protocol, glue_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = transformers.TrainingArguments
+    monkeypatch.setattr(trainer._package, "TrainingArguments", lambda **given: arguments(**{**given, "bf16": True}))
+    data = load("stsb", glue_folder)
+    train, dev = encoded(data, protocol.encoder, protocol.length)
+    network = build(protocol.encoder, 1, 0, is_regression=True)
+    cell = Cell("stsb", "fixed", 0)
+    found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path, [])
+    assert found.accelerator.mixed_precision == "bf16"
+    found.accelerator.prepare_model(network)  # as training does: its forward has autocast around it from here on
+    scores = torch.from_numpy(found.predict(dev).predictions)
+    assert not torch.equal(scores, scores.bfloat16().float())
+    with torch.no_grad():
+        plain = build(protocol.encoder, 1, 0, is_regression=True).eval()
+        assert torch.allclose(scores, plain(**dev.__getitems__(range(20))).logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

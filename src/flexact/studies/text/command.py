@@ -93,7 +93,8 @@ def glue(
     from flexact.studies.grid.engines import devices
     from flexact.studies.grid.engines import engine as engine_named
     from flexact.studies.text.cells import Grid
-    from flexact.studies.text.encoder import activations_of, find_encoder
+    from flexact.studies.text.checking import check_encoder
+    from flexact.studies.text.encoder import find_encoder
     from flexact.studies.text.grid import run
     from flexact.studies.text.protocol import Protocol
     from flexact.studies.text.report import write_table
@@ -122,7 +123,7 @@ def glue(
         settings["lr"] = lr
     Protocol(**settings)  # bad settings are told before a model is looked for
     encoder = find_encoder(model)
-    activations_of(encoder)
+    check_encoder(encoder, length)
     protocol = Protocol.of(encoder, **settings)
     if engine == "local" and jobs is None and devices(device) == ["cpu"]:
         jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one

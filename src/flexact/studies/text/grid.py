@@ -18,6 +18,7 @@ from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.store import TABLE
 from flexact.studies.text.cells import Grid
+from flexact.studies.text.checking import check_encoder
 from flexact.studies.text.data import load as load_rows
 from flexact.studies.text.encoder import find_encoder
 from flexact.studies.text.protocol import METHODS, Protocol
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         grid = Grid(tuple(given.tasks.split(",")), tuple(given.methods.split(",")), given.seeds, given.first_seed)
         protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
+        check_encoder(protocol.encoder, protocol.length)
         engine = engine_named("local", given.device, given.jobs, None)
         progress = Progress(pieces="cells")
         store = run(grid, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
