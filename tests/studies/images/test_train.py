@@ -24,6 +24,8 @@ from torch import nn
 from flexact import FlexActError, Recorder, extract
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
+from flexact.studies.grid.locks import is_locked, locked
+from flexact.studies.grid.running import LOCK
 from flexact.studies.images import checkpoint, data, step, train
 from flexact.studies.images.augment import augmented, normalised
 from flexact.studies.images.data import Images
@@ -398,6 +400,22 @@ def test_what_cannot_be_trained_is_refused(images: Images, tmp_path: Path, capsy
     assert "did you mean 'relu'" in capsys.readouterr().err
     assert train.main([*command, "--method", "relu", "--changes", "pace=2"]) == 1
     assert "--changes takes a JSON object" in capsys.readouterr().err
+
+
+def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
+    command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
+    with locked(tmp_path / LOCK):
+        assert train.main(command) == 1
+    assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
+    assert "give --out another folder, or wait" in told
+    assert not (tmp_path / "checkpoint.json").exists()
+    assert train.main(command) == 0
+    assert not is_locked(tmp_path / LOCK)
+    assert train.main([*command[:-1], str(folder / "test_batch.bin")]) == 1
+    assert "cannot write" in capsys.readouterr().err
 
 
 # Several ranks
