@@ -145,6 +145,28 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
 
 
+def test_other_data_of_the_same_name_are_refused(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
+    assert store.config()["data"] == {"partial": False, "sha256": {"cifar10": "11aa"}}
+    with pytest.raises(FlexActError, match=r"other data of the name cifar10 .* is 11aa, that of these 22bb\)"):
+        go(behaviour={"sha256": "22bb"}, resume=True)
+    assert len(store.results()) == 3
+    go(Grid(("cifar10", "cifar100"), ("resnet18",), ("relu",)), {"sha256": "11aa"}, resume=True)
+    assert store.config()["data"]["sha256"] == {"cifar100": "11aa", "cifar10": "11aa"}
+    assert len(go(behaviour={"sha256": "22bb"}, overwrite=True).results()) == 4
+
+
+def test_a_grid_of_before_digests_were_kept_is_gone_on_with_and_gets_them(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
+    path, known = store.folder / "config.json", store.config()
+    path.write_text(json.dumps(known | {"data": {"partial": False}}))
+    old = path.read_text()
+    go(Grid(("cifar10",), ("resnet18",), ("relu",)), resume=True)
+    assert path.read_text() == old  # nothing was left to read
+    go(resume=True)
+    assert store.config()["data"] == known["data"]
+
+
 def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")

@@ -1,6 +1,7 @@
 """Reading CIFAR from the official binary files, whole sets and small ones."""
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 
@@ -71,6 +72,13 @@ def test_means_and_deviations_are_those_of_the_training_images(tmp_path, write_c
     scaled = images.train_x.double() / 255
     torch.testing.assert_close(torch.tensor(images.mean, dtype=torch.float64), scaled.mean((0, 2, 3)))
     torch.testing.assert_close(torch.tensor(images.std, dtype=torch.float64), scaled.std((0, 2, 3), correction=0))
+
+
+def test_a_set_is_known_by_the_bytes_of_its_files(tmp_path, write_cifar):
+    place = write_cifar(tmp_path, "cifar10", train=43)
+    files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    whole = b"".join((place / file).read_bytes() for file in files)
+    assert load("cifar10", place, complete=False).sha256 == hashlib.sha256(whole).hexdigest()
 
 
 def test_moving_keeps_everything(tmp_path, write_cifar):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import json
 import math
@@ -366,6 +367,19 @@ def test_a_checkpoint_of_another_run_is_refused(images: Images, tmp_path: Path) 
     with pytest.raises(FlexActError, match="epochs: 4 → 5"):
         trained(RELU, images, tmp_path, _changed({"epochs": 5}))
     trained(RELU, images, tmp_path, _changed({"checkpoint_minutes": 3.0}))
+
+
+def test_a_checkpoint_of_other_images_is_refused(images: Images, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(RELU, images, tmp_path, stop=After(2))
+    with pytest.raises(FlexActError, match=rf"SHA-256: {images.sha256} → 0"):
+        trained(RELU, dataclasses.replace(images, sha256="0"), tmp_path)
+    path = tmp_path / "checkpoint.json"
+    about = json.loads(path.read_text())
+    del about["sha256"]
+    path.write_text(json.dumps(about))
+    trained(RELU, images, tmp_path)  # as of a version that kept none
+    assert json.loads(path.read_text())["sha256"] == images.sha256
 
 
 def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpoint(

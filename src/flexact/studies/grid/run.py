@@ -23,7 +23,7 @@ from flexact.errors import FlexActError
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Answer, Task, disk_is_full
-from flexact.studies.grid.store import DONE, FAILED, Store
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance
@@ -43,7 +43,7 @@ def run(
     config: dict[str, Any],
     cells: Sequence[Cell],
     task_of: Callable[[Cell, Path], Task],
-    check: Callable[[str], object],
+    sha256_of: Callable[[str], str],
     engine: Engine,
     *,
     resume: bool = False,
@@ -54,7 +54,7 @@ def run(
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
     task_of: what it takes to run a cell in a folder of its own.
-    check: raises an error where a data set of this name cannot be read.
+    sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
     """
     with store.held():
         before = store.results() if resume or retry_failed else {}
@@ -63,8 +63,9 @@ def run(
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
-        for name in dict.fromkeys(task.cell.dataset for task in left):
-            check(name)  # data that cannot be read are no cell's fault, and the folder is as it was
+        # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
+        digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
+        config = config | {"data": config["data"] | {DIGESTS: digests}}
         store.open(config, resume or retry_failed, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))

@@ -259,6 +259,7 @@ class CellRun:
             "cell": self.cell.to_dict(),
             "protocol": self.protocol.to_dict(),
             "images": [len(self.images.train_y), len(self.images.test_y)],
+            "sha256": self.images.sha256,
             "step": self.training.steps_done,
             "epoch": self.training.epochs_done,
             "seconds": self._seconds(),
@@ -271,9 +272,13 @@ class CellRun:
         own = {
             "cell": self.cell.to_dict(),
             "protocol": self.protocol.to_dict(),
-            "images": {"training and test": [len(self.images.train_y), len(self.images.test_y)]},
+            "images": {
+                "training and test": [len(self.images.train_y), len(self.images.test_y)],
+                "SHA-256": self.images.sha256,
+            },
         }
-        found = {**about, "images": {"training and test": about.get("images")}}
+        sha256 = about.get("sha256", self.images.sha256)  # not kept by earlier versions
+        found = {**about, "images": {"training and test": about.get("images"), "SHA-256": sha256}}
         for part, wanted in own.items():
             there = found.get(part)
             there = there if isinstance(there, dict) else {}

@@ -50,10 +50,12 @@ def run(
     def task_of(cell: Cell, own: Path) -> Task:
         return Task(cell, protocol, protocol.epochs, own, Path(data).absolute(), trained, loaded, figures)
 
-    def check(name: str) -> None:
-        count = len(loaded(name, Path(data)).train_y)
+    def sha256_of(name: str) -> str:
+        images = loaded(name, Path(data))
+        count = len(images.train_y)
         if count < protocol.batch:
             raise FlexActError(f"{name} in {data} has {count} training images, less than one --batch {protocol.batch}.")
+        return str(images.sha256)
 
     config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {"partial": partial})
     shared.run(
@@ -61,7 +63,7 @@ def run(
         config,
         grid.cells,
         task_of,
-        check,
+        sha256_of,
         engine,
         resume=resume,
         overwrite=overwrite,

@@ -60,7 +60,7 @@ def run(
         config,
         grid.cells,
         task_of,
-        lambda name: load(name, Path(data)),
+        lambda name: load(name, Path(data)).sha256,
         engine,
         resume=resume,
         overwrite=overwrite,
