@@ -10,7 +10,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +41,6 @@ class Stopped(FlexActError):
 def run(
     store: Store[Any],
     config: dict[str, Any],
-    cells: Sequence[Cell],
     task_of: Callable[[Cell, Path], Task],
     sha256_of: Callable[[str], str],
     engine: Engine,
@@ -53,10 +52,12 @@ def run(
 ) -> None:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
+    config: of `configuration`. Where it asks for no grid, the cells are those that the folder was asked for before.
     task_of: what it takes to run a cell in a folder of its own.
     sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
     """
     with store.held():
+        cells = store.study.asked(config if config["grids"] else store.config())
         before = store.results() if resume or retry_failed else {}
         left = [
             task_of(cell, store.cell_folder(cell).absolute())
@@ -72,15 +73,15 @@ def run(
 
 
 def configuration(
-    study: str, title: str, grid: Mapping[str, Any], protocol: Mapping[str, Any], data: Mapping[str, Any]
+    study: str, title: str, grid: Mapping[str, Any] | None, protocol: Mapping[str, Any], data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What config.json holds: the grids asked for, and what the answers depend on."""
+    """What config.json holds: the grid asked for, if one is, and what the answers depend on."""
     made = provenance()
     return {
         "flexact_study": VERSION,
         "study": study,
         "title": title,
-        "grids": [dict(grid)],
+        "grids": [] if grid is None else [dict(grid)],
         "protocol": dict(protocol),
         "data": dict(data),
         "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},

@@ -20,7 +20,7 @@ TITLE = "CIFAR with ResNets: accuracy by activation"
 
 
 def run(
-    grid: Grid,
+    grid: Grid | None,
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -36,6 +36,7 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
+    grid: None for the cells that the folder was asked for before.
     partial: take data sets with fewer images than the official ones.
     train, load: in the place of `train_cell` and `data.load`, for tests.
     """
@@ -57,11 +58,11 @@ def run(
             raise FlexActError(f"{name} in {data} has {count} training images, less than one --batch {protocol.batch}.")
         return str(images.sha256)
 
-    config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {"partial": partial})
+    asked = None if grid is None else grid.to_dict()
+    config = shared.configuration(STUDY.name, TITLE, asked, protocol.to_dict(), {"partial": partial})
     shared.run(
         store,
         config,
-        grid.cells,
         task_of,
         sha256_of,
         engine,
