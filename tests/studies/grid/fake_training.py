@@ -68,7 +68,13 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     losses = tuple(line["loss"] for line in curve)
     step = 2.2 if picks else 2.0
     return SimpleNamespace(
-        accuracy=curve[-1]["test_accuracy"], losses=losses, seconds=4.0, step_ms=step, picks=picks, epochs=len(curve)
+        accuracy=curve[-1]["test_accuracy"],
+        losses=losses,
+        seconds=4.0,
+        step_ms=step,
+        picks=picks,
+        epochs=len(curve),
+        devices=(device.type,),
     )
 
 

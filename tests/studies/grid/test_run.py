@@ -304,6 +304,9 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
     assert "70.00 %" in shown
     assert "the loss is nan, not finite" in shown
     assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown
+    assert "device" not in shown
+    (store.folder / "results.csv").write_text("".join([*lines[:3], lines[3].replace(",cpu,", ",NVIDIA H200,")]))
+    assert "Trained on several devices: cpu (1 cell), NVIDIA H200 (1 cell)" in table(store)
     with pytest.raises(FlexActError, match="holds no grid"):
         states(Store(store.folder / "nowhere"))
 

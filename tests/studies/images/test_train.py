@@ -34,6 +34,7 @@ from flexact.studies.images.methods import METHODS, build
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks
 from flexact.studies.images.step import Training, epoch_order
+from flexact.studies.images.store import figures
 from flexact.studies.images.train import NanLoss, Outcome, Stopped, train_cell
 
 CPU = torch.device("cpu")
@@ -380,6 +381,22 @@ def test_a_checkpoint_of_other_images_is_refused(images: Images, tmp_path: Path)
     path.write_text(json.dumps(about))
     trained(RELU, images, tmp_path)  # as of a version that kept none
     assert json.loads(path.read_text())["sha256"] == images.sha256
+
+
+@pytest.mark.parametrize("kept", [{"devices": ["NVIDIA H200"]}, {"device": "NVIDIA H200"}])
+def test_a_run_gone_on_with_on_another_device_names_both_and_no_time(
+    kept: dict[str, Any], images: Images, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        trained(RELU, images, tmp_path, stop=After(2))
+    path = tmp_path / "checkpoint.json"
+    about = json.loads(path.read_text())
+    assert about.pop("devices") == ["cpu"]
+    path.write_text(json.dumps(about | kept))
+    for _ in range(2):  # the second finds it finished
+        found = figures(trained(RELU, images, tmp_path))
+        assert found["device"] == "NVIDIA H200 + cpu"
+        assert math.isnan(found["step_ms"])
 
 
 def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpoint(

@@ -130,10 +130,9 @@ class _Run:
         study, cell, made = self.store.study, task.cell, self.made
         row = study.row(
             **cell.to_dict(),
-            **{**study.blank, **answer.figures},
+            **{**study.blank, "device": answer.device, **answer.figures},
             state=DONE if answer.kind == "done" else FAILED,
             error=answer.error,
-            device=answer.device,
             torch=made["torch"],
             commit=made["commit"],
             date=made["date"],

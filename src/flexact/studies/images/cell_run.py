@@ -82,6 +82,8 @@ class Outcome:
     picks: dict[str, str]
     """By site, in depth order; none for methods that do not pick."""
     epochs: int
+    devices: tuple[str, ...]
+    """Where it was trained: one, unless it was gone on with on another."""
 
 
 class CellRun:
@@ -103,6 +105,7 @@ class CellRun:
         self.blocks = blocks
         self.report, self.stop = report or (lambda _: None), stop or (lambda: False)
         self.ranks = Ranks.current()
+        self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
         self.curve: list[Epoch] = []
         self.seconds_before = 0.0
         self.saved_at = -1
@@ -118,7 +121,7 @@ class CellRun:
         if found is not None:
             self._check(found[0])
             if found[0].get("outcome") is not None:
-                return _outcome(self.folder, found[0]["outcome"])
+                return _outcome(self.folder, found[0])
         self.training = Training(self._built(), self.images, self.protocol, self.cell.seed, self.device, self.ranks)
         if found is not None:
             self._go_on(*found)
@@ -228,6 +231,7 @@ class CellRun:
             step_ms=statistics.median(line.step_ms for line in self.curve),
             picks=selection(network).picks if picking_sites(network) else {},
             epochs=len(self.curve),
+            devices=tuple(self.devices),
         )
         if self.ranks.writes:
             about = self._about() | {"outcome": asdict(outcome)}
@@ -255,7 +259,7 @@ class CellRun:
     def _about(self) -> dict[str, Any]:
         return {
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type,
+            "devices": self.devices,
             "cell": self.cell.to_dict(),
             "protocol": self.protocol.to_dict(),
             "images": [len(self.images.train_y), len(self.images.test_y)],
@@ -294,6 +298,7 @@ class CellRun:
         path = self.folder / checkpoint.ABOUT
         try:
             self.curve = [Epoch(**line) for line in about["curve"]]
+            self.devices = list(dict.fromkeys([*_devices(about), *self.devices]))
             self.seconds_before = float(about["seconds"])
             step = about["step"]
             if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
@@ -350,9 +355,15 @@ def _cell(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _outcome(folder: Path, fields: Any) -> Outcome:
+def _devices(about: dict[str, Any]) -> tuple[str, ...]:
+    """Where a run was so far; earlier versions kept the last one."""
+    return tuple(about["devices"] if "devices" in about else [about["device"]])
+
+
+def _outcome(folder: Path, about: dict[str, Any]) -> Outcome:
+    fields = about["outcome"]
     try:
-        return Outcome(**{**fields, "losses": tuple(fields["losses"])})
+        return Outcome(**{**fields, "losses": tuple(fields["losses"]), "devices": _devices(about)})
     except (KeyError, TypeError) as error:
         raise FlexActError(
             f"{folder / checkpoint.ABOUT} has no outcome of a cell ({error}). Remove {folder} to train it anew."

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, p_value, paired
-from flexact.studies.grid.status import not_done
+from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 from flexact.studies.paper_tables import GLUE
 from flexact.studies.tables import PAPERS_ROW, markdown
@@ -62,7 +62,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
     if done:
         parts += [_metrics(done, methods), _gains(done, methods), _costs(done, methods)]
-    parts += not_done(results, asked)
+    parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
