@@ -16,16 +16,17 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Probability from 0 to 1: light to dark, so that it reads without colour too."""
 
-# Okabe and Ito's colours for the paper's five; the rest stay apart from them by their dashes too.
+# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; what is not
+# of the five has dashes too.
 _COLOURS = {
     "relu": "#0072b2",
     "leaky_relu": "#e69f00",
     "sigmoid": "#009e73",
     "tanh": "#cc79a7",
     "identity": "#56b4e9",
-    "gelu": "#a6761d",
-    "silu": "#7fae2e",
-    "elu": "#8c6bb1",
+    "gelu": "#7a3d1f",
+    "silu": "#9933ff",
+    "elu": "#5c3663",
     "softplus": "#b0a000",
     "mish": "#e7298a",
     "selu": "#1b9e9e",

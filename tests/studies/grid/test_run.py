@@ -177,7 +177,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
 
 def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) -> None:
     full = TWO.cells[1]
-    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells are kept.*--resume"):
+    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells kept.*--resume"):
         go(behaviour={"full": [full.name]})
     store = go(resume=True)
     assert [row.state for row in store.results().values()] == ["done"] * 4
@@ -238,6 +238,13 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
     assert len(go().results()) == 4  # a lock ends with its process
 
 
+def test_one_cell_is_told_in_the_singular(go: Any) -> None:
+    alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
+    with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
+        go(alone, {"full": [alone.cells[0].name]})
+    assert "\n1 cell: 1 done." in table(go(alone, resume=True))
+
+
 def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
     def nothing(name: str, folder: Path) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
@@ -276,7 +283,7 @@ def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
     words = process.communicate(timeout=60)[0]
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        assert f"stopped by {number.name}; 1 of 4 cells are kept" in words
+        assert f"stopped by {number.name}; 1 of 4 cells kept" in words
         assert "running | epoch" in " ".join(shown.split())
     assert len(Store(out).results()) == 1
     assert subprocess.run([*command, "local", "--resume"], timeout=60).returncode == 0

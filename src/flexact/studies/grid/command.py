@@ -12,6 +12,7 @@ import typer
 from flexact.errors import FlexActError
 from flexact.studies.calling import again
 from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.store import CONFIG, read_config
 
@@ -63,7 +64,9 @@ def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any]
         print(f"Page: {page}")
     failed = sum(row.state == FAILED for row in store.results().values())
     if failed:
-        print(f"flexact: {failed} cells failed; see --status, try them again with --retry-failed.", file=sys.stderr)
+        print(
+            f"flexact: {counted(failed, 'cell')} failed; see --status, try again with --retry-failed.", file=sys.stderr
+        )
         raise typer.Exit(1)
 
 

@@ -25,6 +25,7 @@ from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Answer, Task, disk_is_full
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance
 from flexact.studies.store import VERSION
@@ -112,7 +113,7 @@ class _Run:
     def go(self, done: int) -> None:
         with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
             self.engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept)} of {len(self.tasks)} cells are kept, the others go on from their last checkpoints"
+        kept = f"{len(self.kept)} of {counted(len(self.tasks), 'cell')} kept, others go on from their last checkpoints"
         if self.full:
             raise FlexActError(
                 f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped and what was written is "

@@ -27,6 +27,7 @@ from flexact.studies.images.methods import build, picking_sites
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks, synced
 from flexact.studies.images.step import Training
+from flexact.studies.names import counted
 from flexact.writing import write_rows
 
 HISTORY = "history.jsonl"
@@ -172,7 +173,7 @@ class CellRun:
         if self.ranks.agree(self.stop(), self.device):
             self._save()
             raise Stopped(
-                f"{self.cell.name} was stopped after {self.training.steps_done} of {self.training.total_steps} steps; "
+                f"{self.cell.name} was stopped after step {self.training.steps_done} of {self.training.total_steps}; "
                 f"start it again to go on from {self.folder / checkpoint.ABOUT}."
             )
         minutes = self.protocol.checkpoint_minutes
@@ -302,7 +303,7 @@ class CellRun:
             self.seconds_before = float(about["seconds"])
             step = about["step"]
             if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
-                raise ValueError(f"step {step} and {len(self.curve)} epochs do not belong together")
+                raise ValueError(f"step {step} and {counted(len(self.curve), 'epoch')} do not belong together")
             self.training.load(step, tensors)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FlexActError(
@@ -338,7 +339,7 @@ class CellRun:
 
     def _check_finite(self, tensors: dict[str, Tensor]) -> None:
         if not bool(torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).all()):
-            raise self._not_finite(f"a weight or the loss after {self.training.steps_done} steps is not finite")
+            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
 
     def _not_finite(self, what: str) -> NanLoss:
         kept = f"the last good checkpoint, of step {self.saved_at}, is kept"

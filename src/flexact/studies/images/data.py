@@ -17,6 +17,7 @@ from flexact.errors import FlexActError
 from flexact.studies.grid.digest import sha256_of
 from flexact.studies.images.archive import download
 from flexact.studies.images.layouts import LAYOUTS, SIDE, Layout, layout_of, refuse_others
+from flexact.studies.names import counted
 
 __all__ = ["NAMES", "Images", "download", "is_there", "load"]
 
@@ -150,7 +151,7 @@ def _check_classes(layout: Layout, place: Path, part: str, labels: Tensor) -> No
     if len(wrong):
         number = int(wrong[0])
         raise FlexActError(
-            f"{place}: class {number} has {int(counts[number]):,} {part} images, not the {expected:,} of "
+            f"{place}: class {number} has {counted(int(counts[number]), f'{part} image')}, not the {expected:,} of "
             f"{layout.title}. The files were damaged or altered; remove them and download the set again."
         )
 

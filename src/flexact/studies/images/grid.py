@@ -14,6 +14,7 @@ from flexact.studies.images.data import Images
 from flexact.studies.images.data import load as load_whole
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.store import STUDY, Store, figures
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 
 TITLE = "CIFAR with ResNets: accuracy by activation"
@@ -55,7 +56,9 @@ def run(
         images = loaded(name, Path(data))
         count = len(images.train_y)
         if count < protocol.batch:
-            raise FlexActError(f"{name} in {data} has {count} training images, less than one --batch {protocol.batch}.")
+            raise FlexActError(
+                f"{name} in {data} has {counted(count, 'training image')}, less than one --batch {protocol.batch}."
+            )
         return str(images.sha256)
 
     asked = None if grid is None else grid.to_dict()

@@ -11,6 +11,7 @@ from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.statistics import Summary, summaries
 from flexact.studies.images.store import Result
+from flexact.studies.names import counted
 from flexact.studies.paper_tables import CIFAR, CIFAR_EPOCHS
 from flexact.studies.tables import markdown
 
@@ -38,7 +39,7 @@ def title(name: str) -> str:
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """Markdown: what is done, and what is not."""
-    parts = [f"# CIFAR with ResNets, {protocol.epochs} epochs", _explained(protocol)]
+    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol)]
     notes: dict[str, None] = {}
     for (dataset, model), group in groupby(summaries(results), key=lambda one: (one.dataset, one.model)):
         rows = list(group)

@@ -19,6 +19,7 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.studies.grid.digest import sha256_of
+from flexact.studies.names import counted
 from flexact.studies.text.tasks import TextTask, task_named
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
@@ -118,8 +119,8 @@ def _row(task: TextTask, path: Path, number: int, line: str) -> tuple[tuple[str,
     fields = line.split("\t")
     if len(fields) != task.fields:
         raise FlexActError(
-            f"{path}, line {number}: {len(fields)} fields, expected {task.fields} separated by tabs. The file is cut "
-            "off or was edited; put the benchmark's own there."
+            f"{path}, line {number}: {counted(len(fields), 'field')}, expected {task.fields} separated by tabs. The file "
+            "is cut off or was edited; put the benchmark's own there."
         )
     return tuple(fields[place] for place in task.texts), _label(task, path, number, fields[task.label])
 

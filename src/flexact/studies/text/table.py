@@ -10,6 +10,7 @@ from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, p_value, paired
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
+from flexact.studies.names import counted
 from flexact.studies.paper_tables import GLUE
 from flexact.studies.tables import PAPERS_ROW, markdown
 from flexact.studies.text.data import OFFICIAL
@@ -159,7 +160,7 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
         "rows are another network's."
     )
     if protocol.limit is not None:
-        words += f" Only the first {protocol.limit} rows of each file were used: these are no results."
+        words += f" Only the first {counted(protocol.limit, 'row')} of each file went in: these are no results."
     left_out = [TASKS[task].title for task in dict.fromkeys(row.task for row in done if row.split != OFFICIAL)]
     if left_out:
         words += (
