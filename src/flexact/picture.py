@@ -16,8 +16,8 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Probability from 0 to 1: light to dark, so that it reads without colour too."""
 
-# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; what is not
-# of the five has dashes too.
+# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
+# than the five have dashes too.
 _COLOURS = {
     "relu": "#0072b2",
     "leaky_relu": "#e69f00",

@@ -97,6 +97,18 @@ def test_a_complete_set_is_read_from_its_folder_or_the_parent(small, tmp_path, w
     assert len(load(name, renamed).test_x) == 100
 
 
+@pytest.mark.parametrize("other", [1, 19])
+def test_a_class_in_two_superclasses_is_refused(small, tmp_path, write_cifar, other):
+    path = complete(write_cifar, tmp_path, "cifar100") / "train.bin"
+    assert len(load("cifar100", tmp_path).train_y) == 100
+    content = bytearray(path.read_bytes())
+    content[0] = (content[0] + other) % 20
+    path.write_bytes(content)
+    with pytest.raises(FlexActError, match=r"CIFAR-100 has 20 superclasses of 5 classes each"):
+        load("cifar100", tmp_path)
+    assert len(load("cifar100", tmp_path, complete=False).train_y) == 100
+
+
 def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
     write_cifar(tmp_path, "cifar10")
     message = r"data_batch_1.bin has 307,300 bytes, not 30,730,000 \(10,000 records of 3,073 bytes\).*--partial"

@@ -70,6 +70,7 @@ def load(name: str, folder: Path, complete: bool = True) -> Images:
     if complete:
         _check_classes(layout, place, "training", train_y)
         _check_classes(layout, place, "test", test_y)
+        _check_superclasses(layout, place, contents)
     mean, std = _channels(train_x)
     sha256 = sha256_of(contents.values())
     return Images(name, train_x, train_y, test_x, test_y, classes=layout.classes, mean=mean, std=std, sha256=sha256)
@@ -153,6 +154,21 @@ def _check_classes(layout: Layout, place: Path, part: str, labels: Tensor) -> No
         raise FlexActError(
             f"{place}: class {number} has {counted(int(counts[number]), f'{part} image')}, not the {expected:,} of "
             f"{layout.title}. The files were damaged or altered; remove them and download the set again."
+        )
+
+
+def _check_superclasses(layout: Layout, place: Path, contents: dict[str, bytearray]) -> None:
+    """Refuse a complete set whose superclasses are not of one size, as CIFAR-100's are; CIFAR-10 has none."""
+    if len(layout.labels) == 1:
+        return
+    records = (torch.frombuffer(content, dtype=torch.uint8) for content in contents.values())
+    labels = torch.cat([one.view(-1, layout.record_bytes)[:, :2] for one in records]).long()
+    pairs = labels.unique(dim=0)
+    size = layout.classes // layout.labels[0]
+    if len(pairs) != layout.classes or (pairs[:, 0].bincount(minlength=layout.labels[0]) != size).any():
+        raise FlexActError(
+            f"{place}: {layout.title} has {layout.labels[0]} superclasses of {size} classes each, and the labels here say "
+            "otherwise. The files were damaged or altered; remove them and download the set again."
         )
 
 

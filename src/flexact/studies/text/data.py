@@ -119,8 +119,8 @@ def _row(task: TextTask, path: Path, number: int, line: str) -> tuple[tuple[str,
     fields = line.split("\t")
     if len(fields) != task.fields:
         raise FlexActError(
-            f"{path}, line {number}: {counted(len(fields), 'field')}, expected {task.fields} separated by tabs. The file "
-            "is cut off or was edited; put the benchmark's own there."
+            f"{path}, line {number}: {counted(len(fields), 'field')}, expected {task.fields} separated by tabs. The "
+            "file is cut off or was edited; put the benchmark's own there."
         )
     return tuple(fields[place] for place in task.texts), _label(task, path, number, fields[task.label])
 
