@@ -167,7 +167,7 @@ def _check_superclasses(layout: Layout, place: Path, contents: dict[str, bytearr
     size = layout.classes // layout.labels[0]
     if len(pairs) != layout.classes or (pairs[:, 0].bincount(minlength=layout.labels[0]) != size).any():
         raise FlexActError(
-            f"{place}: {layout.title} has {layout.labels[0]} superclasses of {size} classes each, and the labels here say "
+            f"{place}: {layout.title} has {layout.labels[0]} superclasses of {size} classes each; the labels here say "
             "otherwise. The files were damaged or altered; remove them and download the set again."
         )
 
