@@ -138,8 +138,9 @@ class Picture:
             for line in panel.lines:
                 if line.name != panel.title:  # that says it already
                     entries.setdefault(line.name, line)
-            for bars in panel.bars:
-                entries.setdefault(bars.name, bars)
+            if [bars.name for bars in panel.bars] != list(panel.rows):  # these say it already
+                for bars in panel.bars:
+                    entries.setdefault(bars.name, bars)
             for name, _, colour in panel.inset:
                 entries.setdefault(name, (name, colour))
             for name, colour in panel.grid.categories if panel.grid else ():

@@ -14,6 +14,7 @@ from flexact.studies.images import pictures
 from flexact.studies.images.methods import FIXED, METHODS
 from flexact.studies.images.protocol import RECTIFIERS
 from flexact.studies.images.statistics import Summary
+from flexact.studies.report_charts import charts
 from flexact.studies.text.report import COLOURS as TEXT_COLOURS
 
 SEEN: dict[str, list[list[float]]] = {
@@ -70,6 +71,8 @@ def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
     (panel,) = picture.panels
     assert [bars.colour for bars in panel.bars] == [pictures.COLOURS[method] for method in METHODS]
     assert [list(bars.values).index(1.0) for bars in panel.bars] == list(range(len(METHODS)))  # each in its own row
+    assert not picture.legend  # the rows have the names
+    assert len(charts(picture)[0]["data"]) == len(METHODS)
     for method in ("flexact-penultimate", "flexact-all"):
         assert TEXT_COLOURS[method] == pictures.COLOURS[method]
 
