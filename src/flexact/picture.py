@@ -16,16 +16,17 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Probability from 0 to 1: light to dark, so that it reads without colour too."""
 
-# Okabe and Ito's colours for the paper's five; the rest stay apart from them by their dashes too.
+# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
+# than the five have dashes too.
 _COLOURS = {
     "relu": "#0072b2",
     "leaky_relu": "#e69f00",
     "sigmoid": "#009e73",
     "tanh": "#cc79a7",
     "identity": "#56b4e9",
-    "gelu": "#a6761d",
-    "silu": "#7fae2e",
-    "elu": "#8c6bb1",
+    "gelu": "#7a3d1f",
+    "silu": "#9933ff",
+    "elu": "#5c3663",
     "softplus": "#b0a000",
     "mish": "#e7298a",
     "selu": "#1b9e9e",
@@ -137,8 +138,9 @@ class Picture:
             for line in panel.lines:
                 if line.name != panel.title:  # that says it already
                     entries.setdefault(line.name, line)
-            for bars in panel.bars:
-                entries.setdefault(bars.name, bars)
+            if [bars.name for bars in panel.bars] != list(panel.rows):  # these say it already
+                for bars in panel.bars:
+                    entries.setdefault(bars.name, bars)
             for name, _, colour in panel.inset:
                 entries.setdefault(name, (name, colour))
             for name, colour in panel.grid.categories if panel.grid else ():

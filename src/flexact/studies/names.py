@@ -29,6 +29,15 @@ def title(name: str) -> str:
     return TITLES.get(name, name)
 
 
+def counted(number: int, noun: str) -> str:
+    """How many there are of something.
+
+    >>> counted(1, "cell"), counted(2, "cell")
+    ('1 cell', '2 cells')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def alpha_of(model: str) -> float | None:
     """α of a model that is named after it; None for any other.
 

@@ -75,4 +75,4 @@ class Progress:
             print(f"{self._finished}/{self._pieces} {name} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _told(self) -> str:
-        return f"{self._finished} of {self._pieces} {self._named}"
+        return f"{self._named}: {self._finished} of {self._pieces}"

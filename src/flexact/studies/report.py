@@ -16,6 +16,7 @@ from typing import Any
 from flexact.drawing import STYLE
 from flexact.errors import FlexActError, missing_extra
 from flexact.plots import final_table, history_pictures
+from flexact.studies.names import counted
 from flexact.studies.report_data import History, StudyRun, read_histories, read_run
 from flexact.studies.report_page import Section, escape, markdown, page, table
 from flexact.studies.report_panels import file_name
@@ -145,7 +146,9 @@ def _right_picks(run: StudyRun) -> str:
         rows = [row for row in run.results if row.model == model]
         if model.startswith("flexact"):
             right = sum(row.pick == row.truth for row in rows)
-            lines.append(f"<li><b>{escape(model)}</b> picked the true activation in {right} of {len(rows)} runs.</li>")
+            lines.append(
+                f"<li><b>{escape(model)}</b> picked the true activation in {right} of {counted(len(rows), 'run')}.</li>"
+            )
     return f"<ul>{''.join(lines)}</ul>\n" if lines else ""
 
 
@@ -153,7 +156,8 @@ def _history_section(name: str, history: History, count: int) -> Section:
     stem = file_name(Path(name).stem) if count > 1 else "history"
     titles = ("site", "pick", "probability", "runner-up", "margin")
     records, rows = history.records, final_table(history.records)
-    body = f"<p>{len(records)} records of {len(rows)} sites, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
+    what = f"{counted(len(records), 'record')} of {counted(len(rows), 'site')}"
+    body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
     return Section(f"Run: {name}", body + table(titles, rows), history_pictures(records, stem))
 
 

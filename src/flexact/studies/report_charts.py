@@ -104,7 +104,7 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
         "type": "bar",
         "orientation": "h",
         "name": plain(bars.name),
-        "legendgroup": keys[bars.name],
+        "legendgroup": keys.get(bars.name),
         "x": _numbers(bars.values),
         "y": [plain(row) for row in panel.rows],
         "marker": {"color": bars.colour},

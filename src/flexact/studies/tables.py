@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from flexact.studies.names import counted
 from flexact.studies.options import Options
 from flexact.studies.store import Result
 
@@ -51,4 +52,4 @@ def picks(rows: list[Result]) -> str:
 
 def seeds(options: Options) -> str:
     """How many, in words."""
-    return "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
+    return counted(options.seeds, "seed")

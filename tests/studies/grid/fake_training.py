@@ -1,7 +1,8 @@
 """A trainer that takes no time, for tests of the grid: it keeps `train_cell`'s promises, and fails where it is told to.
 
-What it does is read from behaviour.json in the data folder: lists of cell names under "fail", "die", "full", and
-seconds an epoch under "pace". A cell that dies does so once, in the middle of its run.
+What it does is read from behaviour.json in the data folder: lists of cell names under "fail", "die", "full",
+seconds an epoch under "pace", and the data's digest under "sha256". A cell that dies does so once, in the middle of its
+run.
 
 As a program, it runs a grid: ``python fake_training.py OUT DATA METHODS [local|ray] [--resume]``.
 """
@@ -31,8 +32,9 @@ EPOCHS = 4
 
 def load(name: str, folder: Path) -> Any:
     path = Path(folder, "behaviour.json")
+    behaviour = json.loads(path.read_text()) if path.exists() else {}
     return SimpleNamespace(
-        name=name, train_y=range(1000), behaviour=json.loads(path.read_text()) if path.exists() else {}
+        name=name, train_y=range(1000), behaviour=behaviour, sha256=behaviour.get("sha256", f"that of {name}")
     )
 
 
@@ -66,7 +68,13 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     losses = tuple(line["loss"] for line in curve)
     step = 2.2 if picks else 2.0
     return SimpleNamespace(
-        accuracy=curve[-1]["test_accuracy"], losses=losses, seconds=4.0, step_ms=step, picks=picks, epochs=len(curve)
+        accuracy=curve[-1]["test_accuracy"],
+        losses=losses,
+        seconds=4.0,
+        step_ms=step,
+        picks=picks,
+        epochs=len(curve),
+        devices=(device.type,),
     )
 
 

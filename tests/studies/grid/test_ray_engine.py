@@ -85,7 +85,7 @@ def test_sigterm_stops_the_cells_on_the_cluster_with_a_checkpoint(
     process.send_signal(signal.SIGTERM)
     words = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; 0 of 2 cells are kept" in words
+    assert "stopped by SIGTERM; 0 of 2 cells kept" in words
     assert 1 <= len(json.loads((first / "checkpoint.json").read_text())) < 4
     assert not (first / "stop").exists()
     assert Store(out).results() == {}

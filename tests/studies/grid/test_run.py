@@ -145,6 +145,28 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
 
 
+def test_other_data_of_the_same_name_are_refused(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
+    assert store.config()["data"] == {"partial": False, "sha256": {"cifar10": "11aa"}}
+    with pytest.raises(FlexActError, match=r"other data of the name cifar10 .* is 11aa, that of these 22bb\)"):
+        go(behaviour={"sha256": "22bb"}, resume=True)
+    assert len(store.results()) == 3
+    go(Grid(("cifar10", "cifar100"), ("resnet18",), ("relu",)), {"sha256": "11aa"}, resume=True)
+    assert store.config()["data"]["sha256"] == {"cifar100": "11aa", "cifar10": "11aa"}
+    assert len(go(behaviour={"sha256": "22bb"}, overwrite=True).results()) == 4
+
+
+def test_a_grid_of_before_digests_were_kept_is_gone_on_with_and_gets_them(go: Any) -> None:
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
+    path, known = store.folder / "config.json", store.config()
+    path.write_text(json.dumps(known | {"data": {"partial": False}}))
+    old = path.read_text()
+    go(Grid(("cifar10",), ("resnet18",), ("relu",)), resume=True)
+    assert path.read_text() == old  # nothing was left to read
+    go(resume=True)
+    assert store.config()["data"] == known["data"]
+
+
 def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
@@ -155,7 +177,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
 
 def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) -> None:
     full = TWO.cells[1]
-    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells are kept.*--resume"):
+    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells kept.*--resume"):
         go(behaviour={"full": [full.name]})
     store = go(resume=True)
     assert [row.state for row in store.results().values()] == ["done"] * 4
@@ -216,6 +238,13 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
     assert len(go().results()) == 4  # a lock ends with its process
 
 
+def test_one_cell_is_told_in_the_singular(go: Any) -> None:
+    alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
+    with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
+        go(alone, {"full": [alone.cells[0].name]})
+    assert "\n1 cell: 1 done." in table(go(alone, resume=True))
+
+
 def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
     def nothing(name: str, folder: Path) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
@@ -254,7 +283,7 @@ def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
     words = process.communicate(timeout=60)[0]
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        assert f"stopped by {number.name}; 1 of 4 cells are kept" in words
+        assert f"stopped by {number.name}; 1 of 4 cells kept" in words
         assert "running | epoch" in " ".join(shown.split())
     assert len(Store(out).results()) == 1
     assert subprocess.run([*command, "local", "--resume"], timeout=60).returncode == 0
@@ -282,6 +311,9 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
     assert "70.00 %" in shown
     assert "the loss is nan, not finite" in shown
     assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown
+    assert "device" not in shown
+    (store.folder / "results.csv").write_text("".join([*lines[:3], lines[3].replace(",cpu,", ",NVIDIA H200,")]))
+    assert "Trained on several devices: cpu (1 cell), NVIDIA H200 (1 cell)" in table(store)
     with pytest.raises(FlexActError, match="holds no grid"):
         states(Store(store.folder / "nowhere"))
 

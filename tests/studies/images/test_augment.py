@@ -125,7 +125,7 @@ def test_images_need_not_be_square():
     [
         (torch.zeros(2, 3, 32, 32), MEAN, torch.zeros(2).long(), "expected images as uint8"),
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), MEAN, torch.zeros(2).long(), "expected images as uint8"),
-        (pictures(2), MEAN, torch.zeros(3).long(), "2 images need 2 draws"),
+        (pictures(2), MEAN, torch.zeros(3).long(), "2 images came with draws of shape \\(3,\\)"),
         (pictures(2), (0.5,), torch.zeros(2).long(), "each of three channels"),
     ],
 )

@@ -77,6 +77,35 @@ def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def ran(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "cifar", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.slow
+def test_resume_alone_goes_on_with_what_was_asked_for(
+    tmp_path: Path, write_cifar: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
+    out, store = tmp_path / "out", Store(tmp_path / "out")
+    here = ["--data", str(tmp_path / "data"), "--out", str(out), "--device", "cpu", "--quiet"]
+    asked = "--datasets cifar10 --methods relu --seeds 2 --epochs 1 --batch 50 --width 4 --partial --resume"
+    assert ran(*here, *asked.split()) == 0  # nothing is there yet: it begins
+    before, path = store.config(), out / "results.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    assert ran(*here, "--resume") == 0
+    assert [cell.seed for cell in store.results()] == [0, 1]
+    assert store.config() == before
+    assert ran(*here, "--retry-failed") == 0
+    assert store.config() == before
+    assert ran(*here, "--resume", "--datasets", "cifar10", "--methods", "prelu", "--seeds", "1") == 0
+    assert [cell.method for cell in store.results()] == ["relu", "relu", "prelu"]
+    capsys.readouterr()
+    assert ran(*here, "--resume", "--lr", "0.3", "--budget", "short") == 2
+    assert "(epochs: 1 → 30; lr: 0.1 → 0.3)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -1,6 +1,7 @@
 """Reading CIFAR from the official binary files, whole sets and small ones."""
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def test_means_and_deviations_are_those_of_the_training_images(tmp_path, write_c
     torch.testing.assert_close(torch.tensor(images.std, dtype=torch.float64), scaled.std((0, 2, 3), correction=0))
 
 
+def test_a_set_is_known_by_the_bytes_of_its_files(tmp_path, write_cifar):
+    place = write_cifar(tmp_path, "cifar10", train=43)
+    files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    whole = b"".join((place / file).read_bytes() for file in files)
+    assert load("cifar10", place, complete=False).sha256 == hashlib.sha256(whole).hexdigest()
+
+
 def test_moving_keeps_everything(tmp_path, write_cifar):
     images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
     moved = images.to("meta")
@@ -87,6 +95,18 @@ def test_a_complete_set_is_read_from_its_folder_or_the_parent(small, tmp_path, w
     renamed = place.rename(tmp_path / "mine")
     assert is_there(name, renamed)
     assert len(load(name, renamed).test_x) == 100
+
+
+@pytest.mark.parametrize("other", [1, 19])
+def test_a_class_in_two_superclasses_is_refused(small, tmp_path, write_cifar, other):
+    path = complete(write_cifar, tmp_path, "cifar100") / "train.bin"
+    assert len(load("cifar100", tmp_path).train_y) == 100
+    content = bytearray(path.read_bytes())
+    content[0] = (content[0] + other) % 20
+    path.write_bytes(content)
+    with pytest.raises(FlexActError, match=r"CIFAR-100 has 20 superclasses of 5 classes each"):
+        load("cifar100", tmp_path)
+    assert len(load("cifar100", tmp_path, complete=False).train_y) == 100
 
 
 def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):

@@ -33,6 +33,24 @@ def test_cost_is_relative_to_relu_on_the_same_device() -> None:
     assert math.isnan(summaries([row("splash", 0, 60.0)])[0].cost)
 
 
+def test_times_of_two_devices_are_never_averaged_or_compared() -> None:
+    results = [row("relu", s, 70.0, 2.0) for s in range(2)] + [row("relu", 2, 70.0, 90.0, "cpu")]
+    results += [row("flexact-all", 0, 71.0, 2.2), row("flexact-all", 1, 71.0, 99.0, "cpu")]
+    results += [row("splash", s, 60.0, 99.0, "cpu") for s in range(5)]
+    relu, splash, flexact = summaries(results)
+    assert (relu.step_ms, flexact.step_ms, flexact.cost) == (2.0, 2.2, pytest.approx(1.1))
+    assert math.isnan(splash.step_ms)  # most cells were timed on the CPU, and most of ReLU's on the card
+    assert relu.device == flexact.device == splash.device == "card"
+
+
+def test_the_table_names_the_devices_where_there_are_several() -> None:
+    one = [row("relu", s, 70.0 + s) for s in range(2)]
+    assert "device" not in table(one, Protocol(), []).replace("shared a device", "")
+    text = table([*one, row("flexact-all", 0, 71.0, 90.0, "cpu")], Protocol(), [])
+    assert "Trained on several devices: card (2 cells), cpu (1 cell)" in text
+    assert "times on CIFAR-100, ResNet-18 are those of card alone" in text
+
+
 def test_the_table_has_the_papers_rows_beside_ours_and_says_what_is_missing() -> None:
     results = [row("relu", s, 70.0 + s) for s in range(3)] + [row("flexact-all", s, 71.0 + 1.5 * s) for s in range(2)]
     results.append(row("splash", 0, math.nan, state="failed", error="the loss is nan"))

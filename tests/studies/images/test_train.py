@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import json
 import math
@@ -24,6 +25,8 @@ from torch import nn
 from flexact import FlexActError, Recorder, extract
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
+from flexact.studies.grid.locks import is_locked, locked
+from flexact.studies.grid.running import LOCK
 from flexact.studies.images import checkpoint, data, step, train
 from flexact.studies.images.augment import augmented, normalised
 from flexact.studies.images.data import Images
@@ -31,6 +34,7 @@ from flexact.studies.images.methods import METHODS, build
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks
 from flexact.studies.images.step import Training, epoch_order
+from flexact.studies.images.store import figures
 from flexact.studies.images.train import NanLoss, Outcome, Stopped, train_cell
 
 CPU = torch.device("cpu")
@@ -366,6 +370,35 @@ def test_a_checkpoint_of_another_run_is_refused(images: Images, tmp_path: Path) 
     trained(RELU, images, tmp_path, _changed({"checkpoint_minutes": 3.0}))
 
 
+def test_a_checkpoint_of_other_images_is_refused(images: Images, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(RELU, images, tmp_path, stop=After(2))
+    with pytest.raises(FlexActError, match=rf"SHA-256: {images.sha256} → 0"):
+        trained(RELU, dataclasses.replace(images, sha256="0"), tmp_path)
+    path = tmp_path / "checkpoint.json"
+    about = json.loads(path.read_text())
+    del about["sha256"]
+    path.write_text(json.dumps(about))
+    trained(RELU, images, tmp_path)  # as of a version that kept none
+    assert json.loads(path.read_text())["sha256"] == images.sha256
+
+
+@pytest.mark.parametrize("kept", [{"devices": ["NVIDIA H200"]}, {"device": "NVIDIA H200"}])
+def test_a_run_gone_on_with_on_another_device_names_both_and_no_time(
+    kept: dict[str, Any], images: Images, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        trained(RELU, images, tmp_path, stop=After(2))
+    path = tmp_path / "checkpoint.json"
+    about = json.loads(path.read_text())
+    assert about.pop("devices") == ["cpu"]
+    path.write_text(json.dumps(about | kept))
+    for _ in range(2):  # the second finds it finished
+        found = figures(trained(RELU, images, tmp_path))
+        assert found["device"] == "NVIDIA H200 + cpu"
+        assert math.isnan(found["step_ms"])
+
+
 def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpoint(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,66 +433,85 @@ def test_what_cannot_be_trained_is_refused(images: Images, tmp_path: Path, capsy
     assert "--changes takes a JSON object" in capsys.readouterr().err
 
 
+def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
+    command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
+    with locked(tmp_path / LOCK):
+        assert train.main(command) == 1
+    assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
+    assert "give --out another folder, or wait" in told
+    assert not (tmp_path / "checkpoint.json").exists()
+    assert train.main(command) == 0
+    assert not is_locked(tmp_path / LOCK)
+    assert train.main([*command[:-1], str(folder / "test_batch.bin")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
 # Several ranks
 
 SCRIPT = """
+import os
 import sys
 import torch
 from flexact.layer import sites_of
-from flexact.studies.images import step, train
+from flexact.studies.images import cell_run, step, train
 
+out, precision = sys.argv[1], getattr(torch, sys.argv[2])
+build, augmented, normalised, one_step = cell_run.build, step.augmented, cell_run.normalised, step.Training.step
 logits = []
-one_step = step.Training.step
 
 def noted(self):
     one_step(self)
     logits.append(torch.stack([site.logits.detach().clone() for site in sites_of(self.network)]))
 
+cell_run.build = lambda *given: build(*given).to(precision)
+step.augmented = lambda *given: augmented(*given, dtype=precision)
+cell_run.normalised = lambda *given: normalised(*given, dtype=precision)
 step.Training.step = noted
-code = train.main(sys.argv[2:])
-import os
-torch.save(torch.stack(logits), f"{sys.argv[1]}/logits-{os.environ['RANK']}.pt")
+code = train.main([*sys.argv[3:], "--out", out])
+torch.save(torch.stack(logits), f"{out}/logits-{os.environ.get('RANK', 0)}.pt")
 sys.exit(code)
 """
 
 
-def test_two_ranks_train_as_one_process_does(folder: Path, images: Images, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "lr"),
+    [
+        ("float64", Protocol().lr),
+        ("float32", 0.02),  # at the protocol's own, training makes a loss's last digit its fourth in two steps
+    ],
+)
+def test_two_ranks_train_as_one_process_does(precision: str, lr: float, folder: Path, tmp_path: Path) -> None:
     # Ten steps are a short run: at the usual pace a logit goes ten up or down in one of them, and where probabilities
     # are 0 or 1 their gradients are rounding. The weight of the KL is one that counts in layers of this width.
     changes = {"pace": 0.2, "alpha": 1000.0}
-    settings = {"epochs": 2, "batch": 8, "lr": 0.02, "width": 4, "norm": "synced", "evaluate_every": 1}
-    protocol = Protocol(**settings, changes=changes, candidates=PAPER_CANDIDATES)
-    alone = train_cell(PICKS, protocol, images, tmp_path / "alone", CPU)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    options = "--dataset cifar10 --model resnet18 --method flexact-all --epochs 2 --batch 8 --lr 0.02 --width 4"
-    launched = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        script,
-        tmp_path,
-    ]
-    command = [*launched, *options.split(), "--norm", "synced", "--partial", "--data", folder, "--evaluate-every", "1"]
-    command += ["--candidates", ",".join(PAPER_CANDIDATES)]
-    done = subprocess.run(
-        [*map(str, command), "--out", str(tmp_path / "ranks"), "--device", "cpu", "--changes", json.dumps(changes)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads((tmp_path / "ranks" / "checkpoint.json").read_text())["outcome"]
-    assert outcome["losses"] == pytest.approx(alone.losses, abs=1e-5)
-    assert outcome["picks"] == alone.picks
-    first, second = (torch.load(tmp_path / f"logits-{rank}.pt", weights_only=True) for rank in (0, 1))
+    options = f"--dataset cifar10 --method flexact-all --epochs 2 --batch 8 --lr {lr} --width 4 --norm synced --partial"
+    command = [*options.split(), "--evaluate-every", "1", "--device", "cpu", "--data", folder]
+    command += ["--candidates", ",".join(PAPER_CANDIDATES), "--changes", json.dumps(changes)]
+
+    def outcome_of(out: Path, *launched: str) -> tuple[dict[str, Any], str]:
+        done = subprocess.run(
+            [sys.executable, *launched, *map(str, (script, out, precision, *command))],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads((out / "checkpoint.json").read_text())["outcome"], done.stdout
+
+    alone, _ = outcome_of(tmp_path / "alone")
+    two, told = outcome_of(tmp_path / "two", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert two["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert two["picks"] == alone["picks"]
+    first, second = (torch.load(tmp_path / "two" / f"logits-{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first, second)
     assert first[-1].std(1).min() > 0.01
-    assert done.stdout.count("epoch 1:") == 1  # only the first rank reports
+    assert told.count("epoch 1:") == 1  # only the first rank reports
 
 
 def test_a_batch_that_cannot_be_split_is_refused() -> None:

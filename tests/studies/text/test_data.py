@@ -37,6 +37,17 @@ def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(gl
     assert load("qnli", glue_folder) == found
 
 
+def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
+    before = load("rte", glue_folder).sha256
+    assert load("rte", glue_folder).sha256 == before
+    for file in ("train.tsv", "dev.tsv"):
+        path = glue_folder / "RTE" / file
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([lines[0], lines[2], lines[1], *lines[3:]]))  # another order is another run
+        assert load("rte", glue_folder).sha256 != before
+        path.write_text("".join(lines))
+
+
 def test_the_first_rows_alone(glue_folder: Path) -> None:
     assert [len(rows) for rows in (load("rte", glue_folder).first(5).train, load("rte", glue_folder).dev)] == [5, 20]
 

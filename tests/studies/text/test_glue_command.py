@@ -53,6 +53,16 @@ def test_a_grid_runs_and_is_reported(
     assert json.loads((out / "config.json").read_text())["protocol"]["sha256"]
     assert run([*arguments, "--resume", "--lr", "0.1"]) == 2
     assert "another configuration (lr: 5e-05 → 0.1)" in capsys.readouterr().err
+    before, lines = Store(out).config(), (out / "results.csv").read_text().splitlines(keepends=True)
+    (out / "results.csv").write_text("".join(lines[:-1]))
+    here = ["--data", str(glue_folder), "--out", str(out), "--device", "cpu"]
+    assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the model, the tasks and the settings of before
+    assert len(Store(out).results()) == 4
+    assert Store(out).config() == before
+    dev = glue_folder / "RTE" / "dev.tsv"
+    dev.write_text(dev.read_text().replace("\tnot_entailment\n", "\tentailment\n", 1))
+    assert run([*arguments, "--resume", "--first-seed", "1"]) == 2
+    assert "other data of the name rte" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from flexact.errors import FlexActError
 from flexact.studies.calling import again
 from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
+from flexact.studies.store import CONFIG, read_config
 
 Names = list[str] | None
-Seeds = Annotated[int, typer.Option(help="How many seeds.")]
-FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
+FirstSeed = Annotated[int | None, typer.Option(help="The first of them.", show_default="0")]
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
 EngineName = Annotated[str, typer.Option(help="local (processes of this machine) or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="Of the Ray cluster.", show_default="the one that runs")]
@@ -23,7 +26,10 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once.", show_def
 Device = Annotated[
     str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda where there is one")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the grid in that folder, or add to it.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the grid in that folder, as it was asked for; or add what is named."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in that folder.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Go on, and try the failed cells again.")]
 Status = Annotated[bool, typer.Option("--status", help="Only say where the grid in that folder stands.")]
@@ -58,8 +64,29 @@ def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any]
         print(f"Page: {page}")
     failed = sum(row.state == FAILED for row in store.results().values())
     if failed:
-        print(f"flexact: {failed} cells failed; see --status, try them again with --retry-failed.", file=sys.stderr)
+        print(
+            f"flexact: {counted(failed, 'cell')} failed; see --status, try again with --retry-failed.", file=sys.stderr
+        )
         raise typer.Exit(1)
+
+
+def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
+    """config.json of the grid that is gone on with: what options leave open is as it was there; None: one begins."""
+    found = read_config(store.folder) if resume else None
+    if found is None or found["study"] != store.study.name:
+        return None
+    if not isinstance(found.get("protocol"), dict):
+        raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
+    return found
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are there.
+
+    >>> given(seeds=None, lr=0.1)
+    {'lr': 0.1}
+    """
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def print_status(store: Store[Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from flexact.errors import FlexActError, suggestion
 from flexact.studies.grid.running import Answer, Task, run_task
+from flexact.studies.names import counted
 from flexact.studies.workers import deaf_to_interrupts
 
 Ended = Callable[[Task, Answer], None]
@@ -57,7 +58,9 @@ def devices(device: str | None) -> list[str]:
     if kind != "cuda" or (index and not index.isdigit()):
         raise FlexActError(f"unknown device {device!r}; give cpu, cuda (all GPUs) or cuda:N.")
     if count == 0 or (index and int(index) >= count):
-        raise FlexActError(f"there is no {device} here: this machine has {count} GPUs; see `flexact doctor`.")
+        raise FlexActError(
+            f"there is no {device} here: this machine has {counted(count, 'GPU')}; see `flexact doctor`."
+        )
     return [device] if index else [f"cuda:{one}" for one in range(count)]
 
 

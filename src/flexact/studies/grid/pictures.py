@@ -12,6 +12,9 @@ from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import picked
 from flexact.studies.report_page import table
 
+BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#56b4e9", "#d55e00"
+"""The colours of what every grid compares; Okabe and Ito's, which colour-blind readers tell apart."""
+
 
 def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float) -> Line:
     """The mean of several seeds' curves (epoch → figure), with a band of one standard deviation."""

@@ -10,7 +10,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,8 +23,9 @@ from flexact.errors import FlexActError
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Answer, Task, disk_is_full
-from flexact.studies.grid.store import DONE, FAILED, Store
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance
 from flexact.studies.store import VERSION
@@ -41,9 +42,8 @@ class Stopped(FlexActError):
 def run(
     store: Store[Any],
     config: dict[str, Any],
-    cells: Sequence[Cell],
     task_of: Callable[[Cell, Path], Task],
-    check: Callable[[str], object],
+    sha256_of: Callable[[str], str],
     engine: Engine,
     *,
     resume: bool = False,
@@ -53,33 +53,36 @@ def run(
 ) -> None:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
+    config: of `configuration`. Where it asks for no grid, the cells are those that the folder was asked for before.
     task_of: what it takes to run a cell in a folder of its own.
-    check: raises an error where a data set of this name cannot be read.
+    sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
     """
     with store.held():
+        cells = store.study.asked(config if config["grids"] else store.config())
         before = store.results() if resume or retry_failed else {}
         left = [
             task_of(cell, store.cell_folder(cell).absolute())
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
-        for name in dict.fromkeys(task.cell.dataset for task in left):
-            check(name)  # data that cannot be read are no cell's fault, and the folder is as it was
+        # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
+        digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
+        config = config | {"data": config["data"] | {DIGESTS: digests}}
         store.open(config, resume or retry_failed, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 
 
 def configuration(
-    study: str, title: str, grid: Mapping[str, Any], protocol: Mapping[str, Any], data: Mapping[str, Any]
+    study: str, title: str, grid: Mapping[str, Any] | None, protocol: Mapping[str, Any], data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What config.json holds: the grids asked for, and what the answers depend on."""
+    """What config.json holds: the grid asked for, if one is, and what the answers depend on."""
     made = provenance()
     return {
         "flexact_study": VERSION,
         "study": study,
         "title": title,
-        "grids": [dict(grid)],
+        "grids": [] if grid is None else [dict(grid)],
         "protocol": dict(protocol),
         "data": dict(data),
         "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
@@ -110,7 +113,7 @@ class _Run:
     def go(self, done: int) -> None:
         with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
             self.engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept)} of {len(self.tasks)} cells are kept, the others go on from their last checkpoints"
+        kept = f"{len(self.kept)} of {counted(len(self.tasks), 'cell')} kept, others go on from their last checkpoints"
         if self.full:
             raise FlexActError(
                 f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped and what was written is "
@@ -128,10 +131,9 @@ class _Run:
         study, cell, made = self.store.study, task.cell, self.made
         row = study.row(
             **cell.to_dict(),
-            **{**study.blank, **answer.figures},
+            **{**study.blank, "device": answer.device, **answer.figures},
             state=DONE if answer.kind == "done" else FAILED,
             error=answer.error,
-            device=answer.device,
             torch=made["torch"],
             commit=made["commit"],
             date=made["date"],

@@ -25,7 +25,7 @@ PATIENCE = 60.0
 Train = Callable[..., Any]
 """(cell, protocol, data, folder, device, report=, stop=) -> outcome; goes on with what it finds in the folder."""
 Load = Callable[[str, Path], Any]
-"""A data set by its name, from the folder of all."""
+"""A data set by its name, from the folder of all; its `sha256` says which one it is."""
 
 
 @dataclass(frozen=True)

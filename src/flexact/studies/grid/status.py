@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.locks import is_locked
 from flexact.studies.grid.running import LOCK
-from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.grid.store import DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, Row
+from flexact.studies.names import counted
 from flexact.studies.tables import markdown
 
 
@@ -57,7 +59,8 @@ def table(store: Store[Any]) -> str:
     kinds = ("done", "running", "failed", "stopped", "missing")
     counts = {kind: sum(state.kind == kind for state in found) for kind in kinds}
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    return f"{markdown((*headings.values(), 'state', ''), rows)}\n\n{len(found)} cells: {summary}."
+    parts = [markdown((*headings.values(), "state", ""), rows), f"{counted(len(found), 'cell')}: {summary}."]
+    return "\n\n".join([*parts, *several_devices(list(store.results().values()))])
 
 
 def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
@@ -72,6 +75,18 @@ def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
     if missing:
         parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
     return parts
+
+
+def several_devices(results: Sequence[Row]) -> list[str]:
+    """A paragraph that names the devices the finished cells were trained on, where they are not one."""
+    cells = Counter(row.device for row in results if row.state == DONE)
+    if len(cells) < 2:
+        return []
+    told = ", ".join(f"{device} ({counted(count, 'cell')})" for device, count in cells.items())
+    return [
+        f"Trained on several devices: {told}; results.csv says which cell on which. A GPU and a CPU compute in other "
+        "precisions, so a difference between two methods may be one between devices. Times are compared on one device."
+    ]
 
 
 def duration(seconds: float) -> str:

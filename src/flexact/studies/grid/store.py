@@ -25,6 +25,8 @@ from flexact.writing import write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
+DIGESTS = "sha256"
+"""In config.json's "data": the SHA-256 of each data set."""
 
 R = TypeVar("R", bound=Row)
 
@@ -60,10 +62,9 @@ class Store(Generic[R]):
         if resume and overwrite:
             raise FlexActError("--resume goes on with a grid and --overwrite starts it again; give one of the two.")
         before = self._earlier(config, resume, overwrite)
-        grids = [] if before is None else list(before.get("grids", []))
-        kept = config if before is None else before
-        if config["grids"][0] not in grids:
-            write_whole(self.folder / CONFIG, json.dumps(kept | {"grids": [*grids, *config["grids"]]}, indent=2) + "\n")
+        kept = config if before is None else _joined(before, config)
+        if kept != before:
+            write_whole(self.folder / CONFIG, json.dumps(kept, indent=2) + "\n")
         (self.folder / CELLS).mkdir(exist_ok=True)
         self._mend()
 
@@ -125,6 +126,7 @@ class Store(Generic[R]):
                 f"{self.folder} holds a grid already; go on with it, or add cells to it, with --resume, replace it "
                 "with --overwrite, or give --out another folder."
             )
+        self._check_data(_digests(found), _digests(config))
         changes = differences(self._decisive(found), self._decisive(config), ("protocol", "data", "versions"))
         if changes:
             raise FlexActError(
@@ -133,12 +135,23 @@ class Store(Generic[R]):
             )
         return found
 
+    def _check_data(self, before: dict[str, str], now: dict[str, str]) -> None:
+        """Refuse other data under a name that the grid knows."""
+        for name in before.keys() & now.keys():
+            if before[name] != now[name]:
+                raise FlexActError(
+                    f"the grid in {self.folder} was begun with other data of the name {name} (their SHA-256 is "
+                    f"{before[name]}, that of these {now[name]}). Give --data the folder it was begun with, --out "
+                    "another folder, or --overwrite to start again."
+                )
+
     def _decisive(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration without what decides nothing about the results."""
+        """A configuration without what decides nothing about the results, and without the digests of its data."""
         protocol = config.get("protocol")
         fields = protocol if isinstance(protocol, dict) else {}
         kept = {name: value for name, value in fields.items() if name not in self.study.operational}
-        return config | {"protocol": kept}
+        data = {name: value for name, value in _data(config).items() if name != DIGESTS}
+        return config | {"protocol": kept, "data": data}
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -177,6 +190,25 @@ class Store(Generic[R]):
             (self.folder / name).unlink(missing_ok=True)
         for name in (CELLS, "figures"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a grid that is gone on with: what is asked for now is added, and data not known before."""
+    grids = list(before.get("grids", []))
+    joined = before | {"grids": grids + [grid for grid in now["grids"] if grid not in grids]}
+    digests = _digests(now) | _digests(before)
+    return joined | {"data": _data(before) | {DIGESTS: digests}} if digests else joined
+
+
+def _data(config: dict[str, Any]) -> dict[str, Any]:
+    data = config.get("data")
+    return data if isinstance(data, dict) else {}
+
+
+def _digests(config: dict[str, Any]) -> dict[str, str]:
+    """Of each data set that was read; grids of before these were kept have none."""
+    found = _data(config).get(DIGESTS)
+    return found if isinstance(found, dict) else {}
 
 
 def _line(cells: Sequence[str]) -> str:

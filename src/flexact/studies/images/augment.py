@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
+from flexact.studies.names import counted
 
 PADDING = 4
 PLACES = 2 * PADDING + 1
@@ -54,7 +55,7 @@ def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
     _check(batch)
     if drawn.shape != batch.shape[:1]:
         raise FlexActError(
-            f"{len(batch)} images need {len(batch)} draws, one each; these have the shape {tuple(drawn.shape)}."
+            f"every image needs one draw: {counted(len(batch), 'image')} came with draws of shape {tuple(drawn.shape)}."
         )
     number, _, height, width = batch.shape
     mirrored = (drawn % 2).view(-1, 1)

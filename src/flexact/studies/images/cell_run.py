@@ -27,6 +27,7 @@ from flexact.studies.images.methods import build, picking_sites
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks, synced
 from flexact.studies.images.step import Training
+from flexact.studies.names import counted
 from flexact.writing import write_rows
 
 HISTORY = "history.jsonl"
@@ -82,6 +83,8 @@ class Outcome:
     picks: dict[str, str]
     """By site, in depth order; none for methods that do not pick."""
     epochs: int
+    devices: tuple[str, ...]
+    """Where it was trained: one, unless it was gone on with on another."""
 
 
 class CellRun:
@@ -103,6 +106,7 @@ class CellRun:
         self.blocks = blocks
         self.report, self.stop = report or (lambda _: None), stop or (lambda: False)
         self.ranks = Ranks.current()
+        self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
         self.curve: list[Epoch] = []
         self.seconds_before = 0.0
         self.saved_at = -1
@@ -118,7 +122,7 @@ class CellRun:
         if found is not None:
             self._check(found[0])
             if found[0].get("outcome") is not None:
-                return _outcome(self.folder, found[0]["outcome"])
+                return _outcome(self.folder, found[0])
         self.training = Training(self._built(), self.images, self.protocol, self.cell.seed, self.device, self.ranks)
         if found is not None:
             self._go_on(*found)
@@ -169,7 +173,7 @@ class CellRun:
         if self.ranks.agree(self.stop(), self.device):
             self._save()
             raise Stopped(
-                f"{self.cell.name} was stopped after {self.training.steps_done} of {self.training.total_steps} steps; "
+                f"{self.cell.name} was stopped after step {self.training.steps_done} of {self.training.total_steps}; "
                 f"start it again to go on from {self.folder / checkpoint.ABOUT}."
             )
         minutes = self.protocol.checkpoint_minutes
@@ -228,6 +232,7 @@ class CellRun:
             step_ms=statistics.median(line.step_ms for line in self.curve),
             picks=selection(network).picks if picking_sites(network) else {},
             epochs=len(self.curve),
+            devices=tuple(self.devices),
         )
         if self.ranks.writes:
             about = self._about() | {"outcome": asdict(outcome)}
@@ -255,10 +260,11 @@ class CellRun:
     def _about(self) -> dict[str, Any]:
         return {
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type,
+            "devices": self.devices,
             "cell": self.cell.to_dict(),
             "protocol": self.protocol.to_dict(),
             "images": [len(self.images.train_y), len(self.images.test_y)],
+            "sha256": self.images.sha256,
             "step": self.training.steps_done,
             "epoch": self.training.epochs_done,
             "seconds": self._seconds(),
@@ -271,9 +277,13 @@ class CellRun:
         own = {
             "cell": self.cell.to_dict(),
             "protocol": self.protocol.to_dict(),
-            "images": {"training and test": [len(self.images.train_y), len(self.images.test_y)]},
+            "images": {
+                "training and test": [len(self.images.train_y), len(self.images.test_y)],
+                "SHA-256": self.images.sha256,
+            },
         }
-        found = {**about, "images": {"training and test": about.get("images")}}
+        sha256 = about.get("sha256", self.images.sha256)  # not kept by earlier versions
+        found = {**about, "images": {"training and test": about.get("images"), "SHA-256": sha256}}
         for part, wanted in own.items():
             there = found.get(part)
             there = there if isinstance(there, dict) else {}
@@ -289,10 +299,11 @@ class CellRun:
         path = self.folder / checkpoint.ABOUT
         try:
             self.curve = [Epoch(**line) for line in about["curve"]]
+            self.devices = list(dict.fromkeys([*_devices(about), *self.devices]))
             self.seconds_before = float(about["seconds"])
             step = about["step"]
             if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
-                raise ValueError(f"step {step} and {len(self.curve)} epochs do not belong together")
+                raise ValueError(f"step {step} and {counted(len(self.curve), 'epoch')} do not belong together")
             self.training.load(step, tensors)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FlexActError(
@@ -328,7 +339,7 @@ class CellRun:
 
     def _check_finite(self, tensors: dict[str, Tensor]) -> None:
         if not bool(torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).all()):
-            raise self._not_finite(f"a weight or the loss after {self.training.steps_done} steps is not finite")
+            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
 
     def _not_finite(self, what: str) -> NanLoss:
         kept = f"the last good checkpoint, of step {self.saved_at}, is kept"
@@ -345,9 +356,15 @@ def _cell(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _outcome(folder: Path, fields: Any) -> Outcome:
+def _devices(about: dict[str, Any]) -> tuple[str, ...]:
+    """Where a run was so far; earlier versions kept the last one."""
+    return tuple(about["devices"] if "devices" in about else [about["device"]])
+
+
+def _outcome(folder: Path, about: dict[str, Any]) -> Outcome:
+    fields = about["outcome"]
     try:
-        return Outcome(**{**fields, "losses": tuple(fields["losses"])})
+        return Outcome(**{**fields, "losses": tuple(fields["losses"]), "devices": _devices(about)})
     except (KeyError, TypeError) as error:
         raise FlexActError(
             f"{folder / checkpoint.ABOUT} has no outcome of a cell ({error}). Remove {folder} to train it anew."

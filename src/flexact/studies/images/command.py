@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,17 +22,16 @@ from flexact.studies.grid.command import (
     RetryFailed,
     Seeds,
     Status,
+    begun,
     carry_out,
+    given,
     names,
     print_status,
 )
 from flexact.studies.progress import Progress
 
 if TYPE_CHECKING:
-    from flexact.studies.images.protocol import Protocol
     from flexact.studies.images.store import Store
-
-BUDGETS = ("paper", "short")
 
 
 def cifar(
@@ -46,20 +45,28 @@ def cifar(
     ] = None,
     datasets: Annotated[Names, typer.Option(help="cifar10, cifar100, or both.", show_default="both")] = None,
     models: Annotated[Names, typer.Option(help="resnet18, resnet34, or both.", show_default="resnet18")] = None,
-    seeds: Seeds = 3,
-    first_seed: FirstSeed = 0,
-    budget: Annotated[str, typer.Option(help="paper (200 epochs) or short (30).")] = "paper",
+    seeds: Seeds = None,
+    first_seed: FirstSeed = None,
+    budget: Annotated[str | None, typer.Option(help="paper (200 epochs) or short (30).", show_default="paper")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
-    policy: Annotated[str, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.")] = "default",
+    policy: Annotated[
+        str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
+    ] = None,
     candidates: Annotated[
         Names, typer.Option(help="What it picks from.", show_default="rectifiers; with --policy paper the paper's five")
     ] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate at the first step; it falls to 0 along a cosine.")] = 0.1,
-    batch: Annotated[int, typer.Option(help="Images a step.")] = 128,
-    width: Annotated[int, typer.Option(help="Channels of the first stage; 64 is the paper's.")] = 64,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate at the first step; it falls to 0 along a cosine.", show_default="0.1"),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step.", show_default="128")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Channels of the first stage.", show_default="64, the paper's")
+    ] = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option(min=0.0, help="From one checkpoint to the next; 0 for one after every epoch.")
-    ] = 1.0,
+        float | None,
+        typer.Option(min=0.0, help="From one checkpoint to the next; 0 for one after every epoch.", show_default="1"),
+    ] = None,
     data: Annotated[Path, typer.Option(help="The folder with the data sets; see `flexact data`.")] = Path("data"),
     partial: Annotated[
         bool, typer.Option("--partial", help="Take data sets with fewer images than the official ones.")
@@ -79,22 +86,32 @@ def cifar(
     from flexact.studies.grid.engines import engine as engine_named
     from flexact.studies.images.cells import Grid
     from flexact.studies.images.grid import run
+    from flexact.studies.images.protocol import Protocol
     from flexact.studies.images.report import write_table
     from flexact.studies.images.store import Store
 
     if status:
         print_status(Store(out))
         return
-    chosen = {"datasets": names(datasets), "models": names(models), "methods": names(methods)}
-    named = {kind: given for kind, given in chosen.items() if given is not None}
-    grid = Grid(**named, seeds=seeds, first_seed=first_seed)
-    settings: dict[str, Any] = {"policy": policy, "lr": lr, "batch": batch, "width": width}
-    settings["checkpoint_minutes"] = checkpoint_minutes
-    if candidates is not None:
-        settings["candidates"] = names(candidates)
-    if epochs is not None:
-        settings["epochs"] = epochs
-    protocol = _protocol(budget, settings)
+    before = begun(Store(out), resume or retry_failed)
+    chosen = given(
+        datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
+    )
+    grid = Grid(**chosen) if chosen or before is None else None
+    settings = given(
+        epochs=_epochs(budget) if epochs is None else epochs,
+        policy=policy,
+        candidates=names(candidates),
+        lr=lr,
+        batch=batch,
+        width=width,
+        checkpoint_minutes=checkpoint_minutes,
+    )
+    if before is None:
+        protocol = Protocol(**settings)
+    else:
+        protocol = Protocol.from_dict({**before["protocol"], **settings})
+        partial = partial or bool(before.get("data", {}).get("partial"))
     runs_on = engine_named(engine, device, jobs, address)
 
     def carried(progress: Progress) -> Store:
@@ -114,9 +131,11 @@ def cifar(
     carry_out(carried, write_table, quiet)
 
 
-def _protocol(budget: str, settings: dict[str, Any]) -> Protocol:
+def _epochs(budget: str | None) -> int | None:
+    """Of a budget; None where none is named."""
     from flexact.studies.images.protocol import Protocol
 
-    if budget not in BUDGETS:
-        raise FlexActError(f"unknown budget {budget!r};{suggestion(budget, BUDGETS)} Known: {', '.join(BUDGETS)}.")
-    return Protocol.short(**settings) if budget == "short" else Protocol(**settings)
+    budgets = {"paper": Protocol().epochs, "short": Protocol.short().epochs}
+    if budget is not None and budget not in budgets:
+        raise FlexActError(f"unknown budget {budget!r};{suggestion(budget, budgets)} Known: {', '.join(budgets)}.")
+    return None if budget is None else budgets[budget]

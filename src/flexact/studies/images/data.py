@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.digest import sha256_of
 from flexact.studies.images.archive import download
 from flexact.studies.images.layouts import LAYOUTS, SIDE, Layout, layout_of, refuse_others
+from flexact.studies.names import counted
 
 __all__ = ["NAMES", "Images", "download", "is_there", "load"]
 
@@ -37,6 +39,8 @@ class Images:
     mean: tuple[float, ...]
     """Of each channel of these training images, on the scale from 0 to 1."""
     std: tuple[float, ...]
+    sha256: str
+    """Of the bytes of its files, one after another: the same images in the same order have the same."""
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on a device."""
@@ -60,13 +64,16 @@ def load(name: str, folder: Path, complete: bool = True) -> Images:
     refuse_others(layout, folder)
     place = layout.place(folder)
     _check_files(layout, folder, place, complete)
-    train_x, train_y = _read(layout, place, layout.train_files)
-    test_x, test_y = _read(layout, place, layout.test_files)
+    contents = {file: _content(place / file, layout) for file in layout.files}
+    train_x, train_y = _images(layout, place, contents, layout.train_files)
+    test_x, test_y = _images(layout, place, contents, layout.test_files)
     if complete:
         _check_classes(layout, place, "training", train_y)
         _check_classes(layout, place, "test", test_y)
+        _check_superclasses(layout, place, contents)
     mean, std = _channels(train_x)
-    return Images(name, train_x, train_y, test_x, test_y, classes=layout.classes, mean=mean, std=std)
+    sha256 = sha256_of(contents.values())
+    return Images(name, train_x, train_y, test_x, test_y, classes=layout.classes, mean=mean, std=std, sha256=sha256)
 
 
 def _check_files(layout: Layout, folder: Path, place: Path, complete: bool) -> None:
@@ -100,16 +107,8 @@ def _remedy(layout: Layout, folder: Path) -> str:
     return f"it is damaged or cut off. Remove it and bring it back with: {layout.command(folder)}"
 
 
-def _read(layout: Layout, place: Path, files: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Images and classes of one or more files, in their order."""
-    parts = [_records(place / file, layout) for file in files]
-    records = torch.cat(parts) if len(parts) > 1 else parts[0]
-    labels = len(layout.labels)
-    return records[:, labels:].contiguous().view(-1, 3, SIDE, SIDE), records[:, labels - 1].long()
-
-
-def _records(path: Path, layout: Layout) -> Tensor:
-    """The records of a file, uint8 (N, bytes of a record), their labels within range."""
+def _content(path: Path, layout: Layout) -> bytearray:
+    """A file of whole records."""
     data = bytearray(path.stat().st_size)
     try:
         with path.open("rb") as file:
@@ -118,7 +117,22 @@ def _records(path: Path, layout: Layout) -> Tensor:
         raise FlexActError(f"cannot read {path}: {error.strerror}.") from None
     if count != len(data) or count % layout.record_bytes:
         raise FlexActError(f"{path} changed while it was read; is something still writing it?")
-    records = torch.frombuffer(data, dtype=torch.uint8).view(-1, layout.record_bytes)
+    return data
+
+
+def _images(
+    layout: Layout, place: Path, contents: dict[str, bytearray], files: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
+    """Images and classes of one or more files, in their order."""
+    parts = [_records(place / file, layout, contents[file]) for file in files]
+    records = torch.cat(parts) if len(parts) > 1 else parts[0]
+    labels = len(layout.labels)
+    return records[:, labels:].contiguous().view(-1, 3, SIDE, SIDE), records[:, labels - 1].long()
+
+
+def _records(path: Path, layout: Layout, content: bytearray) -> Tensor:
+    """The records of a file, uint8 (N, bytes of a record), their labels within range."""
+    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, layout.record_bytes)
     for byte, limit in enumerate(layout.labels):
         wrong = (records[:, byte] >= limit).nonzero()
         if len(wrong):
@@ -138,8 +152,23 @@ def _check_classes(layout: Layout, place: Path, part: str, labels: Tensor) -> No
     if len(wrong):
         number = int(wrong[0])
         raise FlexActError(
-            f"{place}: class {number} has {int(counts[number]):,} {part} images, not the {expected:,} of "
+            f"{place}: class {number} has {counted(int(counts[number]), f'{part} image')}, not the {expected:,} of "
             f"{layout.title}. The files were damaged or altered; remove them and download the set again."
+        )
+
+
+def _check_superclasses(layout: Layout, place: Path, contents: dict[str, bytearray]) -> None:
+    """Refuse a complete set whose superclasses are not of one size, as CIFAR-100's are; CIFAR-10 has none."""
+    if len(layout.labels) == 1:
+        return
+    records = (torch.frombuffer(content, dtype=torch.uint8) for content in contents.values())
+    labels = torch.cat([one.view(-1, layout.record_bytes)[:, :2] for one in records]).long()
+    pairs = labels.unique(dim=0)
+    size = layout.classes // layout.labels[0]
+    if len(pairs) != layout.classes or (pairs[:, 0].bincount(minlength=layout.labels[0]) != size).any():
+        raise FlexActError(
+            f"{place}: {layout.title} has {layout.labels[0]} superclasses of {size} classes each; the labels here say "
+            "otherwise. The files were damaged or altered; remove them and download the set again."
         )
 
 

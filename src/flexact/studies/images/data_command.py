@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 
 
@@ -62,7 +63,7 @@ def _counted(labels: Tensor, classes: int) -> str:
     """How many images, and how many of a class."""
     counts = labels.bincount(minlength=classes)
     least, most = int(counts.min()), int(counts.max())
-    return f"{len(labels):,} images, {least:,}{'' if least == most else f' to {most:,}'} a class"
+    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} a class"
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -14,13 +14,14 @@ from flexact.studies.images.data import Images
 from flexact.studies.images.data import load as load_whole
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.store import STUDY, Store, figures
+from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 
 TITLE = "CIFAR with ResNets: accuracy by activation"
 
 
 def run(
-    grid: Grid,
+    grid: Grid | None,
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -36,6 +37,7 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
+    grid: None for the cells that the folder was asked for before.
     partial: take data sets with fewer images than the official ones.
     train, load: in the place of `train_cell` and `data.load`, for tests.
     """
@@ -50,18 +52,22 @@ def run(
     def task_of(cell: Cell, own: Path) -> Task:
         return Task(cell, protocol, protocol.epochs, own, Path(data).absolute(), trained, loaded, figures)
 
-    def check(name: str) -> None:
-        count = len(loaded(name, Path(data)).train_y)
+    def sha256_of(name: str) -> str:
+        images = loaded(name, Path(data))
+        count = len(images.train_y)
         if count < protocol.batch:
-            raise FlexActError(f"{name} in {data} has {count} training images, less than one --batch {protocol.batch}.")
+            raise FlexActError(
+                f"{name} in {data} has {counted(count, 'training image')}, less than one --batch {protocol.batch}."
+            )
+        return str(images.sha256)
 
-    config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {"partial": partial})
+    asked = None if grid is None else grid.to_dict()
+    config = shared.configuration(STUDY.name, TITLE, asked, protocol.to_dict(), {"partial": partial})
     shared.run(
         store,
         config,
-        grid.cells,
         task_of,
-        check,
+        sha256_of,
         engine,
         resume=resume,
         overwrite=overwrite,

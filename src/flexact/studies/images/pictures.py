@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flexact.picture import Bars, Line, Panel, Picture
+from flexact.picture import Bars, Line, Panel, Picture, candidate_colours
 from flexact.studies.grid.curves import Curve
-from flexact.studies.grid.pictures import mean_line
+from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
 from flexact.studies.grid.pictures import selection_by_depth as panels_by_seed
 from flexact.studies.images.methods import FIXED, METHODS
 from flexact.studies.images.protocol import Cell
@@ -16,8 +16,11 @@ from flexact.studies.images.statistics import Summary
 from flexact.studies.images.table import title
 from flexact.studies.report_panels import picture
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#7f7f7f", "#a6761d", "#56b4e9", "#d55e00")
-COLOURS = dict(zip(METHODS, _COLOURS, strict=True)) | dict.fromkeys(FIXED, "#333333")
+_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#9933ff", "#7a3d1f")
+COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
+"""One a method, in every figure; a fixed activation has the colour that it has as a candidate."""
+DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")
+"""Of the methods whose line is not solid."""
 
 
 def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
@@ -64,11 +67,11 @@ def costs(found: Sequence[Summary]) -> Picture | None:
     for dataset, model in dict.fromkeys((one.dataset, one.model) for one in found):
         rows = [one for one in found if (one.dataset, one.model) == (dataset, model) and not math.isnan(one.cost)]
         if rows:
-            bars = Bars("time of a step", [one.cost for one in rows], "#0072b2")
-            names = [title(one.method) for one in rows]
-            panels.append(
-                Panel(f"{title(model)} on {title(dataset)}", "time of a step, ReLU = 1", rows=names, bars=[bars])
-            )
+            bars = [
+                Bars(title(one.method), [one.cost * (one is row) for row in rows], COLOURS[one.method]) for one in rows
+            ]
+            heading, label = f"{title(model)} on {title(dataset)}", "time of a step, ReLU = 1"
+            panels.append(Panel(heading, label, rows=[bar.name for bar in bars], bars=bars, stacked=True))
     return picture(
         "cost",
         "What a training step costs",
@@ -80,6 +83,5 @@ def costs(found: Sequence[Summary]) -> Picture | None:
 
 
 def _mean_line(method: str, curves: Sequence[dict[int, float]]) -> Line:
-    ours = method.startswith("flexact")
-    dash = "solid" if ours or method == "relu" else "dash"
-    return mean_line(title(method), curves, COLOURS[method], dash, 2.8 if ours else 1.8)
+    width = 2.8 if method.startswith("flexact") else 1.8
+    return mean_line(title(method), curves, COLOURS[method], DASHES.get(method, "solid"), width)

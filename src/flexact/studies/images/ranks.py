@@ -135,7 +135,7 @@ class SyncedBatchNorm(nn.BatchNorm2d):
         ranks = rank_count()
         if not self.training or ranks == 1:
             return super().forward(x)
-        h = x.float()
+        h = x if x.dtype == torch.float64 else x.float()
         mean = _shared_mean(h.mean((0, 2, 3)))
         centred = h - mean[:, None, None]
         variance = _shared_mean(centred.square().mean((0, 2, 3)))

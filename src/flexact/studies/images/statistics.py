@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,12 +23,14 @@ class Summary:
     method: str
     accuracies: Mapping[int, float]
     """By seed, in percent."""
+    device: str
+    """That the times are of: one for all methods of a model and data set; empty where none was measured."""
     step_ms: float
-    """Of a training step, the mean over seeds; NaN where none was measured."""
+    """Of a training step, the mean over seeds; NaN where none was measured there."""
     against: Comparison | None
     """With ReLU; None for ReLU itself, and where no seed of it is done."""
     cost: float
-    """Time of a step, ReLU's on the same kind of device taken as 1; NaN where either is not there."""
+    """Time of a step, ReLU's taken as 1; NaN where either is not there."""
 
     @property
     def mean(self) -> float:
@@ -45,21 +48,31 @@ def summaries(results: Iterable[Result]) -> list[Summary]:
         if row.state == DONE:
             groups.setdefault((row.dataset, row.model, row.method), []).append(row)
     ordered = sorted(groups, key=lambda key: (key[0] != "cifar10", key[0], list(MODELS).index(key[1]), _place(key[2])))
-    return [_summary(key, groups[key], groups.get((key[0], key[1], BASELINE), [])) for key in ordered]
+    return [_summary(key, groups) for key in ordered]
 
 
-def _summary(key: tuple[str, str, str], rows: list[Result], baseline: list[Result]) -> Summary:
+def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:
+    rows, baseline = groups[key], groups.get((*key[:2], BASELINE), [])
+    device = _timed_on([row for other, its in groups.items() if other[:2] == key[:2] for row in its])
     accuracies = {row.seed: row.accuracy for row in sorted(rows, key=lambda row: row.seed)}
     comparison = None
     if key[2] != BASELINE:
         comparison = paired(accuracies, {row.seed: row.accuracy for row in baseline})
-    devices = {row.device for row in rows}
-    step, reference = _step(rows), _step([row for row in baseline if row.device in devices])
-    return Summary(*key, accuracies, step, comparison, step / reference if reference > 0 else math.nan)
+    step, reference = _step(rows, device), _step(baseline, device)
+    cost = step / reference if reference > 0 else math.nan
+    return Summary(*key, accuracies, device, step, comparison, cost)
 
 
-def _step(rows: list[Result]) -> float:
-    times = [row.step_ms for row in rows if math.isfinite(row.step_ms)]
+def _timed_on(rows: list[Result]) -> str:
+    """The device to compare times on: the one that most cells of ReLU were timed on, and of several the most used."""
+    timed = [row for row in rows if math.isfinite(row.step_ms)]
+    cells = Counter(row.device for row in timed)
+    of_baseline = Counter(row.device for row in timed if row.method == BASELINE)
+    return max(cells, key=lambda device: (of_baseline[device], cells[device]), default="")
+
+
+def _step(rows: list[Result], device: str) -> float:
+    times = [row.step_ms for row in rows if row.device == device and math.isfinite(row.step_ms)]
     return mean_and_deviation(times)[0] if times else math.nan
 
 

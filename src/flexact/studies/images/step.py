@@ -26,6 +26,7 @@ from flexact.studies.images.data import Images
 from flexact.studies.images.methods import optimizer_groups, picking_sites
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.ranks import Ranks
+from flexact.studies.names import counted
 from flexact.studies.overhead.steps import captured
 
 WARM_UP = 3
@@ -47,7 +48,9 @@ class Training:
         self.steps_an_epoch = len(images.train_y) // protocol.batch
         """The last batch of an epoch, where it is not a whole one, is left out."""
         if self.steps_an_epoch == 0:
-            raise FlexActError(f"{len(images.train_y)} training images are less than one batch of {protocol.batch}.")
+            raise FlexActError(
+                f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
+            )
         self.total_steps = protocol.epochs * self.steps_an_epoch
         self.steps_done = 0
         self._forward = ranks.wrapped(network.train(), device)

@@ -32,6 +32,7 @@ class Result(NamedTuple):
     """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
     error: str
     device: str
+    """Several, as "NVIDIA H200 + cpu", where a run was gone on with on another."""
     torch: str
     commit: str
     date: str
@@ -53,8 +54,9 @@ def figures(outcome: Any) -> dict[str, Any]:
         "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
         "epochs": outcome.epochs,
         "seconds": outcome.seconds,
-        "step_ms": outcome.step_ms,
+        "step_ms": outcome.step_ms if len(outcome.devices) == 1 else math.nan,
         "picks": picks_column(outcome.picks),
+        "device": " + ".join(outcome.devices),
     }
 
 

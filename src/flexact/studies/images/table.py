@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from flexact.studies.grid.statistics import p_value
-from flexact.studies.grid.status import not_done
+from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.statistics import Summary, summaries
 from flexact.studies.images.store import Result
+from flexact.studies.names import counted
 from flexact.studies.paper_tables import CIFAR, CIFAR_EPOCHS
 from flexact.studies.tables import markdown
 
@@ -38,11 +39,13 @@ def title(name: str) -> str:
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """Markdown: what is done, and what is not."""
-    parts = [f"# CIFAR with ResNets, {protocol.epochs} epochs", _explained(protocol)]
+    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol)]
     notes: dict[str, None] = {}
     for (dataset, model), group in groupby(summaries(results), key=lambda one: (one.dataset, one.model)):
         rows = list(group)
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(_HEADER, map(_row, rows)))
+        if len({row.device for row in results if (row.dataset, row.model) == (dataset, model)}) > 1 and rows[0].device:
+            notes[f"times on {title(dataset)}, {title(model)} are those of {rows[0].device} alone."] = None
         for one in rows:
             if one.against is not None and one.against.why:
                 notes[f"no p-value for {title(one.method)} on {title(dataset)}, {title(model)}: {one.against.why}."] = (
@@ -50,7 +53,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
                 )
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
-    parts += not_done(results, asked)
+    parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(parts) + "\n"
 
 

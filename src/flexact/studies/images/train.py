@@ -15,7 +15,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +26,7 @@ from flexact.errors import FlexActError
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
 from flexact.studies.grid.running import LOCK
-from flexact.studies.images import data
+from flexact.studies.images import checkpoint, data
 from flexact.studies.images.cell_run import CellRun, Epoch, NanLoss, Outcome, Stopped
 from flexact.studies.images.data import Images
 from flexact.studies.images.methods import METHODS, MODELS
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings["changes"] = _json(given.changes)
         cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
         images = data.load(given.dataset, given.data, complete=not given.partial)
-        with sigterm() as stop, started_by_torchrun(given.device, given.timeout) as device:
+        with sigterm() as stop, started_by_torchrun(given.device, given.timeout) as device, _alone_in(given.out):
             outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
             if Ranks.current().writes:
                 print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
@@ -100,16 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the cell's folder against other processes: the first rank does, for all."""
-    if not Ranks.current().writes:
+    """Hold the cell's folder against other processes, as a grid's worker does: the first rank does, for all."""
+    with ExitStack() as held:
+        if Ranks.current().writes:
+            try:
+                with checkpoint.naming(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(locked(folder / LOCK))
+            except Taken as taken:
+                raise FlexActError(f"{taken} trains in {folder} already; give --out another folder, or wait.") from None
         yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder / LOCK):
-            yield
-    except Taken as taken:
-        raise FlexActError(f"{taken} trains in {folder} already; give --out another folder, or wait.") from None
 
 
 def _parser() -> argparse.ArgumentParser:

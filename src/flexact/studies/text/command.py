@@ -23,7 +23,9 @@ from flexact.studies.grid.command import (
     RetryFailed,
     Seeds,
     Status,
+    begun,
     carry_out,
+    given,
     names,
     print_status,
 )
@@ -38,8 +40,8 @@ def glue(
         Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
     ] = None,
     methods: Annotated[Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")] = None,
-    seeds: Seeds = 3,
-    first_seed: FirstSeed = 0,
+    seeds: Seeds = None,
+    first_seed: FirstSeed = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -58,23 +60,30 @@ def glue(
         int | None, typer.Option(min=1, help="Use the first N rows of each file, to try it.", show_default="all")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3, and 5 for wnli")] = None,
-    batch: Annotated[int, typer.Option(help="Rows a step.")] = 32,
+    batch: Annotated[int | None, typer.Option(help="Rows a step.", show_default="32")] = None,
     lr: Annotated[
         float | None,
         typer.Option(help="Learning rate after the warm-up.", show_default="5e-5; 1e-4 for the encoder at hand"),
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a row, at most.")] = 128,
-    policy: Annotated[str, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.")] = "default",
+    length: Annotated[int | None, typer.Option(help="Tokens of a row, at most.", show_default="128")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
+    ] = None,
     candidates: Annotated[
         Names, typer.Option(help="What it picks from, besides the original.", show_default="the paper's five")
     ] = None,
     changes: Annotated[
         str | None, typer.Option(help="Fields of the policy's FlexConfig, as a JSON object.", show_default="none")
     ] = None,
-    precision: Annotated[str, typer.Option(help="On a GPU: bf16 or float32.")] = "bf16",
+    precision: Annotated[str | None, typer.Option(help="On a GPU: bf16 or float32.", show_default="bf16")] = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option(min=0.0, help="From one checkpoint to the next; 0 for none but where a run is stopped.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="From one checkpoint to the next; 0 for none but where a run is stopped.",
+            show_default="2",
+        ),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the fine-tuned networks.")] = False,
     out: Out = Path("runs/glue"),
     engine: EngineName = "local",
@@ -94,7 +103,7 @@ def glue(
     from flexact.studies.grid.engines import engine as engine_named
     from flexact.studies.text.cells import Grid
     from flexact.studies.text.checking import check_encoder
-    from flexact.studies.text.encoder import find_encoder
+    from flexact.studies.text.encoder import find_encoder, given_as
     from flexact.studies.text.grid import run
     from flexact.studies.text.protocol import Protocol
     from flexact.studies.text.report import write_table
@@ -103,28 +112,30 @@ def glue(
     if status:
         print_status(Store(out))
         return
-    chosen = {"tasks": names(tasks), "methods": names(methods)}
-    named = {kind: given for kind, given in chosen.items() if given is not None}
-    grid = Grid(**named, seeds=seeds, first_seed=first_seed)
-    settings: dict[str, Any] = {
-        "epochs": epochs,
-        "batch": batch,
-        "length": length,
-        "limit": limit,
-        "policy": policy,
-        "changes": _json(changes),
-        "precision": precision,
-        "checkpoint_minutes": checkpoint_minutes,
-        "keep": keep,
-    }
-    if candidates is not None:
-        settings["candidates"] = names(candidates)
-    if lr is not None:
-        settings["lr"] = lr
+    before = begun(Store(out), resume or retry_failed)
+    chosen = given(tasks=names(tasks), methods=names(methods), seeds=seeds, first_seed=first_seed)
+    grid = Grid(**chosen) if chosen or before is None else None
+    settings = given(
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        length=length,
+        limit=limit,
+        policy=policy,
+        candidates=names(candidates),
+        changes=_json(changes),
+        precision=precision,
+        checkpoint_minutes=checkpoint_minutes,
+        keep=keep or None,
+    )
+    if before is not None:
+        known = Protocol.from_dict(before["protocol"])
+        model = model or given_as(known.encoder)
+        settings = {**known.settings, **settings}
     Protocol(**settings)  # bad settings are told before a model is looked for
     encoder = find_encoder(model)
-    check_encoder(encoder, length)
     protocol = Protocol.of(encoder, **settings)
+    check_encoder(encoder, protocol.length)
     if engine == "local" and jobs is None and devices(device) == ["cpu"]:
         jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
     runs_on = engine_named(engine, device, jobs, address)
@@ -145,9 +156,9 @@ def glue(
     carry_out(carried, write_table, quiet)
 
 
-def _json(text: str | None) -> dict[str, Any]:
+def _json(text: str | None) -> dict[str, Any] | None:
     if text is None:
-        return {}
+        return None
     try:
         found = json.loads(text)
     except ValueError as error:

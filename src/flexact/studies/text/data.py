@@ -8,6 +8,7 @@ on one side.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.digest import sha256_of
+from flexact.studies.names import counted
 from flexact.studies.text.tasks import TextTask, task_named
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
@@ -44,6 +47,12 @@ class TextData:
     train: Rows
     dev: Rows
     split: str
+
+    @property
+    def sha256(self) -> str:
+        """Of its rows, in their order."""
+        rows = [(part.texts, part.labels) for part in (self.train, self.dev)]
+        return sha256_of([json.dumps(rows).encode()])
 
     def first(self, limit: int | None) -> TextData:
         """At most so many rows of each."""
@@ -110,8 +119,8 @@ def _row(task: TextTask, path: Path, number: int, line: str) -> tuple[tuple[str,
     fields = line.split("\t")
     if len(fields) != task.fields:
         raise FlexActError(
-            f"{path}, line {number}: {len(fields)} fields, expected {task.fields} separated by tabs. The file is cut "
-            "off or was edited; put the benchmark's own there."
+            f"{path}, line {number}: {counted(len(fields), 'field')}, expected {task.fields} separated by tabs. The "
+            "file is cut off or was edited; put the benchmark's own there."
         )
     return tuple(fields[place] for place in task.texts), _label(task, path, number, fields[task.label])
 

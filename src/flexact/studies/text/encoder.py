@@ -49,6 +49,11 @@ def find_encoder(given: str | None) -> Encoder:
     return _checked(AT_HAND, folder)
 
 
+def given_as(encoder: Encoder) -> str:
+    """What `find_encoder` finds the encoder of an earlier run by."""
+    return str(encoder.folder) if encoder.folder.name == encoder.name else encoder.name
+
+
 def build(encoder: Encoder, outputs: int, seed: int, is_regression: bool) -> Any:
     """The encoder with a fresh head, the same for the same seed."""
     models = transformers_package()

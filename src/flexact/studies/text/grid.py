@@ -16,8 +16,8 @@ from flexact.studies.grid.running import Load, Task, Train
 from flexact.studies.grid.store import FAILED
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
-from flexact.studies.store import TABLE
-from flexact.studies.text.cells import Grid
+from flexact.studies.store import TABLE, read_config
+from flexact.studies.text.cells import Grid, asked
 from flexact.studies.text.checking import check_encoder
 from flexact.studies.text.data import load as load_rows
 from flexact.studies.text.encoder import find_encoder
@@ -32,7 +32,7 @@ TITLE = "GLUE with a pretrained encoder: metrics by activation"
 
 
 def run(
-    grid: Grid,
+    grid: Grid | None,
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -47,6 +47,7 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
+    grid: None for the cells that the folder was asked for before.
     train, load: in the place of `train_cell` and `data.load`, for tests.
     """
     store = Store(folder)
@@ -55,13 +56,13 @@ def run(
         epochs = protocol.epochs_of(cell.dataset)
         return Task(cell, protocol, epochs, own, Path(data).absolute(), train, load, figures)
 
-    config = shared.configuration(STUDY.name, TITLE, grid.to_dict(), protocol.to_dict(), {})
+    asked_now = None if grid is None else grid.to_dict()
+    config = shared.configuration(STUDY.name, TITLE, asked_now, protocol.to_dict(), {})
     shared.run(
         store,
         config,
-        grid.cells,
         task_of,
-        lambda name: load(name, Path(data)),
+        lambda name: load(name, Path(data)).sha256,
         engine,
         resume=resume,
         overwrite=overwrite,
@@ -77,17 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="a folder with a model and its tokenizer")
     parser.add_argument("--data", required=True, type=Path, help="the folder with GLUE's own folders")
     parser.add_argument("--out", required=True, type=Path, help="the folder to write")
-    parser.add_argument("--tasks", default=",".join(USUAL))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--tasks", type=_names, help=f"default: {','.join(USUAL)}")
+    parser.add_argument("--methods", type=_names, help=f"default: {','.join(METHODS)}")
+    parser.add_argument("--seeds", type=int, help="default: 3")
+    parser.add_argument("--first-seed", type=int, help="default: 0")
     parser.add_argument("--protocol", default="{}", help="fields of the Protocol, as a JSON object")
     parser.add_argument("--device", help="cuda, cuda:N or cpu")
     parser.add_argument("--jobs", type=int, help="cells at once")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on with the grid in --out, or add what is named")
     given = parser.parse_args(arguments)
     try:
-        grid = Grid(tuple(given.tasks.split(",")), tuple(given.methods.split(",")), given.seeds, given.first_seed)
+        chosen = {name: getattr(given, name) for name in ("tasks", "methods", "seeds", "first_seed")}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        goes_on = given.resume and not chosen and read_config(given.out) is not None
+        grid = None if goes_on else Grid(**chosen)
         protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
         check_encoder(protocol.encoder, protocol.length)
         engine = engine_named("local", given.device, given.jobs, None)
@@ -97,10 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     rows = list(store.results().values())
-    text = table(rows, protocol, grid.cells)
+    text = table(rows, protocol, asked(store.config()))
     write_whole(store.folder / TABLE, text)
     print(text)
     return 1 if any(row.state == FAILED for row in rows) else 0
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(given.split(","))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,12 @@ class Protocol(PickingProtocol):
     def encoder(self) -> Encoder:
         return Encoder(self.model, Path(self.folder), self.sha256)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but the encoder: what `of` takes beside it."""
+        fields = (one.name for one in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in fields if name not in ("model", "sha256", "folder")}
+
     def epochs_of(self, task: str) -> int:
         """Passes over a task's data."""
         return task_named(task).epochs if self.epochs is None else self.epochs

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from flexact.picture import Bars, Panel, Picture
-from flexact.studies.grid.pictures import final_picks, selection_by_depth
+from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, final_picks, selection_by_depth
 from flexact.studies.grid.store import DONE
 from flexact.studies.report_data import read_histories
 from flexact.studies.report_page import Section, markdown
@@ -24,7 +24,7 @@ from flexact.studies.text.table import table as markdown_table
 from flexact.studies.text.tasks import TASKS
 from flexact.writing import write_whole
 
-COLOURS = dict(zip(METHODS, ("#7f7f7f", "#e69f00", "#0072b2"), strict=True))
+COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
 
 
 def write_table(store: Store) -> Path:

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, p_value, paired
-from flexact.studies.grid.status import not_done
+from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
+from flexact.studies.names import counted
 from flexact.studies.paper_tables import GLUE
 from flexact.studies.tables import PAPERS_ROW, markdown
 from flexact.studies.text.data import OFFICIAL
@@ -62,7 +63,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
     if done:
         parts += [_metrics(done, methods), _gains(done, methods), _costs(done, methods)]
-    parts += not_done(results, asked)
+    parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -159,7 +160,7 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
         "rows are another network's."
     )
     if protocol.limit is not None:
-        words += f" Only the first {protocol.limit} rows of each file were used: these are no results."
+        words += f" Only the first {counted(protocol.limit, 'row')} of each file went in: these are no results."
     left_out = [TASKS[task].title for task in dict.fromkeys(row.task for row in done if row.split != OFFICIAL)]
     if left_out:
         words += (

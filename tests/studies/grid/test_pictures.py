@@ -1,0 +1,83 @@
+"""The colours of a report: one a method or candidate in all its figures, and apart for colour-blind readers too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+import torch
+
+from flexact.config import PAPER_CANDIDATES
+from flexact.picture import candidate_colours
+from flexact.studies.images import pictures
+from flexact.studies.images.methods import FIXED, METHODS
+from flexact.studies.images.protocol import RECTIFIERS
+from flexact.studies.images.statistics import Summary
+from flexact.studies.report_charts import charts
+from flexact.studies.text.report import COLOURS as TEXT_COLOURS
+
+SEEN: dict[str, list[list[float]]] = {
+    "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "no red": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+"""What is seen of linear RGB: Machado, Oliveira and Fernandes (2009), severity 1."""
+XYZ = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour: str, seen: Sequence[Sequence[float]]) -> torch.Tensor:
+    """CIE L*a*b* of a colour as it is seen."""
+    values = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = torch.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    xyz = XYZ @ (torch.tensor(seen) @ linear).clamp(0, 1) / XYZ.sum(1)
+    f = torch.where(xyz > 0.008856, xyz ** (1 / 3), 7.787 * xyz + 16 / 116)
+    return torch.stack([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize(
+    "colours",
+    [
+        {method: pictures.COLOURS[method] for method in METHODS},
+        TEXT_COLOURS,
+        candidate_colours([*PAPER_CANDIDATES, *RECTIFIERS]),
+    ],
+    ids=["images", "text", "candidates"],
+)
+def test_colours_stay_apart_for_colour_blind_readers(colours: dict[str, str]) -> None:
+    for (one, first), (other, second) in combinations(colours.items(), 2):
+        for eyes, seen in SEEN.items():
+            apart = (lab(first, seen) - lab(second, seen)).norm().item()
+            assert apart > 15, f"{one} and {other}, {eyes}"  # Okabe and Ito's own are 16 apart at least
+
+
+def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
+    found = [Summary("cifar100", "resnet18", method, {0: 70.0}, "card", 2.0, None, 1.0) for method in METHODS]
+    picture = pictures.costs(found)
+    assert picture is not None
+    (panel,) = picture.panels
+    assert [bars.colour for bars in panel.bars] == [pictures.COLOURS[method] for method in METHODS]
+    assert [list(bars.values).index(1.0) for bars in panel.bars] == list(range(len(METHODS)))  # each in its own row
+    assert not picture.legend  # the rows have the names
+    assert len(charts(picture)[0]["data"]) == len(METHODS)
+    for method in ("flexact-penultimate", "flexact-all"):
+        assert TEXT_COLOURS[method] == pictures.COLOURS[method]
+
+
+def test_a_fixed_activation_has_its_candidates_colour_and_a_dash_of_its_own() -> None:
+    assert {name: pictures.COLOURS[name] for name in FIXED} == candidate_colours(FIXED)
+    looks = [(pictures.COLOURS[name], pictures.DASHES.get(name, "solid")) for name in METHODS + FIXED]
+    assert len(set(looks)) == len(looks)
