@@ -290,6 +290,30 @@ def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once() -> 
     assert ["what is dropped now is arbitrary" in str(warning.message) for warning in told] == [True]
 
 
+def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.used, self.idle = nn.Linear(3, 3), nn.ReLU(), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(self.linear(x))
+
+    model = convert(Idle())
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    (warning,) = told
+    assert "no gradient came to 1 of 2 sites so far (idle)" in str(warning.message)
+    assert warning.filename == __file__
+
+
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("passes_optimizer", [True, False])
 def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(

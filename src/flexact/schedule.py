@@ -112,13 +112,8 @@ class Schedule:
             )
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
-            if self.steps_done == min(self._steps_with_drops) and self._is_untrained:
-                warnings.warn(
-                    "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
-                    "arbitrary. Convert the model before you build the optimizer, give it "
-                    "flexact.param_groups(model), and call schedule.step() after optimizer.step().",
-                    stacklevel=2,
-                )
+            if self.steps_done == min(self._steps_with_drops) and self._hook is not None:
+                self._warn_of_arbitrary_picks()
             self._drop()
         if self.steps_done in self._settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
@@ -132,10 +127,31 @@ class Schedule:
         self._step_size = self._step_size.to(self.router.device)
         before_step(self.router, self._running, self._step_size)
 
-    @property
-    def _is_untrained(self) -> bool:
-        """Whether the policy should have acted by now and was never called."""
-        return self._hook is not None and not self._saw_optimizer and not self.committed
+    def _warn_of_arbitrary_picks(self) -> None:
+        """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
+        if self.committed:
+            return
+        if not self._saw_optimizer:
+            warnings.warn(
+                "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
+                "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
+                "and call schedule.step() after optimizer.step().",
+                stacklevel=3,
+            )
+        elif self.config.logit_step == "paced" and (idle := self._without_gradient()):
+            warnings.warn(
+                f"no gradient came to {len(idle)} of {len(self.router.sites)} sites so far ({', '.join(idle[:5])}), so "
+                "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
+                "convert's where.",
+                stacklevel=3,
+            )
+
+    def _without_gradient(self) -> list[str]:
+        """The trainable sites that nothing has asked for anything since the gradients were begun anew."""
+        sites = self.router.sites
+        still = (self._running.mean == 0).all(-1).split([site.rows for site in sites])
+        undecided = zip(sites, still, strict=True)
+        return [site.name or "FlexAct" for site, rows in undecided if site.logits.requires_grad and bool(rows.all())]
 
     @property
     def _moves(self) -> bool:
