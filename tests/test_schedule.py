@@ -314,6 +314,20 @@ def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None
     assert warning.filename == __file__
 
 
+def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of() -> None:
+    model = network()
+    ranked(model, [0.0, 0.0, 200.0, 0.0, 0.0])
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    assert model[1].picks == ("tanh",)
+
+
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("passes_optimizer", [True, False])
 def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(

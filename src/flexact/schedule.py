@@ -138,7 +138,7 @@ class Schedule:
                 "and call schedule.step() after optimizer.step().",
                 stacklevel=3,
             )
-        elif self.config.logit_step == "paced" and (idle := self._without_gradient()):
+        elif self.config.logit_step == "paced" and (idle := self._undecided_without_gradient()):
             warnings.warn(
                 f"no gradient came to {len(idle)} of {len(self.router.sites)} sites so far ({', '.join(idle[:5])}), so "
                 "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
@@ -146,12 +146,12 @@ class Schedule:
                 stacklevel=3,
             )
 
-    def _without_gradient(self) -> list[str]:
-        """The trainable sites that nothing has asked for anything since the gradients were begun anew."""
+    def _undecided_without_gradient(self) -> list[str]:
+        """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
         sites = self.router.sites
         still = (self._running.mean == 0).all(-1).split([site.rows for site in sites])
-        undecided = zip(sites, still, strict=True)
-        return [site.name or "FlexAct" for site, rows in undecided if site.logits.requires_grad and bool(rows.all())]
+        idle = [site for site, rows in zip(sites, still, strict=True) if site.logits.requires_grad and rows.all()]
+        return [site.name or "FlexAct" for site in idle if site.pi().std(-1).max() < 1e-6]
 
     @property
     def _moves(self) -> bool:
