@@ -1,6 +1,6 @@
 """Two spirals, two hidden layers: which activation does each layer pick?
 
-Run it with `make demo`; it takes a few seconds on a CPU.
+A few seconds on a CPU; its progress bar needs `pip install 'flexact[cli]'`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,32 @@ def test_execution_order_of_a_resnet_is_its_depth_order(resnets: ModuleType) -> 
 )
 def test_where(where: object, expected: list[str]) -> None:
     assert names(convert(mlp(), where)) == expected
+
+
+@pytest.mark.parametrize(
+    "where", [lambda name, module: "gate" not in name, ["act"], "act", lambda name, module: isinstance(module, nn.ReLU)]
+)
+def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> None:
+    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.Hardsigmoid()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert names(convert(block, where=where)) == ["act"]
+
+
+@pytest.mark.parametrize("where", ["all", "penultimate", ["act", "*"], lambda name, module: True])
+def test_an_activation_that_where_asks_for_and_cannot_get_is_warned_of(where: object) -> None:
+    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.Hardsigmoid()))
+    with pytest.warns(UserWarning, match="gate: Hardsigmoid is no candidate"):
+        convert(block, where=where)
+
+
+def test_a_forward_that_cannot_be_looked_into_is_warned_of_whatever_where_says() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x) if x.sum() > 0 else x
+
+    with pytest.warns(UserWarning, match="left these as they are:\n  1: "):
+        convert(nn.Sequential(nn.ReLU(), Branching()), where=lambda name, module: isinstance(module, nn.ReLU))
 
 
 def test_an_unknown_where_suggests_the_nearest_name_and_lists_what_was_seen() -> None:

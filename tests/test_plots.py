@@ -129,6 +129,20 @@ def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
     assert [len(name) for name in short_names(["x" * 40, "y" * 40], most=18)] == [18, 18]
 
 
+def test_sites_with_long_names_that_end_alike_can_be_told_apart() -> None:
+    roberta = [f"roberta.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(12)]
+    names = short_names([*roberta, "classifier.tanh"])
+    assert names[8:] == [
+        "roberta.encoder.layer.8…",
+        "roberta.encoder.layer.9…",
+        "…berta.encoder.layer.10…",
+        "…berta.encoder.layer.11…",
+        "classifier.tanh",
+    ]
+    nested = [f"a.{i}.{'deep' * 8}.{j}.act" for i in range(2) for j in range(2)]
+    assert len(set(short_names([*nested, "head"]))) == 5
+
+
 def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
@@ -141,3 +155,9 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(FlexActError, match=r"flexact\[plots\]"):
         picture.figure()
+
+
+def test_a_heat_map_of_few_steps_is_marked_at_whole_steps() -> None:
+    history = [entry | {"step": step} for step, entry in enumerate(_history(20))]
+    axes = plots.picks(history).figure().axes[0]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())

@@ -262,3 +262,23 @@ def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: o
             recorder.record(step)
         assert recorder.history == []
     assert Recorder.load(path) == []
+
+
+def test_a_second_run_into_the_same_file_is_told_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    model = recorded(path, steps=3)
+    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="begins anew needs a new file"):
+        recorder.record(1)
+
+
+def test_the_history_of_another_network_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    recorded(path, steps=3)
+    before = path.read_text()
+    other = convert(nn.Sequential(*(nn.ReLU() for _ in range(7))))
+    with (
+        Recorder(other, path) as recorder,
+        pytest.raises(FlexActError, match=r"sites 1, 3, and .* has 0, 1, .* 2 more"),
+    ):
+        recorder.record(3)
+    assert path.read_text() == before

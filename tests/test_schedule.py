@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -273,6 +274,77 @@ def test_an_optimizer_that_does_not_hold_the_logits_is_an_error_that_names_the_s
     with pytest.raises(FlexActError, match=r"does not hold the logits of 1 of 1 sites \(1\)"):
         Schedule(model, 10, optimizer=optimizer)
     Schedule(model, 10, optimizer=torch.optim.SGD(param_groups(model), lr=0.1))
+
+
+def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once() -> None:
+    plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+    stranger = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model = convert(plain)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            stranger.step()
+            schedule.step()
+    assert ["what is dropped now is arbitrary" in str(warning.message) for warning in told] == [True]
+
+
+def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.used, self.idle = nn.Linear(3, 3), nn.ReLU(), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(self.linear(x))
+
+    model = convert(Idle())
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    (warning,) = told
+    assert "no gradient came to 1 of 2 sites so far (idle)" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of() -> None:
+    model = network()
+    ranked(model, [0.0, 0.0, 200.0, 0.0, 0.0])
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    assert model[1].picks == ("tanh",)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
+    passes_optimizer: bool, committed: bool
+) -> None:
+    model = network()
+    if committed:
+        flexact.commit(model)
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, 20, optimizer if passes_optimizer else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    assert schedule.committed
 
 
 def test_sites_with_different_policies_are_an_error() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
-from flexact.finding import Findings, Found, find
+from flexact.finding import Findings, Found, find, is_kind_of_activation
 from flexact.fusing import fused_classes, unfused_class
 from flexact.layer import FlexAct, bind, sites_of, unbind
 from flexact.sharding import has_shards
@@ -66,7 +66,7 @@ def convert(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
-    told = _told("flexact.convert left these as they are", findings.left_alone)
+    told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
     if fuse:
         names = {name for one in chosen for name in one.names}
         fused, obstacle = fused_classes(model, names, findings, classes, per_call)
@@ -171,6 +171,23 @@ def _check_choices(where: Any, config: Any) -> None:
             f"where must be 'all', 'penultimate', names or patterns, or a function of a name and a module; got "
             f"{where!r}."
         )
+
+
+def _asked_for(model: nn.Module, where: Where, left_alone: dict[str, str]) -> dict[str, str]:
+    """What was left alone, without the activations that `where` would not have chosen anyway. Forwards stay: one that
+    could not be looked into may hold what `where` is after."""
+    if isinstance(where, str) and where in ("all", "penultimate"):
+        return left_alone
+    patterns = [] if callable(where) else [where] if isinstance(where, str) else list(where)
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def asked(name: str) -> bool:
+        module = modules.get(name)
+        if module is None or not is_kind_of_activation(module):
+            return True
+        return bool(where(name, module)) if callable(where) else any(_matches(name, one) for one in patterns)
+
+    return {name: reason for name, reason in left_alone.items() if asked(name)}
 
 
 def _told(title: str, lines: dict[str, str]) -> list[str]:

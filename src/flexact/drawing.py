@@ -136,6 +136,8 @@ def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
         low, high = 0.0, 1.0
     ax.grid(visible=False)
     ax.pcolormesh(_edges(centres), rows, grid.values, cmap=colours, vmin=low, vmax=high, rasterized=True)
+    if all(float(centre).is_integer() for centre in centres):  # there is no step 2.5
+        ax.locator_params(axis="x", integer=True)
     if named:
         ax.set_xticks(centres, [str(column) for column in grid.columns], rotation=30, ha="right")
         for row, values in enumerate(grid.values):

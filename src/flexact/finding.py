@@ -189,10 +189,15 @@ def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         inside = isinstance(parent, torch.jit.ScriptModule)
         return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
-    if type(module).__module__ not in _HOMES_OF_ACTIVATIONS or isinstance(module, _NOT_ELEMENTWISE):
+    if not is_kind_of_activation(module):
         return None
     has_weights = any(True for _ in module.parameters())
     return f"{type(module).__name__} {'has weights of its own' if has_weights else 'is no candidate'}"
+
+
+def is_kind_of_activation(module: nn.Module) -> bool:
+    """Whether a module is an elementwise activation of torch, timm or transformers, be it a candidate or not."""
+    return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
 
 
 _HOMES_OF_ACTIVATIONS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -165,17 +166,45 @@ def value_range(panel: Panel) -> tuple[float, float] | None:
 
 
 def short_names(names: Sequence[str], most: int = 24) -> list[str]:
-    """Names for an axis: without what all begin with, and the ends of those that are still long.
+    """Names for an axis: without what all begin with, and the ends of those that are still long. Names whose ends are
+    alike lose what they share there, and stay whole if that does not tell them apart.
 
     >>> short_names(["encoder.layer.0.act", "encoder.layer.1.act"])
     ['0.act', '1.act']
+    >>> short_names(["encoder.layer.0.intermediate.act", "encoder.layer.1.intermediate.act", "pool"], most=18)
+    ['encoder.layer.0…', 'encoder.layer.1…', 'pool']
     """
+    whole = _without_shared_start(names)
+    short = [_end(name, most) for name in whole]
+    for label in _repeated(short):
+        alike = [i for i, other in enumerate(short) if other == label]
+        ends = _without_shared_end([whole[i] for i in alike])
+        for i, end in zip(alike, ends, strict=True):
+            short[i] = _end(end, most - 1) + "…"
+    repeated = _repeated(short)
+    return [name if label in repeated else label for name, label in zip(whole, short, strict=True)]
+
+
+def _without_shared_start(names: Sequence[str]) -> list[str]:
+    """Dotted names without the parts that all of several begin with; the last part of a name always stays."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
         shared += 1
-    tails = [".".join(p[shared:]) for p in parts]
-    return [tail if len(tail) <= most else "…" + tail[1 - most :] for tail in tails]
+    return [".".join(p[shared:]) for p in parts]
+
+
+def _without_shared_end(names: Sequence[str]) -> list[str]:
+    mirrored = [".".join(reversed(name.split("."))) for name in names]
+    return [".".join(reversed(name.split("."))) for name in _without_shared_start(mirrored)]
+
+
+def _end(name: str, most: int) -> str:
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def _repeated(labels: Sequence[str]) -> set[str]:
+    return {label for label, count in Counter(labels).items() if count > 1}
 
 
 def shade_ink(p: float) -> str:

@@ -6,6 +6,7 @@ import json
 import operator
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,11 +72,17 @@ class Recorder:
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
-                "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step)."
+                "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step). A run that "
+                "begins anew needs a new file: give another path, or remove the old one."
             )
         numbers = {name: _number(name, value) for name, value in values.items()}
         now = selection(self.model)
         keys = list(now.picks)
+        if self.history and set(keys) != set(self.history[-1]["sites"]):
+            raise FlexActError(
+                f"the history is of another network: it has the sites {_some(self.history[-1]['sites'])}, and this "
+                f"model has {_some(keys)}. Give another path, or remove the old file."
+            )
         entry: dict[str, Any] = {
             "step": step,
             "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
@@ -163,6 +170,11 @@ def _header(model: nn.Module) -> dict[str, Any]:
     with suppress(PackageNotFoundError):  # a source tree on the path has no version
         header["versions"]["flexact"] = version("flexact")
     return header
+
+
+def _some(sites: Iterable[str]) -> str:
+    names = sorted(sites)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _number(name: str, value: Any) -> float:

@@ -61,6 +61,7 @@ class Schedule:
                 f"this {type(model).__name__} has no FlexAct sites to schedule; call flexact.convert(model) first."
             )
         if optimizer is not None:
+            optimizer = _unwrapped(optimizer)
             _check_holds_logits(optimizer, sites)
         frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
         if frozen:
@@ -80,6 +81,7 @@ class Schedule:
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._apply()
+        self._saw_optimizer = False
         self._hook: RemovableHandle | None = None
         if acts_before_steps(self.config):
             self._hook = _act_before_steps(self, optimizer)
@@ -110,6 +112,8 @@ class Schedule:
             )
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
+            if self.steps_done == min(self._steps_with_drops) and self._hook is not None:
+                self._warn_of_arbitrary_picks()
             self._drop()
         if self.steps_done in self._settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
@@ -119,8 +123,35 @@ class Schedule:
 
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
+        self._saw_optimizer = True
         self._step_size = self._step_size.to(self.router.device)
         before_step(self.router, self._running, self._step_size)
+
+    def _warn_of_arbitrary_picks(self) -> None:
+        """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
+        if self.committed:
+            return
+        if not self._saw_optimizer:
+            warnings.warn(
+                "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
+                "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
+                "and call schedule.step() after optimizer.step().",
+                stacklevel=3,
+            )
+        elif self.config.logit_step == "paced" and (idle := self._undecided_without_gradient()):
+            warnings.warn(
+                f"no gradient came to {len(idle)} of {len(self.router.sites)} sites so far ({', '.join(idle[:5])}), so "
+                "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
+                "convert's where.",
+                stacklevel=3,
+            )
+
+    def _undecided_without_gradient(self) -> list[str]:
+        """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
+        sites = self.router.sites
+        still = (self._running.mean == 0).all(-1).split([site.rows for site in sites])
+        idle = [site for site, rows in zip(sites, still, strict=True) if site.logits.requires_grad and rows.all()]
+        return [site.name or "FlexAct" for site in idle if site.pi().std(-1).max() < 1e-6]
 
     @property
     def _moves(self) -> bool:
@@ -282,6 +313,14 @@ def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
                 "candidates may differ."
             )
     return bind(model, sites)
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that a wrapper without hooks of its own, such as accelerate's, stands for."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        return _unwrapped(inner)
+    return optimizer
 
 
 def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:

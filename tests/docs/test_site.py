@@ -75,6 +75,18 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
+def test_no_item_of_a_list_has_run_into_the_text_before_it(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        paragraphs = re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL)
+        run_in = [text for text in paragraphs if re.search(r"\n\s*(\d+\.|[-*]) ", text)]
+        assert run_in == [], path
+
+
+def test_every_example_is_on_the_first_page() -> None:
+    named = set(re.findall(r"`examples/(\w+\.py)`", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert named == {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
 def test_every_page_of_the_docs_is_built_and_in_the_menu(site: Path, pages: dict[Path, Page]) -> None:
     written = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert {path.relative_to(site.resolve()) for path in pages} == {*written, Path("404.html")}

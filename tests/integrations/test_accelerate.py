@@ -84,6 +84,23 @@ def test_the_run_is_that_of_a_loop_without_accelerate(example: ModuleType, data:
     assert sites_of(flexact.extract(run.network)) == []
 
 
+def test_the_schedule_takes_the_prepared_optimizer() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    torch.manual_seed(0)
+    network = flexact.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    model, optimizer = accelerator.prepare(network, torch.optim.SGD(flexact.param_groups(network), lr=0.1))
+    schedule = flexact.Schedule(network, total_steps=10, optimizer=optimizer)
+    start = network[1].logits.clone()
+    for micro_batch in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.randn(16, 4)).square().mean())
+            optimizer.step()
+        assert torch.equal(network[1].logits, start) == (micro_batch == 0)
+    schedule.step()
+
+
 @pytest.mark.slow
 def test_two_ranks_stop_go_on_and_print_one_table(tmp_path: Path) -> None:
     ended = subprocess.run(
