@@ -143,6 +143,15 @@ def test_sites_with_long_names_that_end_alike_can_be_told_apart() -> None:
     assert len(set(short_names([*nested, "head"]))) == 5
 
 
+@pytest.mark.parametrize("across", [1, 2, 3])
+def test_a_legend_of_many_long_names_stays_inside_the_figure(across: int) -> None:
+    lines = [Line(f"parametric ReLU (AReLU) {i}", [0, 1], [0, 1], "#0072b2") for i in range(8)]
+    figure = Picture("p", "t", "s", [Panel(lines=lines) for _ in range(across)], across).figure()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PAPER_INK = "#222222"
 _DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
+_LETTER, _SWATCH = 0.07, 0.7
+"""Inches of a letter in the legend, and of what stands before and after a name."""
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#999999",
     "axes.grid": True,
@@ -176,4 +178,6 @@ def _draw_legend(figure: Figure, picture: Picture, maps: Sequence[Axes]) -> None
         else:
             handles.append(Patch(color=item.colour if isinstance(item, Bars) else item[1], label=name))
     if len(handles) > 1:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+        longest = max(len(handle.get_label()) for handle in handles)
+        across = int(figure.get_figwidth() / (_LETTER * longest + _SWATCH))
+        figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), across, 6)))
