@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.activations import key_of
-from flexact.candidates import ORIGINAL, known_names, lookup
+from flexact.candidates import ORIGINAL, lookup
 from flexact.channel_picks import ChannelPicks
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.corrections import normalised_blend, statistics_needed
@@ -20,6 +19,7 @@ from flexact.errors import FlexActError
 from flexact.ops import routed_activation
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing import Router, log_pi, recomputing
+from flexact.saved_state import check_state, signature
 from flexact.sharding import whole
 
 ALIVE = -1
@@ -99,7 +99,7 @@ class FlexAct(nn.Module):
         self.logits = nn.Parameter(self._initial_logits())
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
         self.register_buffer("temperature", torch.tensor(self.config.temperature))
-        self.register_buffer("signature", torch.tensor([_signature(key) for key in self.keys]))
+        self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
         self.first_row = 0
         self.width = 1
         self.router = Router([self], self.config, standalone=True)
@@ -241,7 +241,7 @@ class FlexAct(nn.Module):
         """Refuse buffers that were averaged like weights: they hold choices, and half a choice is none."""
         if self.dropped_at.is_meta:
             return
-        sound = self.signature.tolist() == [_signature(key) for key in self.keys]
+        sound = self.signature.tolist() == [signature(key) for key in self.keys]
         if not sound or not bool((self.dropped_at < 0).any(-1).all()):
             raise FlexActError(
                 f"the buffers of {self.name or 'FlexAct'} were overwritten with numbers that no FlexAct wrote. An "
@@ -351,52 +351,9 @@ def _one_hot(p: Tensor) -> Tensor:
     return nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
 
-def _signature(key: str) -> int:
-    """A number that stands for a candidate in a `state_dict`, where only tensors can go."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
-
-
 def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     assert isinstance(site, FlexAct)
-    own = {"signature": site.signature, "dropped_at": site.dropped_at}
-    own |= {"logits": site.logits, "temperature": site.temperature}
-    found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            raise FlexActError(
-                f"the state of site {prefix[:-1] or 'FlexAct'!r} has a {type(value).__name__} for {name}, which is a "
-                "tensor; it was edited."
-            )
-    saved, rows, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
-    if saved is None or rows is None:
-        return  # torch itself names missing keys
-    if saved.tolist() != [_signature(key) for key in site.keys]:
-        names = {_signature(name): name for name in known_names()}
-        told = ", ".join(names.get(number, "an unregistered function") for number in saved.flatten().tolist())
-        raise FlexActError(
-            f"the state of site {prefix[:-1] or 'FlexAct'!r} was saved with the candidates {told}; this model has "
-            f"{', '.join(site.candidates)}. Build it with the same candidates, in the same order."
-        )
-    if rows.dim() and rows.shape[0] != site.rows:
-        raise FlexActError(
-            f"the state of site {prefix[:-1] or 'FlexAct'!r} has picks for {rows.shape[0]} rows; this model has "
-            f"{site.rows}. Build it with the same granularity and channels."
-        )
-    wrong = [name for name, value in found.items() if value.shape != own[name].shape]
-    if wrong:
-        raise FlexActError(
-            f"the state of site {prefix[:-1] or 'FlexAct'!r} has {wrong[0]} of shape {tuple(found[wrong[0]].shape)}; "
-            f"this model has {tuple(own[wrong[0]].shape)}. Load the state of a model converted in the same way."
-        )
-    if bool((rows >= 0).all(-1).any()):
-        raise FlexActError(
-            f"the state of site {prefix[:-1] or 'FlexAct'!r} has every candidate dropped; it was edited."
-        )
-    if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
-        raise FlexActError(
-            f"the state of site {prefix[:-1] or 'FlexAct'!r} has the temperature {float(temperature)}, which must be "
-            "above 0; it was edited, or saved by a run that had gone wrong."
-        )
+    check_state(site, state_dict, prefix)
 
 
 def _update_after_loading(site: nn.Module, _: Any) -> None:
@@ -441,4 +398,4 @@ def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], p
     """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
     for name, module in model.named_modules():
         if isinstance(module, FlexAct):
-            _check_before_loading(module, state_dict, f"{prefix}{name}.")
+            check_state(module, state_dict, f"{prefix}{name}.")
