@@ -8,13 +8,14 @@ from types import ModuleType
 import pytest
 
 from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.running import run_task
 from flexact.studies.images.cells import Grid
 from flexact.studies.images.grid import run
-from flexact.studies.images.pictures import accuracy_curves, selection_by_depth
+from flexact.studies.images.pictures import accuracy_curves
 from flexact.studies.images.protocol import Protocol
-from flexact.studies.images.report import write_table
 from flexact.studies.images.store import Store
+from flexact.studies.images.table import table_of
 from flexact.studies.report import build
 from flexact.studies.report_data import read_histories
 
@@ -31,7 +32,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
 
 
 def test_the_page_has_table_curves_selection_and_costs(store: Store) -> None:
-    assert "Flex-Act (all layers)" in write_table(store).read_text(encoding="utf-8")
+    assert "Flex-Act (all layers)" in store.write_table(table_of(store)).read_text(encoding="utf-8")
     page = build(store.folder).read_text(encoding="utf-8")
     for words in ("79.29 ± 0.11", "Accuracy over epochs", "What a training step costs", "Selection by depth"):
         assert words in page
@@ -57,7 +58,7 @@ def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> N
         for cell in store.results()
         if (found := read_histories(store.cell_folder(cell)))
     }
-    (picture,) = selection_by_depth(histories)
+    (picture,) = selection_by_depth(histories, lambda cell: cell.method)
     assert [panel.title for panel in picture.panels] == ["seed 0", "seed 1"]
     panel = picture.panels[0]
     assert panel.grid is not None

@@ -1,28 +1,66 @@
-"""What a grid can be asked for, checked in the words of its options."""
+"""What a grid can be asked for, checked in the words of its options, and the cells that come of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from flexact.errors import FlexActError, suggestion
 
 MOST_SEEDS = 1000
 
+Grid = TypeVar("Grid", bound="Choices")
 
-def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """At least one name of a kind, each once, and each known."""
+
+@dataclass(frozen=True)
+class Choices:
+    """Which cells; checked. A study adds what it can vary, as tuples of names."""
+
+    seeds: int = field(default=3, kw_only=True)
+    first_seed: int = field(default=0, kw_only=True)
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The study's fields, each with the names that it can have."""
+
+    def __post_init__(self) -> None:
+        for kind, known in self.KNOWN.items():
+            _check_names(kind, getattr(self, kind), known)
+        for flag, value, low, high in (("seeds", self.seeds, 1, MOST_SEEDS), ("first-seed", self.first_seed, 0, 2**40)):
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise FlexActError(f"--{flag} must be a whole number from {low} to {high}; got {value!r}.")
+
+    @property
+    def each_seed(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
+    def cells(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        names = {kind: list(getattr(self, kind)) for kind in self.KNOWN}
+        return {**names, "seeds": self.seeds, "first_seed": self.first_seed}
+
+    @classmethod
+    def from_dict(cls: type[Grid], data: dict[str, Any]) -> Grid:
+        """The inverse of `to_dict`."""
+        try:
+            names = {kind: tuple(data[kind]) for kind in cls.KNOWN}
+            return cls(**names, seeds=data["seeds"], first_seed=data["first_seed"])
+        except (KeyError, TypeError):
+            raise FlexActError(f"not a grid of cells: {data!r:.80}.") from None
+
+
+def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """At least one name of a kind (in the plural), each once, and each known."""
     if not given:
-        raise FlexActError(f"--{kind}s names nothing; give at least one of {', '.join(known)}.")
+        raise FlexActError(f"--{kind} names nothing; give at least one of {', '.join(known)}.")
     for name in given:
         if name not in known:
-            raise FlexActError(f"unknown {kind} {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
+            one = kind.removesuffix("s")
+            raise FlexActError(f"unknown {one} {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:
-        raise FlexActError(f"--{kind}s may name each once; repeated: {', '.join(repeated)}.")
-
-
-def check_seeds(seeds: int, first_seed: int) -> None:
-    """How many seeds, and the first of them."""
-    for flag, value, low, high in (("seeds", seeds, 1, MOST_SEEDS), ("first-seed", first_seed, 0, 2**40)):
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise FlexActError(f"--{flag} must be a whole number from {low} to {high}; got {value!r}.")
+        raise FlexActError(f"--{kind} may name each once; repeated: {', '.join(repeated)}.")

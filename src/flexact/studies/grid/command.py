@@ -22,6 +22,9 @@ FirstSeed = Annotated[int | None, typer.Option(help="The first of them.", show_d
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
 EngineName = Annotated[str, typer.Option(help="local (processes of this machine) or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="Of the Ray cluster.", show_default="the one that runs")]
+Policy = Annotated[
+    str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once.", show_default="one a device")]
 Device = Annotated[
     str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda where there is one")
@@ -36,10 +39,11 @@ Status = Annotated[bool, typer.Option("--status", help="Only say where the grid 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
-def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any], Path], quiet: bool) -> None:
+def carry_out(run: Callable[..., Store[Any]], table_of: Callable[[Any], str], quiet: bool) -> None:
     """Run a grid, write its table and its page, and print them; ends the program where not all went well.
 
     A machine that trains need not have what a page takes: the folder can be carried to one that has.
+    run: takes no more than `progress=`.
     """
     from flexact.studies.grid.run import Stopped
     from flexact.studies.report import build, missing_packages
@@ -47,8 +51,8 @@ def carry_out(run: Callable[[Progress], Store[Any]], write_table: Callable[[Any]
     lacking = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")
     try:
-        store = run(progress)
-        table = write_table(store)
+        store = run(progress=progress)
+        table = store.write_table(table_of(store))
         page = f"not built, for lack of {lacking}: flexact report {store.folder}, where there is 'flexact[report]'"
         if not lacking:
             with progress.during("building the page"):

@@ -1,17 +1,19 @@
-"""Figures of any grid: a mean line over seeds, and what each site picked over the epochs."""
+"""Parts of any grid's page: a mean line over seeds, and what each site picked, over the epochs and in the end."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flexact.picture import Line, Picture
+from flexact.picture import Line, Panel, Picture
 from flexact.plots import picks
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.grid.study import picked
+from flexact.studies.grid.study import Cell, Row, picked
 from flexact.studies.report_page import table
 
+Records = Sequence[dict[str, Any]]
+"""What a Recorder wrote."""
 BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#56b4e9", "#d55e00"
 """The colours of what every grid compares; Okabe and Ito's, which colour-blind readers tell apart."""
 
@@ -25,32 +27,45 @@ def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, das
     return Line(name, epochs, means, colour, dash, width, band)
 
 
-def selection_by_depth(slug: str, title: str, histories: Mapping[int, Sequence[dict[str, Any]]]) -> Picture:
-    """Which candidate leads at each site over the epochs: a panel for each seed."""
-    panels = []
-    for seed, records in histories.items():
-        panel = picks(_by_epoch(records)).panels[0]
-        label = "epoch" if all("epoch" in record for record in records) else "step"
-        panels.append(dataclasses.replace(panel, title=f"seed {seed}", x_label=label))
-    return Picture(
-        slug,
-        f"Selection by depth: {title}",
-        "The candidate with the highest probability at each site, the first layer on top, as training goes on.",
-        panels,
-        across=min(3, len(panels)),
-    )
+def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> list[Picture]:
+    """Which candidate leads at each site over the epochs: a figure for each kind of run, a panel for each seed.
+
+    histories: by cell. title: of a cell, without its seed.
+    """
+    return [
+        Picture(
+            f"selection-{kind}",
+            f"Selection by depth: {title(cells[0])}",
+            "The candidate with the highest probability at each site, the first layer on top, as training goes on.",
+            [_panel(cell.seed, histories[cell]) for cell in cells],
+            across=min(3, len(cells)),
+        )
+        for kind, cells in _kinds(histories).items()
+    ]
 
 
-def final_picks(title: str, by_seed: Mapping[int, str]) -> str:
-    """A table of site by seed; by_seed: the column `picks` of results.csv."""
-    found = {seed: picked(picks) for seed, picks in by_seed.items()}
-    sites = dict.fromkeys(site for picks in found.values() for site in picks)
-    rows = [(site, *(picks.get(site, "-") for picks in found.values())) for site in sites]
-    return f"<h3>Final picks: {title}</h3>\n" + table(("site", *(f"seed {seed}" for seed in found)), rows)
+def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
+    """Site by seed, a table for each kind of run that picks."""
+    found = {row.cell: picked(row.picks) for row in done if row.picks}
+    tables = []
+    for cells in _kinds(found).values():
+        sites = dict.fromkeys(site for cell in cells for site in found[cell])
+        rows = [(site, *(found[cell].get(site, "-") for cell in cells)) for site in sites]
+        header = ("site", *(f"seed {cell.seed}" for cell in cells))
+        tables.append(f"<h3>Final picks: {title(cells[0])}</h3>\n" + table(header, rows))
+    return "\n".join(tables)
 
 
-def _by_epoch(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records by epoch where they have it; by step otherwise."""
-    if all("epoch" in record for record in records):
-        return [{**record, "step": record["epoch"]} for record in records]
-    return list(records)
+def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """The cells that differ in nothing but their seed, under the name that they share."""
+    kinds: dict[str, list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault(cell.name.removesuffix(f"-{cell.seed}"), []).append(cell)
+    return kinds
+
+
+def _panel(seed: int, records: Records) -> Panel:
+    """By epoch where the records have it; by step otherwise."""
+    label = "epoch" if all("epoch" in record for record in records) else "step"
+    panel = picks([{**record, "step": record[label]} for record in records]).panels[0]
+    return dataclasses.replace(panel, title=f"seed {seed}", x_label=label)

@@ -77,6 +77,10 @@ class PickingProtocol:
         changed = {"candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
         return FlexConfig.from_dict({**base.to_dict(), **changed})
 
+    def epochs_of(self, dataset: str) -> int:
+        """Passes over a data set."""
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version."""
         fields = dataclasses.asdict(self)

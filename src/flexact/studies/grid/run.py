@@ -20,11 +20,13 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
+from flexact.studies.grid.protocol import PickingProtocol
 from flexact.studies.grid.running import Answer, Task, disk_is_full
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
-from flexact.studies.grid.study import Cell
+from flexact.studies.grid.study import Cell, GridStudy
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance
@@ -74,16 +76,16 @@ def run(
 
 
 def configuration(
-    study: str, title: str, grid: Mapping[str, Any] | None, protocol: Mapping[str, Any], data: Mapping[str, Any]
+    study: GridStudy, grid: Choices | None, protocol: PickingProtocol, data: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What config.json holds: the grid asked for, if one is, and what the answers depend on."""
     made = provenance()
     return {
         "flexact_study": VERSION,
-        "study": study,
-        "title": title,
-        "grids": [] if grid is None else [dict(grid)],
-        "protocol": dict(protocol),
+        "study": study.name,
+        "title": study.title,
+        "grids": [] if grid is None else [grid.to_dict()],
+        "protocol": protocol.to_dict(),
         "data": dict(data),
         "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
         "commit": made["commit"],
@@ -156,7 +158,8 @@ class _Run:
             for task in (task for task in self.tasks if task.cell not in self.kept):
                 curve = read_curve(task.folder)
                 if curve.epochs:
-                    self.progress.at(self.indexes[task.cell], min(0.999, curve.epochs[-1] / task.epochs))
+                    total = task.protocol.epochs_of(task.cell.dataset)
+                    self.progress.at(self.indexes[task.cell], min(0.999, curve.epochs[-1] / total))
         return bool(self.signal or self.full)
 
     @contextmanager

@@ -34,7 +34,6 @@ class Task:
 
     cell: Cell
     protocol: Any
-    epochs: int
     folder: Path
     """The cell's own; on a cluster it lies where every machine sees it."""
     data: Path

@@ -28,11 +28,10 @@ class State:
 
 def states(store: Store[Any]) -> list[State]:
     """Every cell that the folder's grids were asked for."""
-    config, study = store.config(), store.study
-    results = store.results()
+    cells, protocol, results = store.asked(), store.protocol(), store.results()
     found = []
-    for cell in study.asked(config):
-        epochs = study.epochs(config, cell)
+    for cell in cells:
+        epochs = protocol.epochs_of(cell.dataset)
         folder = store.cell_folder(cell)
         curve = read_curve(folder)
         at = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}"
@@ -42,7 +41,7 @@ def states(store: Store[Any]) -> list[State]:
         elif cell in results and results[cell].state == FAILED:
             found.append(State(cell, FAILED, results[cell].error))
         elif cell in results:
-            found.append(State(cell, "done", study.told(results[cell])))
+            found.append(State(cell, "done", store.study.told(results[cell])))
         elif curve.epochs:
             found.append(State(cell, "stopped", at))
         else:

@@ -96,6 +96,20 @@ class Store(Generic[R]):
             )
         return found
 
+    def asked(self) -> list[Any]:
+        """All cells that the folder's grids were asked for, each once."""
+        return self.study.asked(self.config())
+
+    def protocol(self) -> Any:
+        """What its cells are trained by."""
+        return self.study.protocol.from_dict(self.config().get("protocol", {}))
+
+    def write_table(self, text: str) -> Path:
+        """table.md; its path."""
+        path = self.folder / TABLE
+        write_whole(path, text)
+        return path
+
     def _earlier(self, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any] | None:
         """The configuration of the grid that is here already, checked; None where there is none."""
         try:

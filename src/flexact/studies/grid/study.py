@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from flexact.studies.grid.choices import Choices
+from flexact.studies.grid.protocol import PickingProtocol
+
+BLANK: Mapping[str, Any] = {"loss": math.nan, "epochs": 0, "seconds": 0.0, "step_ms": math.nan, "picks": ""}
+"""The figures that every study has, in the row of a cell that failed."""
 
 
 class Cell(Protocol):
@@ -47,20 +54,25 @@ class GridStudy:
 
     name: str
     """Of its command."""
+    title: str
+    """Of its page."""
+    grid: type[Choices]
+    protocol: type[PickingProtocol]
     row: type[Any]
     """The `Row` of its results.csv."""
     blank: Mapping[str, Any]
     """The figures in the row of a cell that failed."""
-    asked: Callable[[Mapping[str, Any]], Sequence[Any]]
-    """All cells that a folder's config.json asks for, each once."""
-    epochs: Callable[[Mapping[str, Any], Any], int]
-    """Of a cell, by config.json."""
     told: Callable[[Any], str]
     """How a finished cell did, from its row, in a word or two."""
     headings: Mapping[str, str]
     """What names a cell in results.csv, and how a person calls it."""
     operational: Sequence[str] = ("checkpoint_minutes",)
     """What of the protocol decides nothing about the results: a grid can be gone on with changed."""
+
+    def asked(self, config: Mapping[str, Any]) -> list[Any]:
+        """All cells that a folder's config.json asks for, each once."""
+        grids = [self.grid.from_dict(one) for one in config.get("grids", [])]
+        return list(dict.fromkeys(cell for grid in grids for cell in grid.cells))
 
 
 def picked(picks: str) -> dict[str, str]:

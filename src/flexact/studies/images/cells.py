@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from flexact.errors import FlexActError
-from flexact.studies.grid.choices import check_names, check_seeds
+from flexact.studies.grid.choices import Choices
 from flexact.studies.images.data import NAMES
 from flexact.studies.images.methods import FIXED, METHODS, MODELS
 from flexact.studies.images.protocol import Cell
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Choices):
     """Which cells; checked.
 
     >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
@@ -24,14 +23,12 @@ class Grid:
     datasets: tuple[str, ...] = NAMES
     models: tuple[str, ...] = ("resnet18",)
     methods: tuple[str, ...] = METHODS
-    seeds: int = 3
-    first_seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_names("dataset", self.datasets, NAMES)
-        check_names("model", self.models, tuple(MODELS))
-        check_names("method", self.methods, METHODS + FIXED)
-        check_seeds(self.seeds, self.first_seed)
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "datasets": NAMES,
+        "models": tuple(MODELS),
+        "methods": METHODS + FIXED,
+    }
 
     @property
     def cells(self) -> list[Cell]:
@@ -40,26 +37,6 @@ class Grid:
             Cell(dataset, model, method, seed)
             for dataset in self.datasets
             for model in self.models
-            for seed in range(self.first_seed, self.first_seed + self.seeds)
+            for seed in self.each_seed
             for method in self.methods
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        names = {kind: list(getattr(self, kind)) for kind in ("datasets", "models", "methods")}
-        return {**names, "seeds": self.seeds, "first_seed": self.first_seed}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Grid:
-        """The inverse of `to_dict`."""
-        try:
-            names = {kind: tuple(data[kind]) for kind in ("datasets", "models", "methods")}
-            return cls(**names, seeds=data["seeds"], first_seed=data["first_seed"])
-        except (KeyError, TypeError):
-            raise FlexActError(f"not a grid of cells: {data!r:.80}.") from None
-
-
-def asked(config: Mapping[str, Any]) -> list[Cell]:
-    """All cells that a folder's grids were asked for, each once."""
-    grids = [Grid.from_dict(one) for one in config.get("grids", [])]
-    return list(dict.fromkeys(cell for grid in grids for cell in grid.cells))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,6 +18,7 @@ from flexact.studies.grid.command import (
     Names,
     Out,
     Overwrite,
+    Policy,
     Quiet,
     Resume,
     RetryFailed,
@@ -28,10 +30,6 @@ from flexact.studies.grid.command import (
     names,
     print_status,
 )
-from flexact.studies.progress import Progress
-
-if TYPE_CHECKING:
-    from flexact.studies.images.store import Store
 
 
 def cifar(
@@ -49,9 +47,7 @@ def cifar(
     first_seed: FirstSeed = None,
     budget: Annotated[str | None, typer.Option(help="paper (200 epochs) or short (30).", show_default="paper")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
-    ] = None,
+    policy: Policy = None,
     candidates: Annotated[
         Names, typer.Option(help="What it picks from.", show_default="rectifiers; with --policy paper the paper's five")
     ] = None,
@@ -87,8 +83,8 @@ def cifar(
     from flexact.studies.images.cells import Grid
     from flexact.studies.images.grid import run
     from flexact.studies.images.protocol import Protocol
-    from flexact.studies.images.report import write_table
     from flexact.studies.images.store import Store
+    from flexact.studies.images.table import table_of
 
     if status:
         print_status(Store(out))
@@ -112,23 +108,19 @@ def cifar(
     else:
         protocol = Protocol.from_dict({**before["protocol"], **settings})
         partial = partial or bool(before.get("data", {}).get("partial"))
-    runs_on = engine_named(engine, device, jobs, address)
-
-    def carried(progress: Progress) -> Store:
-        return run(
-            grid,
-            protocol,
-            data,
-            out,
-            runs_on,
-            partial=partial,
-            resume=resume,
-            overwrite=overwrite,
-            retry_failed=retry_failed,
-            progress=progress,
-        )
-
-    carry_out(carried, write_table, quiet)
+    begin = functools.partial(
+        run,
+        grid,
+        protocol,
+        data,
+        out,
+        engine_named(engine, device, jobs, address),
+        partial=partial,
+        resume=resume,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+    )
+    carry_out(begin, table_of, quiet)
 
 
 def _epochs(budget: str | None) -> int | None:

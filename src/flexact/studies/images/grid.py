@@ -17,8 +17,6 @@ from flexact.studies.images.store import STUDY, Store, figures
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 
-TITLE = "CIFAR with ResNets: accuracy by activation"
-
 
 def run(
     grid: Grid | None,
@@ -50,7 +48,7 @@ def run(
     trained, loaded, store = train, load, Store(folder)
 
     def task_of(cell: Cell, own: Path) -> Task:
-        return Task(cell, protocol, protocol.epochs, own, Path(data).absolute(), trained, loaded, figures)
+        return Task(cell, protocol, own, Path(data).absolute(), trained, loaded, figures)
 
     def sha256_of(name: str) -> str:
         images = loaded(name, Path(data))
@@ -61,11 +59,9 @@ def run(
             )
         return str(images.sha256)
 
-    asked = None if grid is None else grid.to_dict()
-    config = shared.configuration(STUDY.name, TITLE, asked, protocol.to_dict(), {"partial": partial})
     shared.run(
         store,
-        config,
+        shared.configuration(STUDY, grid, protocol, {"partial": partial}),
         task_of,
         sha256_of,
         engine,

@@ -1,15 +1,13 @@
-"""The figures of a grid: accuracy over epochs, what each site picked over epochs, what a step costs."""
+"""The figures of a grid: accuracy over epochs, what a step costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from flexact.picture import Bars, Line, Panel, Picture, candidate_colours
 from flexact.studies.grid.curves import Curve
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
-from flexact.studies.grid.pictures import selection_by_depth as panels_by_seed
 from flexact.studies.images.methods import FIXED, METHODS
 from flexact.studies.images.protocol import Cell
 from flexact.studies.images.statistics import Summary
@@ -46,19 +44,6 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
         panels,
         across=min(2, max(1, len(panels))),
     )
-
-
-def selection_by_depth(histories: Mapping[Cell, Sequence[dict[str, Any]]]) -> list[Picture]:
-    """Which candidate leads at each site over the epochs: a figure for each kind of run, a panel for each seed."""
-    kinds: dict[tuple[str, str, str], dict[int, Sequence[dict[str, Any]]]] = {}
-    for cell, records in histories.items():
-        kinds.setdefault((cell.dataset, cell.model, cell.method), {})[cell.seed] = records
-    return [
-        panels_by_seed(
-            f"selection-{dataset}-{model}-{method}", f"{title(method)}, {title(model)} on {title(dataset)}", by_seed
-        )
-        for (dataset, model, method), by_seed in kinds.items()
-    ]
 
 
 def costs(found: Sequence[Summary]) -> Picture | None:

@@ -91,3 +91,6 @@ class Protocol(PickingProtocol):
             raise FlexActError(f"nesterov must be True or False; got {self.nesterov!r}.")
         if self.nesterov and self.momentum == 0:
             raise FlexActError("nesterov=True needs a momentum above 0.")
+
+    def epochs_of(self, dataset: str) -> int:
+        return self.epochs

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picked, picks_column
-from flexact.studies.images.cells import asked
+from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
+from flexact.studies.images.cells import Grid
 from flexact.studies.images.protocol import Cell, Protocol
 
 
@@ -60,27 +59,17 @@ def figures(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _epochs(config: Mapping[str, Any], cell: Cell) -> int:
-    return Protocol.from_dict(config["protocol"]).epochs
-
-
 def _told(row: Result) -> str:
     return f"{row.accuracy:.2f} %"
 
 
 STUDY = GridStudy(
     name="cifar",
+    title="CIFAR with ResNets: accuracy by activation",
+    grid=Grid,
+    protocol=Protocol,
     row=Result,
-    blank={
-        "accuracy": math.nan,
-        "loss": math.nan,
-        "epochs": 0,
-        "seconds": 0.0,
-        "step_ms": math.nan,
-        "picks": "",
-    },
-    asked=asked,
-    epochs=_epochs,
+    blank={"accuracy": math.nan, **BLANK},
     told=_told,
     headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
 )

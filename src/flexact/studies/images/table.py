@@ -10,7 +10,7 @@ from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.statistics import Summary, summaries
-from flexact.studies.images.store import Result
+from flexact.studies.images.store import Result, Store
 from flexact.studies.names import counted
 from flexact.studies.paper_tables import CIFAR, CIFAR_EPOCHS
 from flexact.studies.tables import markdown
@@ -35,6 +35,11 @@ _HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms a step", "cost",
 def title(name: str) -> str:
     """A name as a person reads it."""
     return TITLES.get(name, name)
+
+
+def table_of(store: Store) -> str:
+    """Of a folder, as it stands."""
+    return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +19,7 @@ from flexact.studies.grid.command import (
     Names,
     Out,
     Overwrite,
+    Policy,
     Quiet,
     Resume,
     RetryFailed,
@@ -29,10 +31,6 @@ from flexact.studies.grid.command import (
     names,
     print_status,
 )
-from flexact.studies.progress import Progress
-
-if TYPE_CHECKING:
-    from flexact.studies.text.store import Store
 
 
 def glue(
@@ -66,9 +64,7 @@ def glue(
         typer.Option(help="Learning rate after the warm-up.", show_default="5e-5; 1e-4 for the encoder at hand"),
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a row, at most.", show_default="128")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
-    ] = None,
+    policy: Policy = None,
     candidates: Annotated[
         Names, typer.Option(help="What it picks from, besides the original.", show_default="the paper's five")
     ] = None,
@@ -106,8 +102,8 @@ def glue(
     from flexact.studies.text.encoder import find_encoder, given_as
     from flexact.studies.text.grid import run
     from flexact.studies.text.protocol import Protocol
-    from flexact.studies.text.report import write_table
     from flexact.studies.text.store import Store
+    from flexact.studies.text.table import table_of
 
     if status:
         print_status(Store(out))
@@ -138,22 +134,18 @@ def glue(
     check_encoder(encoder, protocol.length)
     if engine == "local" and jobs is None and devices(device) == ["cpu"]:
         jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
-    runs_on = engine_named(engine, device, jobs, address)
-
-    def carried(progress: Progress) -> Store:
-        return run(
-            grid,
-            protocol,
-            data,
-            out,
-            runs_on,
-            resume=resume,
-            overwrite=overwrite,
-            retry_failed=retry_failed,
-            progress=progress,
-        )
-
-    carry_out(carried, write_table, quiet)
+    begin = functools.partial(
+        run,
+        grid,
+        protocol,
+        data,
+        out,
+        engine_named(engine, device, jobs, address),
+        resume=resume,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+    )
+    carry_out(begin, table_of, quiet)
 
 
 def _json(text: str | None) -> dict[str, Any] | None:

@@ -12,23 +12,20 @@ from flexact.errors import FlexActError
 from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.engines import engine as engine_named
-from flexact.studies.grid.running import Load, Task, Train
+from flexact.studies.grid.running import Task
 from flexact.studies.grid.store import FAILED
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
-from flexact.studies.store import TABLE, read_config
-from flexact.studies.text.cells import Grid, asked
+from flexact.studies.store import read_config
+from flexact.studies.text.cells import Grid
 from flexact.studies.text.checking import check_encoder
-from flexact.studies.text.data import load as load_rows
+from flexact.studies.text.data import load
 from flexact.studies.text.encoder import find_encoder
 from flexact.studies.text.protocol import METHODS, Protocol
 from flexact.studies.text.store import STUDY, Store, figures
-from flexact.studies.text.table import table
+from flexact.studies.text.table import table_of
 from flexact.studies.text.tasks import USUAL
 from flexact.studies.text.train import train_cell
-from flexact.writing import write_whole
-
-TITLE = "GLUE with a pretrained encoder: metrics by activation"
 
 
 def run(
@@ -38,8 +35,6 @@ def run(
     folder: Path,
     engine: Engine,
     *,
-    train: Train = train_cell,
-    load: Load = load_rows,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -48,19 +43,15 @@ def run(
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
     grid: None for the cells that the folder was asked for before.
-    train, load: in the place of `train_cell` and `data.load`, for tests.
     """
     store = Store(folder)
 
     def task_of(cell: Cell, own: Path) -> Task:
-        epochs = protocol.epochs_of(cell.dataset)
-        return Task(cell, protocol, epochs, own, Path(data).absolute(), train, load, figures)
+        return Task(cell, protocol, own, Path(data).absolute(), train_cell, load, figures)
 
-    asked_now = None if grid is None else grid.to_dict()
-    config = shared.configuration(STUDY.name, TITLE, asked_now, protocol.to_dict(), {})
     shared.run(
         store,
-        config,
+        shared.configuration(STUDY, grid, protocol, {}),
         task_of,
         lambda name: load(name, Path(data)).sha256,
         engine,
@@ -100,11 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FlexActError, ValueError, TypeError) as error:
         print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    rows = list(store.results().values())
-    text = table(rows, protocol, asked(store.config()))
-    write_whole(store.folder / TABLE, text)
+    text = table_of(store)
+    store.write_table(text)
     print(text)
-    return 1 if any(row.state == FAILED for row in rows) else 0
+    return 1 if any(row.state == FAILED for row in store.results().values()) else 0
 
 
 def _names(given: str) -> tuple[str, ...]:

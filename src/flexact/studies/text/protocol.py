@@ -115,9 +115,8 @@ class Protocol(PickingProtocol):
         fields = (one.name for one in dataclasses.fields(self))
         return {name: getattr(self, name) for name in fields if name not in ("model", "sha256", "folder")}
 
-    def epochs_of(self, task: str) -> int:
-        """Passes over a task's data."""
-        return task_named(task).epochs if self.epochs is None else self.epochs
+    def epochs_of(self, dataset: str) -> int:
+        return task_named(dataset).epochs if self.epochs is None else self.epochs
 
     @property
     def logit_lr(self) -> float | None:

@@ -9,56 +9,27 @@ from statistics import fmean
 from typing import Any
 
 from flexact.picture import Bars, Panel, Picture
-from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, final_picks, selection_by_depth
-from flexact.studies.grid.store import DONE
-from flexact.studies.report_data import read_histories
+from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
+from flexact.studies.grid.report import finished, histories_of, selection
 from flexact.studies.report_page import Section, markdown
 from flexact.studies.report_panels import picture
-from flexact.studies.store import TABLE
 from flexact.studies.tables import PAPERS_ROW
-from flexact.studies.text.cells import asked
-from flexact.studies.text.protocol import METHODS, Protocol
+from flexact.studies.text.protocol import METHODS, Cell
 from flexact.studies.text.store import Result, Store
-from flexact.studies.text.table import columns_of, heading, scores, title
-from flexact.studies.text.table import table as markdown_table
+from flexact.studies.text.table import columns_of, heading, scores, table_of, title
 from flexact.studies.text.tasks import TASKS
-from flexact.writing import write_whole
 
 COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
-
-
-def write_table(store: Store) -> Path:
-    """table.md from what is done so far; its path."""
-    path = store.folder / TABLE
-    write_whole(path, _table(store))
-    return path
 
 
 def sections(folder: Path) -> list[Section]:
     """Metrics and selection by depth; of a grid that is not finished, what there is."""
     store = Store(folder)
-    cells, results = asked(store.config()), store.results()
-    done = [results[cell] for cell in cells if cell in results and results[cell].state == DONE]
+    done = finished(store)
     bars = _metrics(done)
-    parts = [Section("Metrics and cost", markdown(_table(store), muted=PAPERS_ROW), [] if bars is None else [bars])]
-    histories: dict[tuple[str, str], dict[int, Sequence[dict[str, Any]]]] = {}
-    for cell in cells:
-        found = read_histories(store.cell_folder(cell)) if store.cell_folder(cell).is_dir() else {}
-        if found:
-            records = [_shortened(record) for record in next(iter(found.values())).records]
-            histories.setdefault((cell.task, cell.method), {})[cell.seed] = records
-    pictures = [
-        selection_by_depth(f"selection-{task}-{method}", f"{title(method)} on {TASKS[task].title}", by_seed)
-        for (task, method), by_seed in histories.items()
-    ]
-    if pictures:
-        parts.append(Section("What was picked, by depth", _pick_tables(done), pictures))
-    return parts
-
-
-def _table(store: Store) -> str:
-    config = store.config()
-    return markdown_table(list(store.results().values()), Protocol.from_dict(config["protocol"]), asked(config))
+    metrics = Section("Metrics and cost", markdown(table_of(store), muted=PAPERS_ROW), [] if bars is None else [bars])
+    histories = {cell: list(map(_shortened, records)) for cell, records in histories_of(store).items()}
+    return [metrics, *selection(histories, done, _title)]
 
 
 def _metrics(done: Sequence[Result]) -> Picture | None:
@@ -80,15 +51,8 @@ def _metrics(done: Sequence[Result]) -> Picture | None:
     )
 
 
-def _pick_tables(done: Sequence[Result]) -> str:
-    """Site by seed, a table for each kind of run."""
-    kinds: dict[tuple[str, str], dict[int, str]] = {}
-    for row in done:
-        if row.picks:
-            kinds.setdefault((row.task, row.method), {})[row.seed] = row.picks
-    return "\n".join(
-        final_picks(f"{title(method)} on {TASKS[task].title}", by_seed) for (task, method), by_seed in kinds.items()
-    )
+def _title(cell: Cell) -> str:
+    return f"{title(cell.method)} on {TASKS[cell.task].title}"
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:

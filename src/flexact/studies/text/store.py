@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
-from flexact.studies.text.cells import asked
+from flexact.studies.grid.study import BLANK, GridStudy, picks_column
+from flexact.studies.text.cells import Grid
 from flexact.studies.text.protocol import Cell, Protocol
 from flexact.studies.text.tasks import METRICS, TASKS
 from flexact.studies.text.train import Outcome
@@ -68,28 +67,17 @@ def figures(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _epochs(config: Mapping[str, Any], cell: Cell) -> int:
-    return Protocol.from_dict(config["protocol"]).epochs_of(cell.task)
-
-
 def _told(row: Result) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in row.metrics.items())
 
 
 STUDY = GridStudy(
     name="glue",
+    title="GLUE with a pretrained encoder: metrics by activation",
+    grid=Grid,
+    protocol=Protocol,
     row=Result,
-    blank={
-        **dict.fromkeys(METRICS, math.nan),
-        "split": "",
-        "loss": math.nan,
-        "epochs": 0,
-        "seconds": 0.0,
-        "step_ms": math.nan,
-        "picks": "",
-    },
-    asked=asked,
-    epochs=_epochs,
+    blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
     told=_told,
     headings={"task": "task", "method": "method", "seed": "seed"},
     operational=("checkpoint_minutes", "keep", "folder"),

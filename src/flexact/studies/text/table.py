@@ -15,7 +15,7 @@ from flexact.studies.paper_tables import GLUE
 from flexact.studies.tables import PAPERS_ROW, markdown
 from flexact.studies.text.data import OFFICIAL
 from flexact.studies.text.protocol import BASELINE, METHODS, Cell, Protocol
-from flexact.studies.text.store import Result
+from flexact.studies.text.store import Result, Store
 from flexact.studies.text.tasks import TASKS
 
 TITLES = {
@@ -54,6 +54,11 @@ def averages(results: Sequence[Result], method: str) -> dict[int, float]:
     found = [scores(results, method, column) for column in averaged(results)]
     seeds = sorted(set.intersection(*(set(one) for one in found))) if found else []
     return {seed: fmean(one[seed] for one in found) for seed in seeds}
+
+
+def table_of(store: Store) -> str:
+    """Of a folder, as it stands."""
+    return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:

@@ -1,0 +1,32 @@
+"""What the pages of all grids are made from, and the section that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flexact.studies.grid.pictures import Records, final_picks, selection_by_depth
+from flexact.studies.grid.store import DONE, R, Store
+from flexact.studies.grid.study import Row
+from flexact.studies.report_data import read_histories
+from flexact.studies.report_page import Section
+
+
+def finished(store: Store[R]) -> list[R]:
+    """The rows of the cells that are done, in the order in which they were asked for."""
+    results = store.results()
+    return [results[cell] for cell in store.asked() if cell in results and results[cell].state == DONE]
+
+
+def histories_of(store: Store[Any]) -> dict[Any, Records]:
+    """The records of each cell that has some."""
+    found = {cell: read_histories(store.cell_folder(cell)) for cell in store.asked()}
+    return {cell: next(iter(files.values())).records for cell, files in found.items() if files}
+
+
+def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Callable[[Any], str]) -> list[Section]:
+    """What was picked, where anything picks. title: of a cell, without its seed."""
+    if not histories:
+        return []
+    pictures = selection_by_depth(histories, title)
+    return [Section("What was picked, by depth", final_picks(done, title), pictures)]
