@@ -1,8 +1,8 @@
 """A trainer that takes no time, for tests of the grid: it keeps `train_cell`'s promises, and fails where it is told to.
 
 What it does is read from behaviour.json in the data folder: lists of cell names under "fail", "die", "full",
-seconds an epoch under "pace", and the data's digest under "sha256". A cell that dies does so once, in the middle of its
-run.
+seconds an epoch under "pace", whether it goes on after its first epoch only to be stopped under "waits", and the data's
+digest under "sha256". A cell that dies does so once, in the middle of its run.
 
 As a program, it runs a grid: ``python fake_training.py OUT DATA METHODS [local|ray] [--resume]``.
 """
@@ -44,6 +44,8 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     with (folder / "starts").open("a") as starts:
         starts.write(f"{len(curve)}\n")
     while len(curve) < protocol.epochs:
+        while told.get("waits") and curve and not stop():
+            time.sleep(0.05)
         if stop():
             write_whole(checkpoint, json.dumps(curve))
             raise FlexActError("stopped")
