@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -143,6 +144,17 @@ def test_examples_and_parameters_of_docstrings_are_readable(site: Path) -> None:
     assert "<blockquote>" not in text  # what Markdown makes of >>>
     assert re.search(r"<li>\s*(<p>)?<code>where</code>:", text)
     assert "layer4.*" in text
+
+
+def test_what_a_page_names_of_the_results_is_in_the_repository() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = {name.rstrip("./") for name in re.findall(r"results/[\w/.-]+(?![\w/.*-])", text)}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    if shutil.which("git") and (ROOT / ".git").exists():
+        ignored = subprocess.run(["git", "check-ignore", *named], cwd=ROOT, capture_output=True, text=True)
+        assert ignored.stdout == ""
 
 
 def test_the_reproduction_page_has_the_figures_of_its_files() -> None:
