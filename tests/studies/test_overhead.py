@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import flexact
 from flexact.cli import main
 from flexact.layer import sites_of
 from flexact.ops import kernels
-from flexact.studies.overhead import launches, steps
+from flexact.studies.overhead import launches, steps, study, training
 from flexact.studies.overhead import rows as files
 from flexact.studies.overhead.deadline import Deadline, OutOfTime
 from flexact.studies.overhead.figures import pictures, read_results
@@ -251,6 +252,17 @@ def test_a_deadline_lets_nothing_begin_that_it_cannot_end() -> None:
         deadline.check()
 
 
+def test_one_long_piece_does_not_end_what_takes_little() -> None:
+    """The first network that needs a kernel waits for it to be built; those after it do not."""
+    deadline = Deadline(60.0)
+    for seconds in (1.0, 100.0):
+        deadline.took(seconds)
+    deadline.check()
+    deadline.took(100.0)
+    with pytest.raises(OutOfTime):
+        deadline.check()
+
+
 def test_memory_without_a_card_is_what_autograd_saves() -> None:
     h = torch.randn(1 << 18, requires_grad=True)
     assert Memory(CPU).of(lambda: h.tanh().sum().backward()) == 1.0
@@ -356,6 +368,17 @@ def test_later_rows_replace_earlier_ones_unless_they_failed() -> None:
     assert [row.memory_mb for row in results.overhead] == [2.0]
 
 
+def test_inference_that_was_not_measured_again_is_kept() -> None:
+    results = Results()
+    results.add_overhead([cell("all", "fused", "graph", inference_ms=3.0, inference_ratio=1.0)])
+    later = cell("all", "fused", "graph", memory_mb=2.0, inference_ms=None, inference_ratio=None)
+    results.add_overhead([dataclasses.replace(later, error="inference: OutOfTime: left out")])
+    (row,) = results.overhead
+    assert (row.memory_mb, row.inference_ms, row.inference_ratio, row.error) == (2.0, 3.0, 1.0, "")
+    results.add_overhead([dataclasses.replace(later, inference_ms=4.0)])
+    assert results.overhead[0].inference_ms == 4.0
+
+
 # -- the study ---------------------------------------------------------------------------------------------------------
 
 
@@ -399,6 +422,34 @@ def test_the_study_writes_its_folder_and_goes_on_past_failures(tmp_path: Path) -
 def test_what_does_not_fit_the_time_is_told() -> None:
     rows = measure("resnet18", ["eager"], TINY, Deadline(0.0))
     assert all("--minutes" in row.error for row in rows)
+
+
+@pytest.mark.usefixtures("small_networks")
+def test_inference_is_measured_where_training_took_longer_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline, train = Deadline(120.0), training._train
+
+    def too_long(*arguments: Any) -> None:
+        train(*arguments)
+        deadline._end = -math.inf
+
+    monkeypatch.setattr(training, "_train", too_long)
+    rows = measure("resnet18", ["eager"], dataclasses.replace(TINY, ways=("plain", "closed_form")), deadline)
+    assert all(row.train_ms is not None and row.inference_ms is not None for row in rows)
+
+
+@pytest.mark.usefixtures("small_networks")
+def test_the_kernels_of_every_way_are_built_before_the_first_network_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+
+    def noted(network: torch.nn.Module, way: str, *rest: Any, **options: Any) -> Training:
+        begun.append(way)
+        return Training(network, way, *rest, **options)
+
+    monkeypatch.setattr(study, "Training", noted)
+    study._wake(TINY)
+    assert begun == [BASELINE, "plain", "closed_form"]  # the third one needs a card, and is told in its row
 
 
 def test_a_figure_needs_data() -> None:

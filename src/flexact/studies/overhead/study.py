@@ -107,10 +107,20 @@ def _stages(options: Options, results: Results) -> list[Stage]:
 
 
 def _wake(options: Options) -> None:
-    """Let libraries take the memory that they keep, so that it is not counted as the first contender's."""
-    network = build(NETWORKS[options.models[0]], options.width, BASELINE, BASELINE, (), options.where)
-    Training(network, BASELINE, Batch(options.batch, options.where, options.dtype), compiled=False).warm_up()
-    training.release(options.where)
+    """Let libraries take the memory that they keep, so that it is not counted as the first contender's, and build the
+    kernels of all ways, so that the first network's share of the time does not go there."""
+    batch = Batch(options.batch, options.where, options.dtype)
+    for way in (BASELINE, *options.ways):
+        placement = BASELINE if way == BASELINE else "all"
+        try:
+            network = build(NETWORKS[options.models[0]], options.width, placement, way, training.FIVE, options.where)
+            Training(network, way, batch, compiled=False).warm_up()
+        except Exception:
+            if way == BASELINE:
+                raise
+            continue  # it fails again in its own row, and is told there
+        finally:
+            training.release(options.where)
 
 
 def _write(folder: Path, results: Results, made: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,10 +36,26 @@ class Results:
     """Stages that broke off, with their errors."""
 
     def add_overhead(self, rows: Sequence[OverheadRow]) -> None:
-        """Rows measured later take the place of earlier ones of the same cell, but for those that failed."""
+        """Rows measured later take the place of earlier ones of the same cell, but for those that failed.
+
+        Inference that was not measured again stays as it was.
+        """
         known = {row.cell: row for row in self.overhead}
-        known.update({row.cell: row for row in rows if row.cell not in known or row.train_ms is not None})
+        for row in rows:
+            before = known.get(row.cell)
+            if before is None:
+                known[row.cell] = row
+            elif row.train_ms is not None:
+                known[row.cell] = row if row.inference_ms is not None else _with_inference_of(before, row)
         self.overhead = list(known.values())
+
+
+def _with_inference_of(before: OverheadRow, row: OverheadRow) -> OverheadRow:
+    if before.inference_ms is None:
+        return row
+    names = [field.name for field in dataclasses.fields(row) if field.name.startswith("inference_")]
+    error = "" if row.error.startswith("inference: ") else row.error
+    return dataclasses.replace(row, error=error, **{name: getattr(before, name) for name in names})
 
 
 def written(results: Results, made: Mapping[str, str]) -> str:

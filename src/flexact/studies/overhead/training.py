@@ -46,8 +46,9 @@ def measure(network: str, modes: Sequence[str], options: Options, deadline: Dead
     """Build the cells of a network side by side and time them against each other; failures are rows too."""
     table = Table(planned(network, modes, options.ways), options)
     batch = Batch(options.batch, options.where, options.dtype)
+    kept_for_inference = 0.25 * deadline.left()  # whatever training takes beyond its share
     _train(table, batch, deadline.share(0.75))
-    _infer(table, batch, deadline.share(1.0))
+    _infer(table, batch, Deadline(max(kept_for_inference, deadline.left())))
     release(options.where)
     return table.rows()
 
