@@ -110,7 +110,7 @@ def lookup(key: str) -> Candidate:
     found = _registry.get(key) or _originals.get(key)
     if found is None:
         raise FlexActError(
-            f"unknown candidate {key!r};{suggestion(key, _registry)} Known: {', '.join(known_names())}, and "
+            f"unknown candidate {key!r}{suggestion(key, _registry)} Known: {', '.join(known_names())}, and "
             f"{ORIGINAL!r} in a converted model. Add your own with flexact.register_candidate."
         )
     return found

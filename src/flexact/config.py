@@ -147,7 +147,7 @@ class FlexConfig:
             value = getattr(self, name)
             if value not in allowed:
                 raise FlexActError(
-                    f"{name}={value!r} is not a choice;{suggestion(str(value), allowed)} "
+                    f"{name}={value!r} is not a choice{suggestion(str(value), allowed)} "
                     f"Expected one of: {', '.join(allowed)}."
                 )
         self._check_number("temperature", at_least=SMALLEST_TEMPERATURE)
@@ -235,7 +235,7 @@ class FlexConfig:
         for key in fields:
             if key not in known:
                 raise FlexActError(
-                    f"unknown config field {key!r};{suggestion(str(key), known)} Known: {', '.join(known)}."
+                    f"unknown config field {key!r}{suggestion(str(key), known)} Known: {', '.join(known)}."
                 )
         return cls(**fields)
 

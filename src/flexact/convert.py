@@ -223,9 +223,7 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
         matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
             known = ["all", "penultimate", *(name for one in found for name in one.answers_to)]
-            raise FlexActError(
-                f"no activation matched where={pattern!r};{suggestion(pattern, known)} {findings.told()}"
-            )
+            raise FlexActError(f"no activation matched where={pattern!r}{suggestion(pattern, known)} {findings.told()}")
         chosen |= matched
     if not patterns:
         raise FlexActError(f"where names nothing. {findings.told()}")

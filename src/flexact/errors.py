@@ -19,9 +19,9 @@ class FlexActError(Exception):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The middle of an error message: " did you mean 'tanh'?", or nothing when no known word is near."""
+    """What follows the wrong word in an error message: "; did you mean 'tanh'?", or "." when no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f" did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
 def missing_extra(package: str, extra: str) -> FlexActError:

@@ -44,5 +44,5 @@ BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
 def make(name: str, channels: int | None = None, channel_dim: int = 1) -> nn.Module:
     """A baseline by its name, with one set of parameters for the layer, or one for each of the channels."""
     if name not in BASELINES:
-        raise FlexActError(f"unknown baseline {name!r};{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+        raise FlexActError(f"unknown baseline {name!r}{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
     return BASELINES[name](channels, channel_dim)

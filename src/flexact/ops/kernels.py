@@ -149,4 +149,4 @@ def _checked(name: str, where: str) -> Kernels:
     for choice in choices:
         if name == choice:
             return choice
-    raise FlexActError(f"{where} got {name!r}.{suggestion(str(name), choices)} Expected one of: {', '.join(choices)}.")
+    raise FlexActError(f"{where} got {name!r}{suggestion(str(name), choices)} Expected one of: {', '.join(choices)}.")

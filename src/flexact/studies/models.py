@@ -91,7 +91,7 @@ def check(options: Options, usual: Sequence[str]) -> None:
         if alpha_of(model) is None and model not in others:
             known = list(dict.fromkeys((DEFAULT, *usual, *BASELINES, *known_names())))
             raise FlexActError(
-                f"unknown model {model!r};{suggestion(model, known)} Known: {', '.join(usual)}; any other candidate; "
+                f"unknown model {model!r}{suggestion(model, known)} Known: {', '.join(usual)}; any other candidate; "
                 "and flexact-a followed by a number for the chosen policy at that α."
             )
     picking = [model for model in options.models if policy(model, options) is not None]

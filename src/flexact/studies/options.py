@@ -56,7 +56,7 @@ class Options:
                 raise FlexActError(f"{_flag(name)} 0 leaves nothing to find; give a number other than 0.")
         if self.policy not in POLICIES:
             raise FlexActError(
-                f"unknown policy {self.policy!r};{suggestion(str(self.policy), POLICIES)} Known: {', '.join(POLICIES)}."
+                f"unknown policy {self.policy!r}{suggestion(str(self.policy), POLICIES)} Known: {', '.join(POLICIES)}."
             )
         for name in ("truths", "candidates", "models"):
             self._check_names(name)
@@ -101,7 +101,7 @@ class Options:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in data:
             if name not in known:
-                raise FlexActError(f"unknown option {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
+                raise FlexActError(f"unknown option {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -134,7 +134,7 @@ def _check_known(kind: str, names: tuple[str, ...]) -> None:
                 f"converted; name the {kind} itself. Known: {', '.join(known)}."
             )
         if name not in known:
-            raise FlexActError(f"unknown {kind} {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
+            raise FlexActError(f"unknown {kind} {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
 
 
 def _flag(name: str) -> str:

@@ -60,7 +60,7 @@ def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             one = kind.removesuffix("s")
-            raise FlexActError(f"unknown {one} {name!r};{suggestion(name, known)} Known: {', '.join(known)}.")
+            raise FlexActError(f"unknown {one} {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:
         raise FlexActError(f"--{kind} may name each once; repeated: {', '.join(repeated)}.")

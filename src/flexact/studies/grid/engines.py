@@ -33,7 +33,7 @@ ENGINES = ("local", "ray")
 def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
     """An engine by its name, its options checked."""
     if name not in ENGINES:
-        raise FlexActError(f"unknown engine {name!r};{suggestion(name, ENGINES)} Known: {', '.join(ENGINES)}.")
+        raise FlexActError(f"unknown engine {name!r}{suggestion(name, ENGINES)} Known: {', '.join(ENGINES)}.")
     if name == "ray":
         from flexact.studies.grid.ray_engine import ray_engine
 

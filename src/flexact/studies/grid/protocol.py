@@ -61,7 +61,7 @@ class PickingProtocol:
             value = getattr(self, name)
             if value not in known:
                 raise FlexActError(
-                    f"unknown {name} {value!r};{suggestion(str(value), known)} Known: {', '.join(known)}."
+                    f"unknown {name} {value!r}{suggestion(str(value), known)} Known: {', '.join(known)}."
                 )
         if self.candidates is None:
             object.__setattr__(self, "candidates", self.OWN_CANDIDATES[self.policy])
@@ -98,5 +98,5 @@ class PickingProtocol:
         given = {key: value for key, value in data.items() if key != _KEY}
         for key in given:
             if key not in known:
-                raise FlexActError(f"unknown field {key!r};{suggestion(str(key), known)} Known: {', '.join(known)}.")
+                raise FlexActError(f"unknown field {key!r}{suggestion(str(key), known)} Known: {', '.join(known)}.")
         return cls(**given)

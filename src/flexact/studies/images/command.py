@@ -129,5 +129,5 @@ def _epochs(budget: str | None) -> int | None:
 
     budgets = {"paper": Protocol().epochs, "short": Protocol.short().epochs}
     if budget is not None and budget not in budgets:
-        raise FlexActError(f"unknown budget {budget!r};{suggestion(budget, budgets)} Known: {', '.join(budgets)}.")
+        raise FlexActError(f"unknown budget {budget!r}{suggestion(budget, budgets)} Known: {', '.join(budgets)}.")
     return None if budget is None else budgets[budget]

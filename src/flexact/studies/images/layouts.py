@@ -118,7 +118,7 @@ def layout_of(name: str) -> Layout:
     flexact.errors.FlexActError: unknown data set 'cifar-10'; did you mean 'cifar10'? Known: cifar10, cifar100.
     """
     if name not in LAYOUTS:
-        raise FlexActError(f"unknown data set {name!r};{suggestion(name, LAYOUTS)} Known: {', '.join(LAYOUTS)}.")
+        raise FlexActError(f"unknown data set {name!r}{suggestion(name, LAYOUTS)} Known: {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]
 
 

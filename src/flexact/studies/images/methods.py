@@ -86,7 +86,7 @@ def check_names(model: str, method: str) -> None:
     """Refuse a model or a method that there is none of."""
     for kind, name, known in (("model", model, tuple(MODELS)), ("method", method, METHODS + FIXED)):
         if name not in known:
-            raise FlexActError(f"unknown {kind} {name!r};{suggestion(str(name), known)} Known: {', '.join(known)}.")
+            raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
 
 
 def extra_parameters(network: nn.Module) -> int:

@@ -150,7 +150,7 @@ def _check_names(option: str, given: Iterable[str], known: tuple[str, ...]) -> N
     for name in given:
         if name not in known:
             raise FlexActError(
-                f"unknown name {name!r} in --{option};{suggestion(name, known)} Known: {', '.join(known)}."
+                f"unknown name {name!r} in --{option}{suggestion(name, known)} Known: {', '.join(known)}."
             )
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:

@@ -34,7 +34,7 @@ class Cell:
         task_named(self.task)
         if self.method not in METHODS:
             raise FlexActError(
-                f"unknown method {self.method!r};{suggestion(str(self.method), METHODS)} Known: {', '.join(METHODS)}."
+                f"unknown method {self.method!r}{suggestion(str(self.method), METHODS)} Known: {', '.join(METHODS)}."
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise FlexActError(f"a seed is a whole number from 0 on; got {self.seed!r}.")

@@ -70,5 +70,5 @@ METRICS = ("matthews", "f1", "accuracy", "pearson", "spearman")
 def task_named(name: str) -> TextTask:
     """A task by its name."""
     if name not in TASKS:
-        raise FlexActError(f"unknown task {name!r};{suggestion(str(name), TASKS)} Known: {', '.join(TASKS)}.")
+        raise FlexActError(f"unknown task {name!r}{suggestion(str(name), TASKS)} Known: {', '.join(TASKS)}.")
     return TASKS[name]
