@@ -59,6 +59,7 @@ def main() -> None:
                 "batch": given.batch,
                 "method": case[0],
                 "stage": case[1],
+                "candidates": len(Protocol().candidates or ()) if case[0] in PLACEMENTS else "",
                 "rounds": len(values),
                 "step_ms": step.median,
                 "step_ms_low": step.low,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +15,7 @@ Grid = TypeVar("Grid", bound="Choices")
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(ABC):
     """Which cells; checked. A study adds what it can vary, as tuples of names."""
 
     seeds: int = field(default=3, kw_only=True)
@@ -35,8 +36,9 @@ class Choices:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
+    @abstractmethod
     def cells(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """Each once, in the order in which they are run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -23,7 +24,7 @@ Protocol = TypeVar("Protocol", bound="PickingProtocol")
 
 
 @dataclass(frozen=True)
-class PickingProtocol:
+class PickingProtocol(ABC):
     """How every cell is trained, as far as all studies have it."""
 
     policy: str = "default"
@@ -77,9 +78,9 @@ class PickingProtocol:
         changed = {"candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
         return FlexConfig.from_dict({**base.to_dict(), **changed})
 
+    @abstractmethod
     def epochs_of(self, dataset: str) -> int:
         """Passes over a data set."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version."""
