@@ -1,10 +1,11 @@
 """The networks that are compared: CIFAR ResNets whose blocks have one activation or another.
 
 Every method changes the activations of the blocks; the stem keeps its ReLU, so that "all layers" are the paper's: 8
-sites and 40 logits in ResNet-18, 16 and 80 in ResNet-34. A block's two calls of its activation share one.
+sites in ResNet-18 and 16 in ResNet-34, with five candidates 40 and 80 logits. A block's two calls of its activation
+share one.
 
 A fixed activation, ReLU above all, runs through the same fused kernels as what picks, as sites that are committed to it
-from the start: two methods then differ in what they pick and in nothing else.
+from the start.
 """
 
 from __future__ import annotations
