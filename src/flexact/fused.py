@@ -121,7 +121,7 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
         running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
         if not norm.training:
-            return Norm(running[0].float(), (running[1].float() + norm.eps).rsqrt(), norm.weight, norm.bias)
+            moments = torch.stack([running[0].float(), (running[1].float() + norm.eps).rsqrt()])
+            return Norm(moments, norm.weight, norm.bias)
     tracked = running if norm.training and norm.track_running_stats else None
-    mean, rstd = triton_ops.moments(y.detach(), tracked, norm.momentum, norm.eps).unbind()
-    return Norm(mean, rstd, norm.weight, norm.bias)
+    return Norm(triton_ops.moments(y.detach(), tracked, norm.momentum, norm.eps), norm.weight, norm.bias)

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
+from flexact.ops.launching import Launch
 
 class Card:
     def get_current_target(self):
@@ -29,16 +30,17 @@ class Card:
 triton.runtime.driver.set_active(Card())
 built = []
 
-def build(kernel, grid, arguments, constants, warps):
+def build(launch, *tensors):
+    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
     names = kernel.arg_names[len(arguments):]
-    constants = [name == "FAST" or value for name, value in zip(names, constants, strict=True)]  # as on a card
-    compiled = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a card
+    compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
     built.append((kernel, len(compiled.asm["cubin"])))
 
-routed.launch = batch_norm.launch = build
+Launch.__call__ = build
 
 def norm():
-    return batch_norm.Norm(*(torch.rand(6) for _ in range(4)))
+    return batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
 
 names = tuple(_FORMS)
 every, few = blend(names, tuple(range(len(names)))), blend(names, (0, 3))
