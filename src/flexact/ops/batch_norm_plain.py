@@ -10,7 +10,7 @@ from flexact.ops.batch_norm import Norm, Running
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
-    variance, mean = torch.var_mean(y.float(), dim=(0, 2, 3), unbiased=False)
+    variance, mean = torch.var_mean(y.detach().float(), dim=(0, 2, 3), unbiased=False)
     if running is not None:
         running_mean, running_var, batches = running
         batches.add_(1)

@@ -17,7 +17,7 @@ from flexact.ops.batch_norm import Norm, Running
 from flexact.ops.guarded import Blending, Normalising
 from flexact.ops.launching import is_traced
 
-__all__ = ["Blending", "Normalising", "moments", "normalised", "routed"]
+__all__ = ["Blending", "Norm", "Normalising", "moments", "normalised", "routed"]
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
@@ -39,9 +39,10 @@ def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Bl
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel of y, (2, channels); the running statistics go on by one step."""
+    """The mean and 1/√(variance + ε) of each channel of y, (2, channels), without a graph; the running statistics go on
+    by one step."""
     if is_traced(y):
-        found: Tensor = triton_operators.batch_moments(y, *(running or (None, None, None)), momentum, eps)
+        found: Tensor = triton_operators.batch_moments(y.detach(), *(running or (None, None, None)), momentum, eps)
         return found
     return guarded.moments(y, running, momentum, eps)
 
