@@ -384,8 +384,10 @@ def _modules_of(model: nn.Module) -> Iterable[nn.Module]:
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
+        if module is None or module in found:
+            continue
+        found[module] = None
+        if module._modules:
             waiting.extend(reversed(module._modules.values()))
     return found
 

@@ -223,11 +223,13 @@ class Router:
             return joined.view(self.rows, self.k)
         return torch.cat([joined, joined.new_zeros(1)])[self._index]
 
-    @torch.inference_mode(False)
     def place(self) -> None:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
-        if self._device == self.device:
-            return
+        if self._device != self.device:
+            self._place()
+
+    @torch.inference_mode(False)
+    def _place(self) -> None:
         self._device, self._widths, self._alive = self.device, (), None
         self.gathered.clear()
         self.ready = self.current = False
