@@ -148,7 +148,8 @@ class FlexAct(nn.Module):
             router.refresh(self.training)
         if self.training:
             width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
-            if self.width != width:  # a module's attributes are quick to read and slow to set
+            # A module's attributes are quick to read and slow to set; but a compiler would hold the sizes to be constant.
+            if torch.compiler.is_compiling() or self.width != width:
                 self.width = width
             hard, p = self.config.forward == "hard", self._own(router.p)
             temperature, statistics = self.temperature, statistics_needed(self.config)
