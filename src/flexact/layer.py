@@ -148,7 +148,7 @@ class FlexAct(nn.Module):
             router.refresh(self.training)
         if self.training:
             width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
-            # A module's attributes are quick to read and slow to set; but a compiler would hold the sizes to be constant.
+            # A module's attributes are quick to read and slow to set; a compiler would then take the sizes as constant.
             if torch.compiler.is_compiling() or self.width != width:
                 self.width = width
             hard, p = self.config.forward == "hard", self._own(router.p)

@@ -285,7 +285,7 @@ def _forward(
 @triton.jit
 def _backward_sums(
     delta_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
-    weights_ptr, to_h_ptr, by_norm_ptr, by_norm, numel, outer, channels, inner, k,
+    weights_ptr, to_h_ptr, partials_ptr, by_norm, numel, outer, channels, inner, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
@@ -314,17 +314,17 @@ def _backward_sums(
         if RESIDUAL == _NORMALISED:
             with_r += gradient * (r * r_norm[1])
     for i in tl.static_range(len(sums)):
-        store_sum(by_norm_ptr + by_norm, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+        store_sum(partials_ptr + by_norm, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
     count: tl.constexpr = 3 if RESIDUAL == _NORMALISED else 2
-    store_sum(by_norm_ptr, total, 0, count, channel, inside, channels, LAST, True)
-    store_sum(by_norm_ptr, with_y, 1, count, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, total, 0, count, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, with_y, 1, count, channel, inside, channels, LAST, True)
     if RESIDUAL == _NORMALISED:
-        store_sum(by_norm_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
+        store_sum(partials_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
 
 
 @triton.jit(do_not_specialize=["alive", "parts", "routing_parts"])
 def _finish_backward(
-    by_norm_ptr, sums_ptr, probabilities_ptr, temperature_ptr, by_norm, alive,
+    partials_ptr, sums_ptr, probabilities_ptr, temperature_ptr, by_norm, alive,
     channels, parts, per_channel, rows, routing_parts, per_row, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -334,13 +334,13 @@ def _finish_backward(
     program = tl.program_id(0)
     if program < channels:
         for i in tl.static_range(COUNT):
-            total = add_up(by_norm_ptr, i, COUNT, program, channels, parts, per_channel, BLOCK)
+            total = add_up(partials_ptr, i, COUNT, program, channels, parts, per_channel, BLOCK)
             tl.store(sums_ptr + i * channels + program, total)
     else:
         row = program - channels
         found = ()
         for b in tl.static_range(len(BASIS)):
-            found = found + (add_up(by_norm_ptr + by_norm, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
+            found = found + (add_up(partials_ptr + by_norm, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
         to_logits_ptr = sums_ptr + COUNT * channels
         logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
 
