@@ -14,15 +14,16 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
+from flexact.ops.launching import Launch
 from flexact.studies.overhead.options import CANDIDATES
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -41,13 +42,14 @@ class Card:
         return 0
 
 
-def count(kernel: Any, grid: Any, arguments: Any, constants: Any, warps: int) -> None:
+def count(launch: Launch, *tensors: Tensor) -> None:
     """In the place of a launch: build, and count the instructions of the longest loop."""
+    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
     if "finish" in kernel.__name__:
         return
     names = kernel.arg_names[len(arguments) :]
-    constants = [name == "FAST" or value for name, value in zip(names, constants, strict=True)]  # as on a card
-    built = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a card
+    built = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
@@ -55,7 +57,7 @@ def count(kernel: Any, grid: Any, arguments: Any, constants: Any, warps: int) ->
         usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True)
     body = longest_loop(listing.stdout)
     sizes = dict(zip(names, constants, strict=True))
-    elements = sizes["BLOCK_A"] * sizes["BLOCK_J"] / (32 * warps)
+    elements = sizes["BLOCK_A"] * sizes["BLOCK_J"] / (32 * launch.warps)
     registers = re.search(r"REG:(\d+)", usage.stdout)
     special = sum("MUFU" in line for line in body) / elements
     print(
@@ -86,13 +88,13 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=5, choices=range(2, len(_FORMS) + 1), metavar="K")
     keys = CANDIDATES[: parser.parse_args().candidates]
     triton.runtime.driver.set_active(Card())
-    routed.launch = batch_norm.launch = count
+    Launch.__call__ = count  # type: ignore[method-assign]
     parts, p, half = blend(keys, tuple(range(len(keys)))), torch.rand(1, len(keys)), torch.tensor(0.5)
     h = torch.empty(2**20, dtype=torch.bfloat16)
     routed.forward(h, p, parts, 1, 1)
     routed.backward(h, h, p, p, half, parts, 1, True)
     y = torch.empty(128, 64, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    norm = batch_norm.Norm(*(torch.rand(64) for _ in range(4)))
+    norm = batch_norm.Norm(torch.rand(2, 64), torch.rand(64), torch.rand(64))
     batch_norm.moments(y, None, 0.1, 1e-5)
     batch_norm.forward(y, norm, None, None, p, parts, 1)
     batch_norm.backward(y, y, norm, None, None, p, p, half, parts, True, True)

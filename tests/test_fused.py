@@ -125,6 +125,18 @@ def test_three_steps_of_sgd(granularity: Any, layout: str, device: torch.device,
         assert ours.width == theirs.width
 
 
+def test_a_norm_whose_tensors_are_ordinary_attributes(device: torch.device, fused_calls: list[int]) -> None:
+    """As FSDP and DataParallel leave them."""
+    model = network(device)
+    expected = model(images(device))
+    for norm in (model.norm1, model.norm2, model.shortcut_norm):
+        for name, parameter in list(norm.named_parameters()):
+            delattr(norm, name)
+            setattr(norm, name, parameter.detach().clone())
+    torch.testing.assert_close(model(images(device)), expected)
+    assert len(fused_calls) == 4
+
+
 @pytest.mark.parametrize(
     "norm",
     [{"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.1, "momentum": 0.5}],

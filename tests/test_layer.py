@@ -525,6 +525,16 @@ def test_a_converted_model_travels_with_its_router(how: str) -> None:
     assert torch.equal(other(x), model(x))
 
 
+def test_sites_are_found_in_the_order_of_the_modules() -> None:
+    shared, one, two = FlexAct(), FlexAct(), FlexAct()
+    inner = nn.Sequential(one, nn.Sequential(shared, nn.Linear(2, 2)))
+    inner.register_module("nothing", None)
+    model = nn.Sequential(inner, shared, nn.ModuleDict({"two": two, "inner": inner}))
+    assert (
+        sites_of(model) == [module for module in model.modules() if isinstance(module, FlexAct)] == [one, shared, two]
+    )
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_state_dict_round_trip(committed: bool) -> None:
     h, site = torch.randn(20), site_with(noise=0.0)

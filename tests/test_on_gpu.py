@@ -228,16 +228,24 @@ def one_call(h: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexact.ops import launching
+    from flexact.ops import tiles
+    from flexact.ops.launching import Launch
 
-    monkeypatch.setattr(launching, "_built", {})
+    built: list[Launch] = []
+    build = Launch._build
+
+    def counted(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        built.append(launch)
+        return build(launch, tensors)
+
+    tiles._flat.cache_clear()
+    monkeypatch.setattr(Launch, "_build", counted)
     torch.manual_seed(0)
     memory = torch.randn(4097, device=CARD)
     first = one_call(memory[:4096])
-    kinds = len(launching._built)
-    assert kinds == 4  # forward and backward, and what adds up their sums
+    assert len(built) == 4  # forward and backward, and what adds up their sums
     again = one_call(memory[:4096])
-    assert len(launching._built) == kinds
+    assert len(built) == 4
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     for h in (memory[1:], memory[:1], memory[:4095], memory[1:].view(64, 64).t()):  # another address, other sizes
         ours = one_call(h)

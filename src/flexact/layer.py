@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -147,7 +147,10 @@ class FlexAct(nn.Module):
         if router.standalone or not router.current:
             router.refresh(self.training)
         if self.training:
-            self.width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
+            width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
+            # A module's attributes are quick to read and slow to set; a compiler would then take the sizes as constant.
+            if torch.compiler.is_compiling() or self.width != width:
+                self.width = width
             hard, p = self.config.forward == "hard", self._own(router.p)
             temperature, statistics = self.temperature, statistics_needed(self.config)
         else:
@@ -166,7 +169,7 @@ class FlexAct(nn.Module):
 
     def _own(self, table: Tensor) -> Tensor:
         """This site's part of one of the router's tables."""
-        own = table.narrow(0, self.first_row, self.rows)
+        own = table[self.first_row : self.first_row + self.rows]
         return own if self.k == table.shape[1] else own[:, : self.k]
 
     @property
@@ -232,7 +235,9 @@ class FlexAct(nn.Module):
 
     def notice_copied_buffers(self) -> None:
         """Bring the site up to date where something wrote into its buffers, as an average of weights does."""
-        if self._alive_version == _version(self.dropped_at) or self.dropped_at.is_meta or is_wrapped(self.dropped_at):
+        dropped_at = self._buffers["dropped_at"]
+        assert dropped_at is not None
+        if self._alive_version == _version(dropped_at) or dropped_at.is_meta or is_wrapped(dropped_at):
             return
         self.check_buffers()
         self.update_alive()
@@ -366,9 +371,26 @@ def sites_of(model: nn.Module) -> list[FlexAct]:
     """The sites of a model, each once, in depth order as far as it is known."""
     if not isinstance(model, nn.Module):
         raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
-    found = [module for module in model.modules() if isinstance(module, FlexAct)]
-    order = {id(site): place for router in routers_of(found) for place, site in enumerate(router.sites)}
-    return sorted(found, key=lambda site: order[id(site)]) if len(routers_of(found)) == 1 else found
+    found = [module for module in _modules_of(model) if isinstance(module, FlexAct)]
+    routers = routers_of(found)
+    if len(routers) != 1:
+        return found
+    order = {id(site): place for place, site in enumerate(routers[0].sites)}
+    return sorted(found, key=lambda site: order[id(site)])
+
+
+def _modules_of(model: nn.Module) -> Iterable[nn.Module]:
+    """`model.modules()`, in the same order, in a fraction of the time: a step asks for its sites."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in found:
+            continue
+        found[module] = None
+        if module._modules:
+            waiting.extend(reversed(module._modules.values()))
+    return found
 
 
 def routers_of(sites: list[FlexAct]) -> list[Router]:

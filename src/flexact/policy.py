@@ -59,24 +59,24 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
 
     The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
-    if not router.ready or all(site.logits.grad is None for site in router.sites):
+    every = [site.logits for site in router.sites]
+    if not router.ready or all(logits.grad is None for logits in every):
         return
     running.to(router.device)
     with torch.no_grad():
         changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
         router.gathered.clear()  # this step's are used up
-        sites = zip(router.sites, changes, strict=True)
         held = [
-            (local(site.logits), local(site.logits.grad), own_part(own, site.logits))
-            for site, own in sites
-            if site.logits.grad is not None
+            (local(logits), local(logits.grad), own_part(own, logits))
+            for logits, own in zip(every, changes, strict=True)
+            if logits.grad is not None
         ]
         if router.config.logit_step == "optimizer":
             torch._foreach_copy_([gradient for _, gradient, _ in held], [own for _, _, own in held])
             return
         torch._foreach_sub_([logits for logits, _, _ in held], [own for _, _, own in held])
-        for site in router.sites:
-            site.logits.grad = None
+        for logits in every:
+            logits.grad = None
 
 
 def _changes(

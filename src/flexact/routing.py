@@ -127,8 +127,13 @@ class Router:
     def _draw(self, again: int) -> None:
         """Make the first draw of this step, or a further one."""
         self._again = again
-        if self.config.noise != 0:
-            self.noise.copy_(self._drawn())  # in place: a captured CUDA graph reads this memory
+        if self.config.noise == 0:
+            return
+        drawn = self._drawn()
+        # Pinned, so that the host need not wait for the device; not while a graph is captured, which would keep it.
+        pinned = self.noise.is_cuda and not torch.cuda.is_current_stream_capturing()
+        # In place: a captured CUDA graph reads this memory.
+        self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
     def set_alpha(self, alpha: float) -> None:
         """The correction's weight from now on."""
@@ -149,14 +154,15 @@ class Router:
 
     def flat_logits(self) -> list[Tensor]:
         """Each site's logits, whole."""
-        for site in self.sites:
-            if site.logits.dtype in (torch.float16, torch.bfloat16):
+        every = [site.logits for site in self.sites]
+        for site, logits in zip(self.sites, every, strict=True):
+            if logits.dtype in (torch.float16, torch.bfloat16):
                 raise FlexActError(
-                    f"the logits of {site.name or 'FlexAct'} are in {site.logits.dtype}, and must stay in float32. "
+                    f"the logits of {site.name or 'FlexAct'} are in {logits.dtype}, and must stay in float32. "
                     "Where fully_shard has a mixed-precision policy, shard each FlexAct site by itself first, without "
                     "one: fully_shard(site)."
                 )
-        return [whole(site.logits) for site in self.sites]
+        return [whole(logits) for logits in every]
 
     def alive(self) -> Tensor:
         """Who is still in, as (rows, K); padding is not. Kept until a site says that it changed."""
@@ -204,8 +210,11 @@ class Router:
 
     def gradients(self) -> list[Tensor]:
         """The sites' own logit gradients; zeros that must not be written to where there is none."""
-        zeros = self._zeros
-        return [zeros[: s.rows * s.k] if s.logits.grad is None else whole(s.logits.grad) for s in self.sites]
+        gradients = [site.logits.grad for site in self.sites]
+        return [
+            self._zeros[: site.rows * site.k] if gradient is None else whole(gradient)
+            for site, gradient in zip(self.sites, gradients, strict=True)
+        ]
 
     def table(self, flat: list[Tensor]) -> Tensor:
         """The sites' own flat tensors as one (rows, K) table, padded with 0."""
@@ -214,11 +223,13 @@ class Router:
             return joined.view(self.rows, self.k)
         return torch.cat([joined, joined.new_zeros(1)])[self._index]
 
-    @torch.inference_mode(False)
     def place(self) -> None:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
-        if self._device == self.device:
-            return
+        if self._device != self.device:
+            self._place()
+
+    @torch.inference_mode(False)
+    def _place(self) -> None:
         self._device, self._widths, self._alive = self.device, (), None
         self.gathered.clear()
         self.ready = self.current = False

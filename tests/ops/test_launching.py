@@ -6,8 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from flexact.ops import tiles
+from flexact.ops.launching import Launch
+from flexact.ops.tiles import FLAT, Tiles
 
 BUILD = """
 import torch, triton
@@ -15,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
+from flexact.ops.launching import Launch
 
 class Card:
     def get_current_target(self):
@@ -29,16 +36,17 @@ class Card:
 triton.runtime.driver.set_active(Card())
 built = []
 
-def build(kernel, grid, arguments, constants, warps):
+def build(launch, *tensors):
+    kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
     names = kernel.arg_names[len(arguments):]
-    constants = [name == "FAST" or value for name, value in zip(names, constants, strict=True)]  # as on a card
-    compiled = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
+    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a card
+    compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
     built.append((kernel, len(compiled.asm["cubin"])))
 
-routed.launch = batch_norm.launch = build
+Launch.__call__ = build
 
 def norm():
-    return batch_norm.Norm(*(torch.rand(6) for _ in range(4)))
+    return batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
 
 names = tuple(_FORMS)
 every, few = blend(names, tuple(range(len(names)))), blend(names, (0, 3))
@@ -61,3 +69,58 @@ def test_every_kernel_builds_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True)
+
+
+class Kernel(Launch):
+    """A kernel of which there is nothing but its launches."""
+
+    def __init__(self) -> None:
+        super().__init__(None, (3, 2), (7, 0.5), (True,), 4)
+        self._interpreted = False
+        self.builds = 0
+        self.runs: list[tuple[Any, ...]] = []
+
+    def _build(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        self.builds += 1
+
+        def run(*arguments: Any) -> None:
+            self.runs.append(arguments)
+
+        return run, (3, 2, 1), lambda device: "the stream", "the function", "the metadata"
+
+
+def test_a_kernel_is_built_once_and_then_run_with_addresses() -> None:
+    kernel, one, other = Kernel(), torch.zeros(8), torch.zeros(8, dtype=torch.int64)
+    kernel(one, other)
+    assert (kernel.builds, kernel.runs) == (1, [])
+    kernel(one, other)
+    kernel(torch.zeros(8), other)
+    assert kernel.builds == 1
+    first = (3, 2, 1, "the stream", "the function", "the metadata", None, None, None)
+    assert kernel.runs[0] == (*first, one.data_ptr(), other.data_ptr(), 7, 0.5, True)
+
+
+def test_a_kernel_is_built_anew_for_what_triton_specialises_it_on() -> None:
+    kernel, memory = Kernel(), torch.zeros(16)
+    aligned = memory[(-memory.data_ptr() % 16) // 4 :]
+    kinds = [(aligned, aligned), (aligned[1:], aligned), (aligned, aligned[1:]), (aligned, aligned.double())]
+    for kind in kinds * 2:
+        kernel(*kind)
+    assert kernel.builds == len(kernel.runs) == len(kinds)
+
+
+def test_a_plan_is_made_once_for_tiles_and_choices() -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def make(walk: Tiles, *choices: Any) -> int:
+        made.append(choices)
+        return len(made)
+
+    one, same, other = (tiles.flat(torch.zeros(size), FLAT) for size in (5, 5, 6))
+    assert [walk.plan(make, choice) for walk in (one, same, other) for choice in (1, 2, 1)] == [1, 2, 1] * 2 + [3, 4, 3]
+
+
+def test_a_plan_for_sizes_that_have_no_hash_is_not_kept() -> None:
+    walk = tiles.flat(torch.zeros(5), FLAT)
+    symbol: list[int] = []  # no hash either
+    assert walk.plan(lambda _, size: [size], symbol) is not walk.plan(lambda _, size: [size], symbol)

@@ -26,6 +26,7 @@ import flexact
 from flexact import FlexAct, FlexConfig, gathering, policy
 from flexact.layer import bind
 from flexact.ops import kernels, policy_kernels
+from flexact.ops.launching import Launch
 from flexact.pace import RunningGradient
 from flexact.studies.overhead import launches
 
@@ -331,7 +332,7 @@ def test_plain_torch_is_what_the_compiler_sees(device: torch.device) -> None:
         sites.router.refresh(training=True)
         return sites.router.p
 
-    with mock.patch.object(policy_kernels, "launch", launched):
+    with mock.patch.object(Launch, "__call__", launched):
         assert_alike([drawn()], [expected])
     launched.assert_not_called()
 
@@ -358,7 +359,7 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
     """Kernels on a card; without one, torch's operators and the kernels that would be launched between them."""
     if device.type == "cuda":
         return launches.count(run, device)
-    with mock.patch.object(policy_kernels, "launch") as launch:
+    with mock.patch.object(Launch, "__call__") as launch:
         return launches.count(run, device) + launch.call_count
 
 
@@ -428,6 +429,8 @@ import torch, triton
 from itertools import product
 from triton.backends.compiler import GPUTarget
 from flexact.ops import policy_kernels
+from flexact.ops.launching import Launch
+from flexact.ops.launching import Launch
 from flexact.ops.policy_kernels import Rule
 
 class Card:
@@ -443,11 +446,12 @@ class Card:
 triton.runtime.driver.set_active(Card())
 built = []
 
-def build(kernel, grid, arguments, constants, warps):
-    compiled = kernel.warmup(*arguments, *constants, grid=grid, num_warps=warps)
-    built.append((kernel.fn.__name__, len(compiled.asm["cubin"])))
+def build(launch, *tensors):
+    arguments = (*tensors, *launch.numbers, *launch.constants)
+    compiled = launch.kernel.warmup(*arguments, grid=launch.grid, num_warps=launch.warps)
+    built.append((launch.kernel.fn.__name__, len(compiled.asm["cubin"])))
 
-policy_kernels.launch = build
+Launch.__call__ = build
 rows, k = 17, 5
 table, numbers, one = torch.zeros(rows, k), torch.zeros(rows, 3, dtype=torch.long), torch.ones(())
 running = (table, torch.zeros(rows, 1), torch.zeros(rows, 2))

@@ -60,9 +60,9 @@ _FORMS: dict[str, dict[int, float]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Blend:
-    """A set of candidates as the kernels take it.
+    """A set of candidates as the kernels take it; `blend` makes each once, so that identity tells them apart.
 
     A kernel is built for a basis, not for the candidates that are in: most sites that dropped different ones share it.
     """
@@ -74,10 +74,14 @@ class Blend:
     alive: int
     """A bit for each candidate that is still in; the weights of others are 0."""
 
-    def constants(self, h: Tensor) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...], bool]:
-        """For an input h, in the order in which every kernel takes them; in half precision the card's own
-        approximations will do."""
-        return self.basis, self.forms, h.element_size() == 2 and h.is_cuda
+    def constants(self, fast: bool) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...], bool]:
+        """In the order in which every kernel takes them."""
+        return self.basis, self.forms, fast
+
+
+def is_fast(h: Tensor) -> bool:
+    """Whether the card's own approximations will do for an input: in half precision."""
+    return h.is_cuda and h.element_size() == 2
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from flexact.ops.batch_norm import Norm, Running
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
-    variance, mean = torch.var_mean(y.float(), dim=(0, 2, 3), unbiased=False)
+    variance, mean = torch.var_mean(y.detach().float(), dim=(0, 2, 3), unbiased=False)
     if running is not None:
         running_mean, running_var, batches = running
         batches.add_(1)
@@ -31,20 +31,21 @@ def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm
 
 def backward(
     to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Gradients to y, to the residual, and to bias, weight and the residual's weight, as in `batch_norm.backward`."""
     to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
     if residual is None:
-        return to_y, y.new_empty(0), torch.stack([to_bias, to_weight])
+        return to_y, None, [to_bias, to_weight]
     if residual_norm is None:
-        return to_y, to_h, torch.stack([to_bias, to_weight])
+        return to_y, to_h, [to_bias, to_weight]
     to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
-    return to_y, to_residual, torch.stack([to_bias, to_weight, to_residual_weight])
+    return to_y, to_residual, [to_bias, to_weight, to_residual_weight]
 
 
 def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """(y − mean)·rstd, and the norm's output, in float32."""
-    normal = (y.float() - _by_channel(norm.mean)) * _by_channel(norm.rstd)
+    mean, rstd = norm.moments
+    normal = (y.float() - _by_channel(mean)) * _by_channel(rstd)
     if norm.weight is None or norm.bias is None:
         return normal, normal
     return normal, normal * _by_channel(norm.weight) + _by_channel(norm.bias)
@@ -57,7 +58,8 @@ def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tu
     if batch_statistics:
         elements = y.numel() // y.shape[1]
         gradient = gradient - (_by_channel(to_bias) + normal * _by_channel(to_weight)) / elements
-    scale = norm.rstd if norm.weight is None else norm.rstd * norm.weight.float()
+    rstd = norm.moments[1]
+    scale = rstd if norm.weight is None else rstd * norm.weight.float()
     return (gradient * _by_channel(scale)).to(y.dtype), to_weight, to_bias
 
 

@@ -19,8 +19,8 @@ from flexact.ops.launching import CannotBuild
 _CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
 Result = TypeVar("Result")
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-"""To y; to the residual; to bias, weight and the residual's weight; to the logits. See `batch_norm.backward`."""
+Gradients = tuple[Tensor, Tensor | None, Tensor]
+"""To y; to the residual; to all the rest, in one tensor. See `batch_norm.backward`."""
 
 
 class Blending(NamedTuple):
@@ -140,4 +140,5 @@ def _plain_normalised_backward(
     own, residual, other, batch_statistics = normalising
     h = batch_norm_plain.pre_activation(y, own, residual, other)
     to_h, to_logits = _plain_routed_backward(delta, h, blending, 1, need_logits)
-    return *batch_norm_plain.backward(to_h, y, own, residual, other, batch_statistics), to_logits
+    to_y, to_residual, sums = batch_norm_plain.backward(to_h, y, own, residual, other, batch_statistics)
+    return to_y, to_residual, torch.cat([*sums, to_logits])

@@ -93,7 +93,7 @@ def has_compiler() -> bool:
 
 def why_no_triton(device: torch.device) -> str:
     """Why Triton's kernels cannot run on a device's tensors; empty where they can."""
-    return _broken or _why_not_here(device, interpreting())
+    return _broken or _why_not_here(device, device.type != "cuda" and interpreting())
 
 
 @functools.cache

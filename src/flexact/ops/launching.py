@@ -1,7 +1,8 @@
 """Launching a Triton kernel with as little work for the host as can be.
 
 A step of a small network is bound by the host, and Triton's own way to a launch takes longer there than the kernel on
-the card. So a kernel that was built once is launched directly; what it was specialised on is the key it is found by.
+the card. So what stays the same from call to call is prepared once, as a `Launch`, and a kernel that was built once is
+run directly. What it was specialised on, beside what its launch has, is the key it is found by.
 """
 
 from __future__ import annotations
@@ -11,46 +12,56 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import wrap_triton
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-_built: dict[tuple[Any, ...], Any] = {}
 
 
 class CannotBuild(Exception):
     """A kernel does not build on this machine; the cause says why."""
 
 
-def launch(
-    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int
-) -> None:
-    """Run a kernel with these arguments, tensors before numbers, and these compile-time constants behind them."""
-    if not isinstance(kernel, JITFunction):  # Triton's interpreter
-        kernel[grid](*arguments, *constants)
-        return
-    if is_traced(arguments[0]):
-        wrap_triton(kernel)[grid](*arguments, *constants, num_warps=warps)
-        return
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    numbers = arguments[len(tensors) :]
-    types = tuple([tensor.dtype for tensor in tensors])
-    aligned = tuple([address % 16 == 0 for address in addresses])
-    key = (id(kernel), tensors[0].device.index, warps, aligned, types, numbers, constants)
-    built = _built.get(key)
-    if built is None:
-        _built[key] = _build(kernel, grid, (*arguments, *constants), warps)
-    else:  # addresses instead of tensors: Triton would ask the driver about each of them
-        built[(*grid, 1, 1)[:3]](*addresses, *numbers, *constants)
+class Launch:
+    """A kernel with all that it takes but its tensors: its grid, the numbers behind the tensors, and the compile-time
+    constants behind these. Called with the tensors, it runs."""
 
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
+        self._interpreted = not isinstance(kernel, JITFunction)
+        self._behind = (*numbers, *constants)
+        self._built: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
-def _build(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], warps: int) -> Any:
-    """Build a kernel, and launch it for the first time. Triton's compiler fails with errors of many types."""
-    try:
-        return kernel[grid](*arguments, num_warps=warps)
-    except Exception as error:
-        if "CUDA" in str(error) or "out of memory" in str(error):  # of an earlier launch, or of the card
-            raise
-        raise CannotBuild(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
+    def __call__(self, *tensors: Tensor) -> None:
+        if self._interpreted:
+            self.kernel[self.grid](*tensors, *self._behind)
+            return
+        first = tensors[0]
+        if is_traced(first):
+            wrap_triton(self.kernel)[self.grid](*tensors, *self._behind, num_warps=self.warps)
+            return
+        device = first.get_device()
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (device, *[tensor.dtype for tensor in tensors], *[address % 16 == 0 for address in addresses])
+        built = self._built.get(key)
+        if built is None:
+            self._built[key] = self._build(tensors)
+            return
+        # As Triton's own launch does it, without the hooks of its profiler; with addresses instead of tensors, since it
+        # would ask the driver about each of those.
+        run, grid, stream_of, function, metadata = built
+        run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._behind)
+
+    def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """Build the kernel, and run it for the first time. Triton's compiler fails with errors of many types."""
+        try:
+            built = self.kernel[self.grid](*tensors, *self._behind, num_warps=self.warps)
+        except Exception as error:
+            if "CUDA" in str(error) or "out of memory" in str(error):  # of an earlier launch, or of the card
+                raise
+            raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
+        grid = (*self.grid, 1, 1)[:3]
+        return built.run, grid, driver.active.get_current_stream, built.function, built.packed_metadata
 
 
 def is_traced(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ No sum goes over rows, so a program needs nothing from the others.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.launching import is_traced, launch
+from flexact.ops.launching import Launch, is_traced
 from flexact.ops.triton import MOST_CANDIDATES
 
 _ROWS = 8
@@ -86,8 +87,7 @@ def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[
     values: all logits, then a temperature a site. alive, noise: (rows, K).
     """
     pi, p = torch.empty_like(noise), torch.empty_like(noise)
-    rows, k = noise.shape
-    launch(_draw, _grid(rows), (values, layout, alive, noise, pi, p, rows, k), (_ROWS,), _WARPS)
+    _draw_launch(*noise.shape)(values, layout, alive, noise, pi, p)
     return pi, p
 
 
@@ -104,16 +104,21 @@ def direction(
     running: the mean (rows, K), the square (rows, 1), and the weights of both (rows, 2).
     q: (rows, K), what the KL acts on. width: (rows, 1). alpha, step_size: scalars.
     """
-    rows, k = alive.shape
     found = values.new_empty(size)
-    tensors = (values, layout, calls, alive, *running, q, width, alpha, step_size, found)
-    arguments = (*tensors, rows, k, calls.shape[1] - 3, *rule.numbers)
-    launch(_direction, _grid(rows), arguments, (*rule.constants, _ROWS), _WARPS)
+    launch = _direction_launch(*alive.shape, calls.shape[1] - 3, rule)
+    launch(values, layout, calls, alive, *running, q, width, alpha, step_size, found)
     return found
 
 
-def _grid(rows: int) -> tuple[int]:
-    return (triton.cdiv(rows, _ROWS),)
+@functools.lru_cache(maxsize=128)
+def _draw_launch(rows: int, k: int) -> Launch:
+    return Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS)
+
+
+@functools.lru_cache(maxsize=128)
+def _direction_launch(rows: int, k: int, most: int, rule: Rule) -> Launch:
+    numbers = (rows, k, most, *rule.numbers)
+    return Launch(_direction, (triton.cdiv(rows, _ROWS),), numbers, (*rule.constants, _ROWS), _WARPS)
 
 
 @triton.jit

@@ -8,8 +8,10 @@ and every so-manieth tile of rows, and leaves partial sums behind, which are add
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -18,10 +20,12 @@ from torch import Tensor
 
 WARPS = 4
 
+Plan = TypeVar("Plan")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Cut:
-    """How a tensor is cut up."""
+    """How a tensor is cut up; there are the few below, known by identity."""
 
     tile: int
     """Elements a tile."""
@@ -38,7 +42,7 @@ MANY_SUMS = Cut(1024, 132 * 2)
 MOMENTS = Cut(2048, 132 * 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiles:
     """How one tensor is walked over. By channel, sums are kept apart for each channel."""
 
@@ -51,6 +55,17 @@ class Tiles:
     block_a: int
     block_j: int
     programs: int
+    _plans: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+
+    def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
+        """What is prepared for walks like this one: `make` of these tiles and choices, made once."""
+        try:
+            found: Plan | None = self._plans.get((make, choices))
+        except TypeError:  # a compiler's symbol has no hash
+            return make(self, *choices)
+        if found is None:
+            found = self._plans[make, choices] = make(self, *choices)
+        return found
 
     @cached_property
     def columns(self) -> int:
@@ -75,10 +90,9 @@ class Tiles:
         whole = self.outer * self.channels * self.inner == self.numel
         return whole and self.outer % self.block_a == 0 and width % self.block_j == 0
 
-    def partials(self, h: Tensor, count: int) -> Tensor:
-        """Room for `count` partial sums of every program, and of every channel of it."""
-        width = self.channels if self.last else self.columns
-        return h.new_empty((self.splits, width, count), dtype=torch.float32)
+    def room(self, count: int) -> int:
+        """Numbers in `count` partial sums of every program, and of every channel of it."""
+        return self.splits * (self.channels if self.last else self.columns) * count
 
     def parts(self, rows: int) -> tuple[int, int]:
         """Of how many parts a row's sum consists: (parts, per_row), as `add_up` takes them."""

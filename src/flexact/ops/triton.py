@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.basis import Blend, coefficients, slope, value
+from flexact.ops.basis import Blend, coefficients, is_fast, slope, value
 from flexact.ops.basis_parts import LINEAR
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
-from flexact.ops.launching import launch
+from flexact.ops.launching import Launch
 from flexact.ops.tiles import (
     FEW_SUMS,
     FLAT,
@@ -51,11 +51,10 @@ def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statisti
     if h.numel() == 0:
         return x, weights.new_zeros((2, rows, k) if statistics else 0)
     tiles = _tiles(h, rows, channel_dim, blend)
-    sums = statistics_constants(blend, statistics)
-    partials = tiles.partials(h, sums[0])
-    constants = (*blend.constants(h), *sums, rows > 1, *tiles.constants)
-    launch(_forward, tiles.grid, (h, weights, x, partials, *tiles.sizes, k), constants, WARPS)
-    return x, finish_statistics(partials, tiles, blend, statistics, rows, k)
+    sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, rows, k, is_fast(h))
+    partials = h.new_empty(room, dtype=torch.float32)
+    sweep(h, weights, x, partials)
+    return x, finished_statistics(finish, partials, rows, k)
 
 
 def backward(
@@ -76,15 +75,34 @@ def backward(
     if h.numel() == 0:
         return gradient, weights.new_zeros(rows * k if need_logits else 0)
     tiles = _tiles(h, rows, channel_dim, blend)
-    partials = tiles.partials(h, len(blend.basis) if need_logits else 0)
-    constants = (*blend.constants(h), need_logits, rows > 1, *tiles.constants)
-    launch(_backward, tiles.grid, (h, delta, weights, gradient, partials, *tiles.sizes, k), constants, WARPS)
+    sweep, finish, room = tiles.plan(_backward_plan, blend, need_logits, rows, k, is_fast(h))
+    partials = h.new_empty(room, dtype=torch.float32)
+    sweep(h, delta, weights, gradient, partials)
     to_logits = weights.new_empty(rows * k if need_logits else 0)
     if need_logits:
-        routing = (probabilities.contiguous(), temperature, to_logits, blend.alive)
-        arguments = (partials, *routing, rows, k, *tiles.parts(rows))
-        launch(_finish_gradient, (rows,), arguments, (*blend.constants(h), _FINISH_BLOCK), WARPS)
+        finish(partials, probabilities.contiguous(), temperature, to_logits)
     return gradient, to_logits
+
+
+def _forward_plan(
+    tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int, fast: bool
+) -> tuple[Launch, Launch | None, int]:
+    """The sweep, what adds up its partial sums, and how many these are."""
+    sums = statistics_constants(blend, statistics)
+    constants = (*blend.constants(fast), *sums, rows > 1, *tiles.constants)
+    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
+    return sweep, finish_statistics(tiles, blend, statistics, rows, k), tiles.room(sums[0])
+
+
+def _backward_plan(
+    tiles: Tiles, blend: Blend, need_logits: bool, rows: int, k: int, fast: bool
+) -> tuple[Launch, Launch, int]:
+    """The sweep, what adds up its partial sums, and how many these are."""
+    constants = (*blend.constants(fast), need_logits, rows > 1, *tiles.constants)
+    sweep = Launch(_backward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
+    numbers = (blend.alive, rows, k, *tiles.parts(rows))
+    finish = Launch(_finish_gradient, (rows,), numbers, (*blend.constants(fast), _FINISH_BLOCK), WARPS)
+    return sweep, finish, tiles.room(len(blend.basis) if need_logits else 0)
 
 
 def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
@@ -93,14 +111,21 @@ def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool
     return sensitivities * len(blend.basis) + deviations * len(blend.forms[0]), sensitivities, deviations
 
 
-def finish_statistics(partials: Tensor, tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Tensor:
-    """Add up a forward's partial sums into its statistics (2, rows, K); empty where none were asked for."""
+def finish_statistics(tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Launch | None:
+    """What adds up a forward's partial sums into its statistics; None where none were asked for."""
     if not statistics:
+        return None
+    numbers = (blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
+    constants = (*blend.constants(False), *statistics_constants(blend, statistics), _FINISH_BLOCK)
+    return Launch(_finish_statistics, (rows,), numbers, constants, WARPS)
+
+
+def finished_statistics(finish: Launch | None, partials: Tensor, rows: int, k: int) -> Tensor:
+    """The statistics (2, rows, K) of a forward; empty where none were asked for."""
+    if finish is None:
         return partials.new_empty(0)
     gathered = partials.new_empty(2, rows, k)
-    arguments = (partials, gathered, blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
-    constants = (*blend.constants(partials), *statistics_constants(blend, statistics), _FINISH_BLOCK)
-    launch(_finish_statistics, (rows,), arguments, constants, WARPS)
+    finish(partials, gathered)
     return gathered
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.library import triton_op
 
 from flexact.ops import guarded
-from flexact.ops.batch_norm import Norm
+from flexact.ops.batch_norm import Norm, split_results
 from flexact.ops.guarded import Blending, Normalising
 
 _SEPARATOR = "\n"  # an operator takes one string, not several
@@ -30,7 +30,7 @@ def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Bl
         y,
         *own,
         residual,
-        *(other or (None,) * 4),
+        *(other or (None,) * 3),
         logits,
         *routing,
         _SEPARATOR.join(keys),
@@ -93,13 +93,11 @@ def routed_activation_backward(
 @triton_op("flexact::normalised_activation", mutates_args={})
 def normalised_activation(
     y: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    moments: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    residual_mean: Tensor | None,
-    residual_rstd: Tensor | None,
+    residual_moments: Tensor | None,
     residual_weight: Tensor | None,
     residual_bias: Tensor | None,
     logits: Tensor,
@@ -112,7 +110,7 @@ def normalised_activation(
     batch_statistics: bool,
 ) -> tuple[Tensor, Tensor]:
     """The routed activation of norm(y) + residual, and its statistics."""
-    norms = (mean, rstd, weight, bias), (residual_mean, residual_rstd, residual_weight, residual_bias)
+    norms = (moments, weight, bias), (residual_moments, residual_weight, residual_bias)
     normalising = _normalising(*norms, residual, batch_statistics)
     blending = _blending(weights, probabilities, temperature, keys, alive, statistics)
     return guarded.normalised_forward(y, normalising, blending)
@@ -122,13 +120,11 @@ def normalised_activation(
 def normalised_activation_backward(
     delta: Tensor,
     y: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    moments: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    residual_mean: Tensor | None,
-    residual_rstd: Tensor | None,
+    residual_moments: Tensor | None,
     residual_weight: Tensor | None,
     residual_bias: Tensor | None,
     weights: Tensor,
@@ -138,12 +134,13 @@ def normalised_activation_backward(
     alive: Sequence[int],
     batch_statistics: bool,
     need_logits: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Its gradients: see `batch_norm.backward`."""
-    norms = (mean, rstd, weight, bias), (residual_mean, residual_rstd, residual_weight, residual_bias)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients, as `batch_norm.backward` has them; to a residual that is not there, an empty one."""
+    norms = (moments, weight, bias), (residual_moments, residual_weight, residual_bias)
     normalising = _normalising(*norms, residual, batch_statistics)
     blending = _blending(weights, probabilities, temperature, keys, alive)
-    return guarded.normalised_backward(delta, y, normalising, blending, need_logits)
+    to_y, to_residual, results = guarded.normalised_backward(delta, y, normalising, blending, need_logits)
+    return to_y, y.new_empty(0) if to_residual is None else to_residual, results
 
 
 def _blending(
@@ -173,8 +170,8 @@ def _differentiate_routed(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Te
 
 
 _ARGUMENTS = (
-    *("y", "mean", "rstd", "weight", "bias"),
-    *("residual", "residual_mean", "residual_rstd", "residual_weight", "residual_bias", "logits"),
+    *("y", "moments", "weight", "bias"),
+    *("residual", "residual_moments", "residual_weight", "residual_bias", "logits"),
 )
 """The first ones of `normalised_activation`; seven others follow, which need no gradient."""
 
@@ -188,12 +185,13 @@ def _keep_normalised(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
 
 def _differentiate_normalised(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     needed = dict(zip(_ARGUMENTS, ctx.needs_input_grad[: len(_ARGUMENTS)], strict=True))
-    to_y, to_residual, sums, to_logits = normalised_activation_backward(
+    _, moments, _, _, _, residual_moments, *_ = ctx.saved_tensors
+    to_y, to_residual, results = normalised_activation_backward(
         delta, *ctx.saved_tensors, ctx.keys, ctx.alive, ctx.batch_statistics, needed["logits"]
     )
-    to_bias = sums[0]
-    found = {"y": to_y, "weight": sums[1], "bias": to_bias, "residual": to_residual, "logits": to_logits}
-    found |= {"residual_weight": sums[-1], "residual_bias": to_bias}
+    to_bias, to_weight, *rest = split_results(results, moments.shape[1], residual_moments is not None)
+    found = {"y": to_y, "weight": to_weight, "bias": to_bias, "residual": to_residual, "logits": rest[-1]}
+    found |= {"residual_weight": rest[0], "residual_bias": to_bias}
     return (*(found[name] if need else None for name, need in needed.items()), *(None,) * 7)
 
 

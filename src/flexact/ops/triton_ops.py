@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
-from flexact.ops import differentiable, guarded, triton_operators
+from flexact.ops import batch_norm, differentiable, guarded, triton_operators
 from flexact.ops.batch_norm import Norm, Running
 from flexact.ops.guarded import Blending, Normalising
 from flexact.ops.launching import is_traced
 
-__all__ = ["Blending", "Normalising", "moments", "normalised", "routed"]
+__all__ = ["Blending", "Norm", "Normalising", "moments", "normalised", "routed"]
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
@@ -39,9 +39,10 @@ def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Bl
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel of y, (2, channels); the running statistics go on by one step."""
+    """The mean and 1/√(variance + ε) of each channel of y, (2, channels), without a graph; the running statistics go on
+    by one step."""
     if is_traced(y):
-        found: Tensor = triton_operators.batch_moments(y, *(running or (None, None, None)), momentum, eps)
+        found: Tensor = triton_operators.batch_moments(y.detach(), *(running or (None, None, None)), momentum, eps)
         return found
     return guarded.moments(y, running, momentum, eps)
 
@@ -86,9 +87,8 @@ class _Normalised(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         own, _, other, ctx.batch_statistics = normalising
         ctx.keys, ctx.alive = blending.keys, blending.alive
-        moments = (own.mean, own.rstd, *((None, None) if other is None else (other.mean, other.rstd)))
-        affine = (weight, bias, residual_weight, residual_bias)
-        ctx.save_for_backward(y, residual, *affine, *moments, *blending[:3])
+        norms = (own.moments, weight, bias, None if other is None else other.moments, residual_weight, residual_bias)
+        ctx.save_for_backward(y, residual, *norms, *blending[:3])
         ctx.set_materialize_grads(False)  # the statistics get none
         x, gathered = guarded.normalised_forward(y, normalising, blending)
         ctx.mark_non_differentiable(gathered)
@@ -103,23 +103,22 @@ class _Normalised(torch.autograd.Function):
                 "a site that runs in one go with its batch norm has no second derivative, which create_graph=True asks "
                 "for; convert without fuse=True."
             )
-        y, residual, weight, bias, residual_weight, residual_bias, mean, rstd, *rest = ctx.saved_tensors
-        residual_mean, residual_rstd, weights, probabilities, temperature = rest
-        own = Norm(mean, rstd, weight, bias)
-        other = None if residual_mean is None else Norm(residual_mean, residual_rstd, residual_weight, residual_bias)
-        normalising = Normalising(own, residual, other, ctx.batch_statistics)
+        y, residual, moments, weight, bias, residual_moments, residual_weight, residual_bias, *rest = ctx.saved_tensors
+        weights, probabilities, temperature = rest
+        other = None if residual_moments is None else Norm(residual_moments, residual_weight, residual_bias)
+        normalising = Normalising(Norm(moments, weight, bias), residual, other, ctx.batch_statistics)
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
         need = ctx.needs_input_grad
-        to_y, to_residual, sums, to_logits = guarded.normalised_backward(delta, y, normalising, blending, need[1])
-        to_bias = sums[0]  # one tensor for both: torch then copies it for the second
+        to_y, to_residual, results = guarded.normalised_backward(delta, y, normalising, blending, need[1])
+        to_bias, to_weight, *others = batch_norm.split_results(results, moments.shape[1], other is not None)
         return (
             to_y if need[0] else None,
-            to_logits if need[1] else None,
+            others[-1] if need[1] else None,
             to_residual if need[2] else None,
-            sums[1] if need[3] else None,
+            to_weight if need[3] else None,
             to_bias if need[4] else None,
-            sums[2] if need[5] else None,
-            to_bias if need[6] else None,
+            others[0] if need[5] else None,
+            to_bias if need[6] else None,  # the same tensor for both: torch then copies it for the second
             None,
             None,
         )
