@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, candidates
 from flexact.channel_picks import ChannelPicks
-from flexact.layer import sites_of
+from flexact.layer import bound_sites, sites_of
 from flexact.ops import reference
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -525,14 +525,11 @@ def test_a_converted_model_travels_with_its_router(how: str) -> None:
     assert torch.equal(other(x), model(x))
 
 
-def test_sites_are_found_in_the_order_of_the_modules() -> None:
-    shared, one, two = FlexAct(), FlexAct(), FlexAct()
-    inner = nn.Sequential(one, nn.Sequential(shared, nn.Linear(2, 2)))
-    inner.register_module("nothing", None)
-    model = nn.Sequential(inner, shared, nn.ModuleDict({"two": two, "inner": inner}))
-    assert (
-        sites_of(model) == [module for module in model.modules() if isinstance(module, FlexAct)] == [one, shared, two]
-    )
+def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    by_hand = nn.Sequential(FlexAct(), FlexAct())
+    for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
+        assert bound_sites(one) == sites_of(one)
 
 
 @pytest.mark.parametrize("committed", [False, True])

@@ -65,6 +65,25 @@ def test_temperature_follows_its_curve_from_the_warmup_to_the_commitment(
             schedule.step()
 
 
+def test_nothing_is_written_at_a_step_that_changes_nothing() -> None:
+    model = network()
+    schedule, temperature = Schedule(model, total_steps=1000), model[1].temperature
+    version = temperature._version
+    schedule.step()
+    assert temperature._version == version
+
+
+def test_what_somebody_else_wrote_is_written_again() -> None:
+    model = network()
+    schedule = Schedule(model, total_steps=1000)
+    with torch.no_grad():
+        model[1].temperature.fill_(3.0)
+    schedule.router.alpha.fill_(3.0)
+    schedule.step()
+    assert float(model[1].temperature) == schedule.config.temperature
+    assert float(schedule.router.alpha) == pytest.approx(schedule.config.alpha)
+
+
 @pytest.mark.parametrize("kind", ["falling", "constant"])
 def test_the_weight_of_the_correction_falls_linearly_to_the_commitment_or_stays(kind: str) -> None:
     config = FlexConfig(alpha=0.4, alpha_kind="absolute", alpha_schedule=kind, eliminate=False, commit_at=0.5)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flexact import corrections
 from flexact.config import FlexConfig
 from flexact.gathering import mean_over_ranks, rank_count
-from flexact.layer import routers_of, sites_of
+from flexact.layer import bound_sites, routers_of
 from flexact.pace import MEAN_DECAY, SQUARE_DECAY, RunningGradient
 from flexact.routing import Router, log_pi
 from flexact.sharding import is_sharded, local, own_part
@@ -32,14 +32,14 @@ def penalty(model: nn.Module) -> Tensor:
     >>> bool(flexact.penalty(act) > 0)
     True
     """
-    sites = sites_of(model)
+    sites = bound_sites(model)
     routers = [router for router in routers_of(sites) if _adds_to_loss(router.config) and router.ready]
     terms = [_penalty(router) for router in routers if not all(site.committed for site in router.sites)]
-    idle: list[Tensor] = [
-        site.logits for site in sites if site.committed and site.logits.requires_grad and not is_sharded(site.logits)
-    ]
-    if idle and torch.distributed.is_available() and torch.distributed.is_initialized():
-        terms.append(0 * torch.cat(idle).sum())  # DistributedDataParallel waits for a gradient of every parameter
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        committed = [site.logits for site in sites if site.committed and site.logits.requires_grad]
+        idle: list[Tensor] = [logits for logits in committed if not is_sharded(logits)]
+        if idle:
+            terms.append(0 * torch.cat(idle).sum())  # DistributedDataParallel waits for a gradient of every parameter
     if terms:
         return torch.stack(terms).sum()
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

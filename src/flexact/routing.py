@@ -135,11 +135,6 @@ class Router:
         # In place: a captured CUDA graph reads this memory.
         self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
-    def set_alpha(self, alpha: float) -> None:
-        """The correction's weight from now on."""
-        self.place()
-        self.alpha.fill_(alpha)
-
     def runs_fused(self) -> bool:
         """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones."""
         if torch.compiler.is_compiling() or kernels.active(self.device).name != "triton":

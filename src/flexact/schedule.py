@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct, bind, routers_of, sites_of
+from flexact.layer import FlexAct, bind, routers_of, sites_of, version_of
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.routing import Router
@@ -80,6 +80,7 @@ class Schedule:
         self._settled_after = _settled_after(sorted(self._steps_with_drops), self.config.settle)
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
+        self._written: tuple[tuple[float, ...], list[int]] | None = None
         self._apply()
         self._saw_optimizer = False
         self._hook: RemovableHandle | None = None
@@ -209,14 +210,24 @@ class Schedule:
         progress = min(max((self.steps_done - start) / (end - start), 0.0), 1.0)
         config = self.config
         temperature = annealed(config.anneal, config.temperature, config.final_temperature, progress)
+        step_size = config.pace / ((1 - config.settle) * self._round_steps) if self._moves else 0.0
+        alpha = config.alpha * (1 - progress) if config.alpha_schedule == "falling" else config.alpha
+        self._write(temperature, step_size, alpha)
+        self.router.go_to(self.steps_done)
+
+    def _write(self, temperature: float, step_size: float, alpha: float) -> None:
+        """In place, as the draw: a captured CUDA graph reads this memory. Nothing where it is all there already, and
+        nobody wrote to it since: each of these is a launch."""
+        self.router.place()
         temperatures = [site.temperature for site in self.router.sites]
+        held = [*temperatures, self._step_size, self.router.alpha]
+        if self._written == ((temperature, step_size, alpha), [version_of(one) for one in held]):
+            return
         torch._foreach_zero_(temperatures)
         torch._foreach_add_(temperatures, temperature)
-        # In place, as the temperature and the draw: a captured CUDA graph reads this memory.
-        self._step_size.fill_(config.pace / ((1 - config.settle) * self._round_steps) if self._moves else 0.0)
-        falling = config.alpha_schedule == "falling"
-        self.router.set_alpha(config.alpha * (1 - progress) if falling else config.alpha)
-        self.router.go_to(self.steps_done)
+        self._step_size.fill_(step_size)
+        self.router.alpha.fill_(alpha)
+        self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])
 
     def _drop(self) -> None:
         self._running.reset()  # what is left is another contest, with gradients of another size

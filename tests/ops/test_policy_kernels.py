@@ -399,7 +399,7 @@ def test_a_graph_of_both_reads_what_the_schedule_writes() -> None:
 
     def write(sites: Sites, step: int) -> None:
         sites.router.go_to(step)
-        sites.router.set_alpha(1.0 / step)
+        sites.router.alpha.fill_(1.0 / step)
         step_size.fill_(0.1 * step)
         for one in sites.sites:
             one.temperature.fill_(1.0 / step)
