@@ -6,18 +6,14 @@ the results.
 
 from __future__ import annotations
 
-import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import torch
 
 from flexact.errors import FlexActError
 from flexact.studies.grid.choices import Choices
@@ -29,7 +25,7 @@ from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, GridStudy
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance
+from flexact.studies.provenance import provenance, versions
 from flexact.studies.store import VERSION
 
 
@@ -87,17 +83,10 @@ def configuration(
         "grids": [] if grid is None else [grid.to_dict()],
         "protocol": protocol.to_dict(),
         "data": dict(data),
-        "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "commit": made["commit"],
         "date": made["date"],
     }
-
-
-def _own_version() -> str:
-    try:
-        return version("flexact")
-    except PackageNotFoundError:  # a source tree on the path
-        return ""
 
 
 class _Run:

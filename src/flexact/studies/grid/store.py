@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from flexact.errors import FlexActError
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy, Row
+from flexact.studies.provenance import SOURCE
 from flexact.studies.store import CONFIG, RESULTS, TABLE, differences, read_config, read_text, text
 from flexact.writing import write_whole
 
@@ -160,12 +161,19 @@ class Store(Generic[R]):
                 )
 
     def _decisive(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration without what decides nothing about the results, and without the digests of its data."""
+        """A configuration without what decides nothing about the results, and without the digests of its data.
+
+        Earlier versions wrote "" for that of a source tree.
+        """
         protocol = config.get("protocol")
         fields = protocol if isinstance(protocol, dict) else {}
         kept = {name: value for name, value in fields.items() if name not in self.study.operational}
         data = {name: value for name, value in _data(config).items() if name != DIGESTS}
-        return config | {"protocol": kept, "data": data}
+        versions = config.get("versions")
+        made = dict(versions) if isinstance(versions, dict) else {}
+        if made.get("flexact") == "":
+            made["flexact"] = SOURCE
+        return config | {"protocol": kept, "data": data, "versions": made}
 
     @property
     def _columns(self) -> tuple[str, ...]:
