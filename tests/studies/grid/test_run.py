@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -239,6 +240,32 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
 
 
 def test_one_cell_is_told_in_the_singular(go: Any) -> None:
+@pytest.mark.parametrize("flag", ["resume", "retry_failed"])
+def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_path: Path, flag: str) -> None:
+    with pytest.raises(FlexActError, match=r"holds no grid of .*Give its --out: --status, --resume"):
+        go(**{flag: True})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_with(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("flexact.studies.provenance.version", lacking)
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
+    known = store.config()
+    assert known["versions"]["flexact"] == "source"
+    old = known | {"versions": known["versions"] | {"flexact": ""}}
+    (store.folder / "config.json").write_text(json.dumps(old))
+    assert len(go(resume=True).results()) == 5
+    monkeypatch.undo()
+    monkeypatch.setattr("flexact.studies.provenance.version", lambda name: "1.0")
+    with pytest.raises(FlexActError, match=r"flexact: source → 1\.0"):
+        go(resume=True)
+
+
     alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
     with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
         go(alone, {"full": [alone.cells[0].name]})

@@ -55,9 +55,12 @@ def run(
     task_of: what it takes to run a cell in a folder of its own.
     sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
     """
+    goes_on = resume or retry_failed
+    if goes_on:
+        store.config()  # raises an error where there is no grid to go on with, before a folder is made
     with store.held():
         cells = store.study.asked(config if config["grids"] else store.config())
-        before = store.results() if resume or retry_failed else {}
+        before = store.results() if goes_on else {}
         left = [
             task_of(cell, store.cell_folder(cell).absolute())
             for cell in cells
@@ -66,7 +69,7 @@ def run(
         # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
         digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
         config = config | {"data": config["data"] | {DIGESTS: digests}}
-        store.open(config, resume or retry_failed, overwrite)
+        store.open(config, goes_on, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 

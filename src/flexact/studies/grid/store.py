@@ -93,7 +93,7 @@ class Store(Generic[R]):
         if found is None or found["study"] != self.study.name:
             raise FlexActError(
                 f"{self.folder} holds no grid of `flexact reproduce {self.study.name}`: it has no {CONFIG} of one. "
-                "Give its --out."
+                "Give its --out: --status, --resume and --retry-failed are for a grid that was begun."
             )
         return found
 

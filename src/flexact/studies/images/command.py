@@ -89,7 +89,8 @@ def cifar(
     if status:
         print_status(Store(out))
         return
-    before = begun(Store(out), resume or retry_failed)
+    store = Store(out)
+    before = begun(store, resume or retry_failed)
     chosen = given(
         datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
     )
@@ -120,7 +121,7 @@ def cifar(
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-    carry_out(begin, table_of, quiet)
+    carry_out(store, begin, table_of, quiet)
 
 
 def _epochs(budget: str | None) -> int | None:
