@@ -173,6 +173,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     with pytest.raises(FlexActError, match=r"holds no run of a study \(thesis.tex\)"):
         go(overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
 
 

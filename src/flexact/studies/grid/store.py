@@ -22,7 +22,7 @@ from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy, Row
 from flexact.studies.provenance import SOURCE
 from flexact.studies.store import CONFIG, RESULTS, TABLE, differences, read_config, read_text, text
-from flexact.writing import write_whole
+from flexact.writing import made_folder, write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
@@ -47,8 +47,7 @@ class Store(Generic[R]):
         if self.folder.exists() and not self.folder.is_dir():
             raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / LOCK):
+            with made_folder(self.folder), self._locked():
                 yield
         except Taken as taken:
             raise FlexActError(
@@ -57,6 +56,18 @@ class Store(Generic[R]):
             ) from None
         except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The folder's lock, whose file is not left in a folder that a refused grid did not get to write to."""
+        path = self.folder / LOCK
+        new = not path.exists()
+        with locked(path):
+            try:
+                yield
+            finally:
+                if new and not (self.folder / CONFIG).exists():
+                    path.unlink()
 
     def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
         """Prepare the folder for a grid of this configuration; call it while the folder is `held`."""
