@@ -73,7 +73,7 @@ def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> N
     [
         ({"methods": ("flexact-al",)}, "unknown method 'flexact-al'; did you mean 'flexact-all'"),
         ({"models": ("resnet19",)}, "unknown model 'resnet19'; did you mean 'resnet18'"),
-        ({"datasets": ("cifar1000",)}, "unknown dataset 'cifar1000'; did you mean 'cifar100'"),
+        ({"datasets": ("cifar1000",)}, "unknown data set 'cifar1000'; did you mean 'cifar100'"),
         ({"methods": ()}, "--methods names nothing"),
         ({"methods": ("relu", "relu")}, "repeated: relu"),
         ({"seeds": 0}, "--seeds must be a whole number from 1"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexact.cli import main
-from flexact.studies.images.protocol import Cell
+from flexact.studies.images.protocol import RECTIFIERS, Cell
 from flexact.studies.images.store import Store
 
 TIMED = ("seconds", "step_ms", "date")
@@ -111,19 +111,21 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     [
         (["--methods", "reluu"], "unknown method 'reluu'; did you mean 'relu'?"),
         (["--models", "resnet50"], "unknown model 'resnet50';"),
-        (["--datasets", "cifar11"], "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
+        (["--datasets", "cifar11"], "unknown data set 'cifar11'; did you mean 'cifar10'?"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
         (["--budget", "shrt"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "shrt", "--epochs", "3"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "short", "--epochs", "3"], "--budget short is 30 epochs and --epochs asks for 3; give one"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),
         (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
         (["--status"], "holds no grid"),
-    ],
-)
         (["--resume"], "holds no grid"),
         (["--resume", "--methods", "relu"], "holds no grid"),
         (["--retry-failed"], "holds no grid"),
+    ],
+)
 def test_bad_input_is_one_line_with_a_suggestion(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
