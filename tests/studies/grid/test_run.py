@@ -240,7 +240,6 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
     assert len(go().results()) == 4  # a lock ends with its process
 
 
-def test_one_cell_is_told_in_the_singular(go: Any) -> None:
 @pytest.mark.parametrize("flag", ["resume", "retry_failed"])
 def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_path: Path, flag: str) -> None:
     with pytest.raises(FlexActError, match=r"holds no grid of .*Give its --out: --status, --resume"):
@@ -267,6 +266,7 @@ def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_wit
         go(resume=True)
 
 
+def test_one_cell_is_told_in_the_singular(go: Any) -> None:
     alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
     with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
         go(alone, {"full": [alone.cells[0].name]})
@@ -278,7 +278,8 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
         raise FlexActError("there is no CIFAR-10 here")
 
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
-        run(TWO, Protocol(), tmp_path, tmp_path / "out", in_this_process, load=nothing)
+        run(TWO, Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
@@ -336,8 +337,12 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
         ("flexact-all", 2, "stopped"),
     ]
     shown = table(store)
+    about, _, header, rule = shown.splitlines()[:4]
+    assert "; 4 epochs; policy default; candidates relu, leaky_relu, gelu, silu; commit " in about
+    assert header.split("|")[-2].strip() == "where it stands"
+    assert [cell.strip().endswith(":") for cell in rule.split("|")[1:-1]] == [False] * 3 + [True] + [False] * 2
     assert "70.00 %" in shown
-    assert "the loss is nan, not finite" in shown
+    assert f"- {TWO.cells[1].name}: the loss is nan, not finite" in shown
     assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown
     assert "device" not in shown
     (store.folder / "results.csv").write_text("".join([*lines[:3], lines[3].replace(",cpu,", ",NVIDIA H200,")]))
