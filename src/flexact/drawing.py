@@ -60,8 +60,10 @@ def drawn(picture: Picture) -> Figure:
 
 
 def _inches(panel: Panel) -> float:
-    per_row = 0.2 * max(1, len(panel.bars) if not panel.stacked else 1)
-    return max(2.5, min(12.0, 0.8 + per_row * len(panel.rows)))
+    if not panel.rows:
+        return 2.5
+    per_row = 0.22 * max(1, len(panel.bars) if not panel.stacked else 1)
+    return min(12.0, 0.6 + per_row * len(panel.rows))
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
@@ -176,7 +178,8 @@ def _draw_legend(figure: Figure, picture: Picture, maps: Sequence[Axes]) -> None
                 look = {"linestyle": "", "marker": "*", "markersize": 10}
             handles.append(Line2D([], [], color=colour, label=name, **look))
         else:
-            handles.append(Patch(color=item.colour if isinstance(item, Bars) else item[1], label=name))
+            face = item.colour if isinstance(item, Bars) else item[1]
+            handles.append(Patch(facecolor=face, edgecolor="#999999", linewidth=0.5, label=name))
     if len(handles) > 1:
         longest = max(len(handle.get_label()) for handle in handles)
         across = int(figure.get_figwidth() / (_LETTER * longest + _SWATCH))

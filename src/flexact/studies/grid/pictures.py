@@ -67,5 +67,4 @@ def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 def _panel(seed: int, records: Records) -> Panel:
     """By epoch where the records have it; by step otherwise."""
     label = "epoch" if all("epoch" in record for record in records) else "step"
-    panel = picks([{**record, "step": record[label]} for record in records]).panels[0]
-    return dataclasses.replace(panel, title=f"seed {seed}", x_label=label)
+    return dataclasses.replace(picks(records, by=label).panels[0], title=f"seed {seed}")
