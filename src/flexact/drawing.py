@@ -19,6 +19,7 @@ _DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 _LETTER, _SWATCH = 0.07, 0.7
 """Inches of a letter in the legend, and of what stands before and after a name."""
 STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.edgecolor": "#999999",
     "axes.grid": True,
     "axes.spines.right": False,
@@ -123,6 +124,8 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         left = start if panel.stacked else None
         ax.barh(at, bars.values, height, left=left, color=bars.colour, xerr=errors, ecolor=_PAPER_INK, capsize=2)
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
+    for row, total in enumerate(start if panel.totals else ()):
+        ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
     ax.grid(axis="y", visible=False)
 
 

@@ -107,6 +107,8 @@ class Panel:
     """What the bars or the grid's rows belong to, from top to bottom."""
     bars: Sequence[Bars] = ()
     stacked: bool = False
+    totals: bool = False
+    """Of stacked bars: the sum of each row stands at its end."""
     grid: Grid | None = None
     inset: Sequence[tuple[str, float, str]] = ()
     """Small bars in the upper left corner: (name, probability, colour)."""
