@@ -69,7 +69,7 @@ def _inches(panel: Panel) -> float:
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     ax.set_title(panel.title)
-    ax.set_xlabel(panel.x_label)
+    ax.set_xlabel(panel.x_title)
     ax.set_ylabel(panel.y_label)
     for line in panel.lines:
         _draw_line(ax, line)

@@ -114,6 +114,13 @@ class Panel:
     """Small bars in the upper left corner: (name, probability, colour)."""
     log_values: bool = False
     value_range: tuple[float, float] | None = None
+    x_note: str = ""
+    """What there is to know about the x axis: it stands behind its label."""
+
+    @property
+    def x_title(self) -> str:
+        """What stands below the x axis."""
+        return f"{self.x_label} ({self.x_note})" if self.x_note else self.x_label
 
 
 @dataclass(frozen=True)

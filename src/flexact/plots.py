@@ -40,7 +40,7 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
     sites, candidates, table = _by_site(history)
     if any(by not in entry for entry in history):
         raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
-    shown, label = _shown(history, by)
+    shown, note = _shown(history, by)
     colours = candidate_colours(candidates)
     categories = [(name, colours[name]) for name in candidates]
     values, notes = [], []
@@ -56,7 +56,7 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
         f"Pick by site and {by}",
         "The candidate with the highest probability at each site (first layer on top) as training went on"
         + _channels_note(history),
-        [Panel("", label, "", rows=sites, grid=grid)],
+        [Panel("", by, "", rows=sites, grid=grid, x_note=note)],
         across=1,
     )
 
@@ -64,12 +64,13 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
 def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
     """The probability of each candidate by site and step: one heat map a candidate."""
     sites, candidates, table = _by_site(history)
-    shown, label = _shown(history, "step")
+    shown, note = _shown(history, "step")
     steps = [history[i]["step"] for i in shown]
     panels = [
         Panel(
             candidate,
-            label,
+            "step",
+            x_note=note,
             rows=sites,
             grid=Grid(steps, [[table[site][i].get(candidate, math.nan) for i in shown] for site in sites]),
         )
@@ -176,19 +177,19 @@ def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
 
 
 def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
-    """Which records a heat map shows, and the label of its axis.
+    """Which records a heat map shows, and a note about its axis.
 
-    Where every site commits, it ends soon after the last one did, at half as much again, and the label says so.
+    Where every site commits early, it ends soon after the last one did, at half as much again, and the note says so.
     """
     settled = _settled(history)
     if settled is not None:
         start, at = history[0][by], history[settled][by]
         end = start + 1.5 * (at - start)
         count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
-        if count < len(history):
+        if count < 0.75 * len(history):
             told = int(at) if float(at).is_integer() else at
-            return _evenly(count), f"{by} (nothing changes after {by} {told})"
-    return _evenly(len(history)), by
+            return _evenly(count), f"nothing changes after {by} {told}"
+    return _evenly(len(history)), ""
 
 
 def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:

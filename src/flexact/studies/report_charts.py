@@ -32,7 +32,7 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
         "height": _height(panel) if panel.rows else height,
         "margin": {"l": 52, "r": 14, "t": 10, "b": 44},
         "showlegend": False,
-        "xaxis": {"title": {"text": plain(panel.x_label)}, "automargin": True, "zeroline": False},
+        "xaxis": {"title": {"text": plain(panel.x_title)}, "automargin": True, "zeroline": False},
         "yaxis": {"title": {"text": plain(panel.y_label)}, "automargin": True, "zeroline": False},
     }
     values = layout["xaxis" if panel.bars else "yaxis"]
