@@ -32,8 +32,68 @@ def test_pick_map_shows_who_leads_at_each_site_and_step() -> None:
     assert panel.grid.columns == [0, 10, 20, 30, 40]
     names = [name for name, _ in panel.grid.categories]
     leaders = [[names[int(i)] for i in row] for row in panel.grid.values]
-    assert leaders == [["relu", "relu", "relu", "tanh", "tanh"], ["relu"] * 5]
+    assert leaders == [["relu", "relu", "undecided", "tanh", "tanh"], ["relu"] * 5]
     assert panel.grid.notes[0][-1] == "tanh, probability 1.000"
+    assert panel.grid.notes[0][2] == "relu or tanh, probability 0.500"
+
+
+def test_only_a_map_with_a_tie_has_undecided_in_its_legend_and_it_is_white() -> None:
+    assert plots.picks(_history()).legend["undecided"] == ("undecided", "#ffffff")
+    assert list(plots.picks(_history(2)).legend) == ["relu", "tanh"]
+
+
+def _committing(at: int, records: int) -> list[dict[str, Any]]:
+    """One site that commits in the record of some epoch."""
+    pis = [{"relu": 0.3, "tanh": 0.7}] * at + [{"relu": 0.0, "tanh": 1.0}] * (records - at)
+    return [{"step": 10 * i, "epoch": float(i), "sites": {"a": pi}, "picks": {}} for i, pi in enumerate(pis)]
+
+
+@pytest.mark.parametrize(
+    ("at", "last", "label"),
+    [
+        (1, 4, "epoch (nothing changes after epoch 1)"),
+        (4, 7, "epoch (nothing changes after epoch 4)"),
+        (40, 60, "epoch (nothing changes after epoch 40)"),
+        (120, 200, "epoch"),  # to end at 180 would save little
+        (201, 200, "epoch"),
+    ],
+)
+def test_a_map_ends_soon_after_the_last_site_has_committed_and_says_so(at: int, last: int, label: str) -> None:
+    (panel,) = plots.picks(_committing(at, 201), by="epoch").panels
+    assert panel.grid is not None
+    assert panel.grid.columns[-1] == last
+    assert (panel.x_label, panel.x_title) == ("epoch", label)
+
+
+def test_a_number_that_a_record_lacks_is_no_axis() -> None:
+    with pytest.raises(
+        FlexActError, match=r"every record needs a number 'epoch'; record\(step, epoch=\.\.\.\) adds it"
+    ):
+        plots.picks(_history(), by="epoch")
+
+
+def test_maps_of_probabilities_end_there_too() -> None:
+    panel = plots.probabilities(_committing(4, 201)).panels[0]
+    assert panel.grid is not None
+    assert panel.grid.columns[-1] == 70
+    assert panel.x_title == "step (nothing changes after step 40)"
+
+
+def test_a_map_is_as_high_as_its_sites_take() -> None:
+    def inches(sites: int) -> float:
+        history = [{"step": 0, "sites": {f"s{i}": {"relu": 1.0, "tanh": 0.0} for i in range(sites)}}]
+        figure = plots.picks(history).figure()
+        return figure.axes[0].get_position().height * figure.get_figheight()
+
+    assert inches(1) < 0.8
+    assert 1.5 < inches(8) < 3.0
+
+
+def test_totals_stand_at_the_end_of_stacked_bars() -> None:
+    bars = [Bars("a", [1.0, 0.0], "#0072b2"), Bars("b", [0.5, 2.0], "#d55e00")]
+    (axes,) = Picture("p", "t", "s", [Panel(rows=["x", "y"], bars=bars, stacked=True, totals=True)]).figure().axes
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("1.50", (1.5, 0)), ("2.00", (2.0, 1))]
+    assert axes.get_axisbelow() is True
 
 
 def test_probabilities_have_one_heat_map_a_candidate() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flexact.writing import write_rows, write_whole
+from flexact.writing import made_folder, write_rows, write_whole
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path: Path) -> None:
@@ -32,6 +32,20 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_after_an_error_the_folders_that_were_made_go_if_they_are_empty(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty"), made_folder(tmp_path / "a" / "b"):
+        raise ValueError("empty")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+    with pytest.raises(ValueError, match="once more"), made_folder(tmp_path / "a" / "b"):
+        raise ValueError("once more")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    with made_folder(tmp_path / "c"):
+        pass
+    assert (tmp_path / "c").is_dir()
 
 
 def test_rows_become_a_csv_in_a_folder_that_is_made(tmp_path: Path) -> None:

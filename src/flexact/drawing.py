@@ -19,6 +19,7 @@ _DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 _LETTER, _SWATCH = 0.07, 0.7
 """Inches of a letter in the legend, and of what stands before and after a name."""
 STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.edgecolor": "#999999",
     "axes.grid": True,
     "axes.spines.right": False,
@@ -60,13 +61,15 @@ def drawn(picture: Picture) -> Figure:
 
 
 def _inches(panel: Panel) -> float:
-    per_row = 0.2 * max(1, len(panel.bars) if not panel.stacked else 1)
-    return max(2.5, min(12.0, 0.8 + per_row * len(panel.rows)))
+    if not panel.rows:
+        return 2.5
+    per_row = 0.22 * max(1, len(panel.bars) if not panel.stacked else 1)
+    return min(12.0, 0.6 + per_row * len(panel.rows))
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     ax.set_title(panel.title)
-    ax.set_xlabel(panel.x_label)
+    ax.set_xlabel(panel.x_title)
     ax.set_ylabel(panel.y_label)
     for line in panel.lines:
         _draw_line(ax, line)
@@ -121,6 +124,8 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         left = start if panel.stacked else None
         ax.barh(at, bars.values, height, left=left, color=bars.colour, xerr=errors, ecolor=_PAPER_INK, capsize=2)
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
+    for row, total in enumerate(start if panel.totals else ()):
+        ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
     ax.grid(axis="y", visible=False)
 
 
@@ -176,7 +181,8 @@ def _draw_legend(figure: Figure, picture: Picture, maps: Sequence[Axes]) -> None
                 look = {"linestyle": "", "marker": "*", "markersize": 10}
             handles.append(Line2D([], [], color=colour, label=name, **look))
         else:
-            handles.append(Patch(color=item.colour if isinstance(item, Bars) else item[1], label=name))
+            face = item.colour if isinstance(item, Bars) else item[1]
+            handles.append(Patch(facecolor=face, edgecolor="#999999", linewidth=0.5, label=name))
     if len(handles) > 1:
         longest = max(len(handle.get_label()) for handle in handles)
         across = int(figure.get_figwidth() / (_LETTER * longest + _SWATCH))

@@ -107,11 +107,20 @@ class Panel:
     """What the bars or the grid's rows belong to, from top to bottom."""
     bars: Sequence[Bars] = ()
     stacked: bool = False
+    totals: bool = False
+    """Of stacked bars: the sum of each row stands at its end."""
     grid: Grid | None = None
     inset: Sequence[tuple[str, float, str]] = ()
     """Small bars in the upper left corner: (name, probability, colour)."""
     log_values: bool = False
     value_range: tuple[float, float] | None = None
+    x_note: str = ""
+    """What there is to know about the x axis: it stands behind its label."""
+
+    @property
+    def x_title(self) -> str:
+        """What stands below the x axis."""
+        return f"{self.x_label} ({self.x_note})" if self.x_note else self.x_label
 
 
 @dataclass(frozen=True)

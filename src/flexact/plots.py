@@ -20,6 +20,11 @@ from flexact.picture import Bars, Grid, Line, Panel, Picture, candidate_colours
 
 MOST_COLUMNS = 300
 """A heat map shows this many steps at most, evenly taken: more are narrower than a pixel."""
+UNDECIDED = ("undecided", "#ffffff")
+"""A cell of a site whose first candidates are equally likely, as all are before training."""
+_TIE = 1e-6
+_AFTER = 3
+"""So many records are shown at least after the last site has committed."""
 
 
 def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
@@ -30,23 +35,28 @@ def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history"
     return pictures
 
 
-def picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Which candidate leads at each site and step."""
+def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str = "step") -> Picture:
+    """Which candidate leads at each site and step. by: another number that every record has, such as "epoch"."""
     sites, candidates, table = _by_site(history)
-    shown = _evenly(len(history))
+    if any(by not in entry for entry in history):
+        raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
+    shown, note = _shown(history, by)
     colours = candidate_colours(candidates)
+    categories = [(name, colours[name]) for name in candidates]
     values, notes = [], []
     for site in sites:
-        leaders = [max(table[site][i].items(), key=lambda p: p[1], default=("", math.nan)) for i in shown]
-        values.append([candidates.index(name) if name else math.nan for name, _ in leaders])
-        notes.append([f"{name}, probability {p:.3f}" for name, p in leaders])
-    grid = Grid([history[i]["step"] for i in shown], values, [(name, colours[name]) for name in candidates], notes)
+        leaders = [_leaders(table[site][i]) for i in shown]
+        values.append([_category(names, candidates) for names, _ in leaders])
+        notes.append([f"{' or '.join(names)}, probability {p:.3f}" for names, p in leaders])
+    if any(value == len(candidates) for row in values for value in row):
+        categories.append(UNDECIDED)
+    grid = Grid([history[i][by] for i in shown], values, categories, notes)
     return Picture(
         f"{stem}-picks",
-        "Pick by site and step",
+        f"Pick by site and {by}",
         "The candidate with the highest probability at each site (first layer on top) as training went on"
         + _channels_note(history),
-        [Panel("", "step", "", rows=sites, grid=grid)],
+        [Panel("", by, "", rows=sites, grid=grid, x_note=note)],
         across=1,
     )
 
@@ -54,12 +64,13 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Pictur
 def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
     """The probability of each candidate by site and step: one heat map a candidate."""
     sites, candidates, table = _by_site(history)
-    shown = _evenly(len(history))
+    shown, note = _shown(history, "step")
     steps = [history[i]["step"] for i in shown]
     panels = [
         Panel(
             candidate,
             "step",
+            x_note=note,
             rows=sites,
             grid=Grid(steps, [[table[site][i].get(candidate, math.nan) for i in shown] for site in sites]),
         )
@@ -150,6 +161,46 @@ def _by_site(
 
 def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for entry in history for key in entry if key not in ("step", "sites", "picks")))
+
+
+def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:
+    """The candidate with the highest probability, or those that share it, and that probability."""
+    highest = max(probabilities.values(), default=math.nan)
+    return [name for name, p in probabilities.items() if highest - p <= _TIE], highest
+
+
+def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
+    """The number of a cell's colour; the one after the last candidate's where several lead."""
+    if not leaders:
+        return math.nan
+    return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
+
+
+def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
+    """Which records a heat map shows, and a note about its axis.
+
+    Where every site commits early, it ends soon after the last one did, at half as much again, and the note says so.
+    """
+    settled = _settled(history)
+    if settled is not None:
+        start, at = history[0][by], history[settled][by]
+        end = start + 1.5 * (at - start)
+        count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
+        if count < 0.75 * len(history):
+            told = int(at) if float(at).is_integer() else at
+            return _evenly(count), f"nothing changes after {by} {told}"
+    return _evenly(len(history)), ""
+
+
+def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first record from which on every site is committed; None where one never is."""
+    last = history[-1]["sites"]
+    if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
+        return None
+    index = len(history) - 1
+    while index and history[index - 1]["sites"] == last:
+        index -= 1
+    return index
 
 
 def _evenly(count: int) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder, made with its parents where there is none. After an error, those that were made and are empty go."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # of the first that is not empty
+            for one in new:
+                one.rmdir()
+        raise
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

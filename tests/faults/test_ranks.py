@@ -154,8 +154,8 @@ def test_without_a_launcher_the_other_rank_ends_by_itself_with_a_message(
     begun = time.monotonic()
     code, told = runs[0].ended(0)
     assert time.monotonic() - begun < 30
-    assert code == 1
-    assert "Error: rank 0 of 2 lost another one" in told
+    assert code == 2
+    assert "flexact: error: rank 0 of 2 lost another one" in told
     assert "it goes on from the last checkpoint" in told
     assert "Traceback" not in told
     assert not finished(tmp_path)

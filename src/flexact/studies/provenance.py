@@ -6,9 +6,13 @@ import datetime
 import os
 import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+SOURCE = "source"
+"""The version of a source tree on the path, which is not installed."""
 
 
 def provenance() -> dict[str, str]:
@@ -23,6 +27,19 @@ def provenance() -> dict[str, str]:
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def versions() -> dict[str, str]:
+    """What a run is made with.
+
+    >>> list(versions())
+    ['flexact', 'torch', 'python']
+    """
+    try:
+        own = version("flexact")
+    except PackageNotFoundError:
+        own = SOURCE
+    return {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def processor() -> str:

@@ -32,7 +32,7 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
         "height": _height(panel) if panel.rows else height,
         "margin": {"l": 52, "r": 14, "t": 10, "b": 44},
         "showlegend": False,
-        "xaxis": {"title": {"text": plain(panel.x_label)}, "automargin": True, "zeroline": False},
+        "xaxis": {"title": {"text": plain(panel.x_title)}, "automargin": True, "zeroline": False},
         "yaxis": {"title": {"text": plain(panel.y_label)}, "automargin": True, "zeroline": False},
     }
     values = layout["xaxis" if panel.bars else "yaxis"]
@@ -47,6 +47,8 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
     data += [_bars(bars, panel, keys) for bars in panel.bars]
     if panel.bars:
         layout |= {"barmode": "stack" if panel.stacked else "group", "bargap": 0.25}
+    if panel.totals:
+        layout["annotations"] = _totals(panel)
     if panel.grid is not None:
         data.append(_grid(panel.grid, panel, layout))
     if panel.inset:
@@ -126,6 +128,15 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
         trace["customdata"] = spread
         trace["hovertemplate"] = trace["hovertemplate"].replace("<extra>", "%{customdata}<extra>")
     return trace
+
+
+def _totals(panel: Panel) -> list[Chart]:
+    """The sum of each row, at the end of its bar."""
+    sums = [sum(values) for values in zip(*(bars.values for bars in panel.bars), strict=True)]
+    return [
+        {"x": total, "y": row, "text": f"{total:.2f}", "showarrow": False, "xanchor": "left", "xshift": 3}
+        for row, total in enumerate(sums)
+    ]
 
 
 def _grid(grid: Grid, panel: Panel, layout: Chart) -> Chart:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from flexact.studies import models as named
 from flexact.studies.names import title
 from flexact.studies.options import Options
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance
+from flexact.studies.provenance import provenance, versions
 from flexact.studies.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.store import TABLE, VERSION, Moment, Part, Point, Result, Store
 from flexact.studies.workers import Event, cores, run_here, run_in_processes
@@ -136,7 +135,7 @@ def configuration(study: Study, options: Options) -> dict[str, Any]:
             "samples": options.task.samples,
             "learning_rate": {model: named.told_rate(model, options) for model in options.models},
         },
-        "versions": {"flexact": version("flexact"), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "device": f"cpu ({platform.machine()}, {cores()} cores)",
         "commit": made["commit"],
         "date": made["date"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from flexact.studies.names import counted
 from flexact.studies.options import Options
@@ -12,8 +12,10 @@ PAPERS_ROW = "- paper's"
 """The first cell of a row with the paper's numbers."""
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> str:
     """A table whose columns line up in plain text too; the first is to the left, the others to the right.
+
+    words: the headings of further columns that are to the left.
 
     >>> print(markdown(("a", "b"), [("x", "1.5"), ("yy", "2")]))
     | a  |   b |
@@ -23,11 +25,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     lines = [list(header), *map(list, rows)]
     widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(header))]
-    rule = ["-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    left = [i == 0 or name in words for i, name in enumerate(header)]
+    rule = ["-" * width if to_left else "-" * (width - 1) + ":" for width, to_left in zip(widths, left, strict=True)]
     aligned = [
         [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if to_left else cell.rjust(width)
+            for cell, width, to_left in zip(line, widths, left, strict=True)
         ]
         for line in (lines[0], rule, *lines[1:])
     ]

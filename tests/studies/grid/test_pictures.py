@@ -64,6 +64,12 @@ def test_colours_stay_apart_for_colour_blind_readers(colours: dict[str, str]) ->
             assert apart > 15, f"{one} and {other}, {eyes}"  # Okabe and Ito's own are 16 apart at least
 
 
+def test_what_is_compared_most_is_told_apart_at_a_glance() -> None:
+    compared = [pictures.COLOURS[method] for method in ("relu", "flexact-penultimate", "flexact-all")]
+    for first, second in combinations(compared, 2):
+        assert min((lab(first, seen) - lab(second, seen)).norm().item() for seen in SEEN.values()) > 35
+
+
 def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
     found = [Summary("cifar100", "resnet18", method, {0: 70.0}, "card", 2.0, None, 1.0) for method in METHODS]
     picture = pictures.costs(found)
@@ -72,7 +78,12 @@ def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
     assert [bars.colour for bars in panel.bars] == [pictures.COLOURS[method] for method in METHODS]
     assert [list(bars.values).index(1.0) for bars in panel.bars] == list(range(len(METHODS)))  # each in its own row
     assert not picture.legend  # the rows have the names
-    assert len(charts(picture)[0]["data"]) == len(METHODS)
+    chart = charts(picture)[0]
+    assert len(chart["data"]) == len(METHODS)
+    assert [(note["y"], note["text"]) for note in chart["layout"]["annotations"]] == [
+        (row, "1.00") for row in range(len(METHODS))
+    ]
+    assert panel.value_range == (0.0, pytest.approx(1.2))
     for method in ("flexact-penultimate", "flexact-all"):
         assert TEXT_COLOURS[method] == pictures.COLOURS[method]
 

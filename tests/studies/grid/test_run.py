@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +73,7 @@ def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> N
     [
         ({"methods": ("flexact-al",)}, "unknown method 'flexact-al'; did you mean 'flexact-all'"),
         ({"models": ("resnet19",)}, "unknown model 'resnet19'; did you mean 'resnet18'"),
-        ({"datasets": ("cifar1000",)}, "unknown dataset 'cifar1000'; did you mean 'cifar100'"),
+        ({"datasets": ("cifar1000",)}, "unknown data set 'cifar1000'; did you mean 'cifar100'"),
         ({"methods": ()}, "--methods names nothing"),
         ({"methods": ("relu", "relu")}, "repeated: relu"),
         ({"seeds": 0}, "--seeds must be a whole number from 1"),
@@ -172,6 +173,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     with pytest.raises(FlexActError, match=r"holds no run of a study \(thesis.tex\)"):
         go(overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
 
 
@@ -238,6 +240,32 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
     assert len(go().results()) == 4  # a lock ends with its process
 
 
+@pytest.mark.parametrize("flag", ["resume", "retry_failed"])
+def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_path: Path, flag: str) -> None:
+    with pytest.raises(FlexActError, match=r"holds no grid of .*Give its --out: --status, --resume"):
+        go(**{flag: True})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_with(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("flexact.studies.provenance.version", lacking)
+    store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
+    known = store.config()
+    assert known["versions"]["flexact"] == "source"
+    old = known | {"versions": known["versions"] | {"flexact": ""}}
+    (store.folder / "config.json").write_text(json.dumps(old))
+    assert len(go(resume=True).results()) == 5
+    monkeypatch.undo()
+    monkeypatch.setattr("flexact.studies.provenance.version", lambda name: "1.0")
+    with pytest.raises(FlexActError, match=r"flexact: source → 1\.0"):
+        go(resume=True)
+
+
 def test_one_cell_is_told_in_the_singular(go: Any) -> None:
     alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
     with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
@@ -250,7 +278,8 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
         raise FlexActError("there is no CIFAR-10 here")
 
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
-        run(TWO, Protocol(), tmp_path, tmp_path / "out", in_this_process, load=nothing)
+        run(TWO, Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
@@ -308,8 +337,12 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
         ("flexact-all", 2, "stopped"),
     ]
     shown = table(store)
+    about, _, header, rule = shown.splitlines()[:4]
+    assert "; 4 epochs; policy default; candidates relu, leaky_relu, gelu, silu; commit " in about
+    assert header.split("|")[-2].strip() == "where it stands"
+    assert [cell.strip().endswith(":") for cell in rule.split("|")[1:-1]] == [False] * 3 + [True] + [False] * 2
     assert "70.00 %" in shown
-    assert "the loss is nan, not finite" in shown
+    assert f"- {TWO.cells[1].name}: the loss is nan, not finite" in shown
     assert "6 cells: 2 done, 1 failed, 2 stopped, 1 missing." in shown
     assert "device" not in shown
     (store.folder / "results.csv").write_text("".join([*lines[:3], lines[3].replace(",cpu,", ",NVIDIA H200,")]))

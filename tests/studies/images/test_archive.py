@@ -321,6 +321,23 @@ def test_the_command_downloads_and_says_what_came(server, official, capsys, tmp_
     assert len(server.asked) == 1
 
 
+def test_an_archive_at_hand_that_is_refused_is_not_called_a_download(server, official, capsys, tmp_path):
+    (tmp_path / NAME).write_bytes(b"short")
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", "cifar10", "--data", str(tmp_path)])
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert "has 5 bytes, not" in told
+    assert "downloading" not in told
+
+
+def test_a_download_that_brings_nothing_leaves_no_folder(server, official, tmp_path):
+    server.status = 404
+    with pytest.raises(FlexActError, match="HTTP 404"):
+        download("cifar10", tmp_path / "new" / "data")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_command_brings_back_what_was_removed(server, official, original, capsys, tmp_path):
     place = download("cifar10", tmp_path)
     (place / "data_batch_3.bin").unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexact.cli import main
-from flexact.studies.images.protocol import Cell
+from flexact.studies.images.protocol import RECTIFIERS, Cell
 from flexact.studies.images.store import Store
 
 TIMED = ("seconds", "step_ms", "date")
@@ -90,8 +90,8 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
     out, store = tmp_path / "out", Store(tmp_path / "out")
     here = ["--data", str(tmp_path / "data"), "--out", str(out), "--device", "cpu", "--quiet"]
-    asked = "--datasets cifar10 --methods relu --seeds 2 --epochs 1 --batch 50 --width 4 --partial --resume"
-    assert ran(*here, *asked.split()) == 0  # nothing is there yet: it begins
+    asked = "--datasets cifar10 --methods relu --seeds 2 --epochs 1 --batch 50 --width 4 --partial"
+    assert ran(*here, *asked.split()) == 0
     before, path = store.config(), out / "results.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     assert ran(*here, "--resume") == 0
@@ -111,14 +111,19 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     [
         (["--methods", "reluu"], "unknown method 'reluu'; did you mean 'relu'?"),
         (["--models", "resnet50"], "unknown model 'resnet50';"),
-        (["--datasets", "cifar11"], "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
+        (["--datasets", "cifar11"], "unknown data set 'cifar11'; did you mean 'cifar10'?"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
         (["--budget", "shrt"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "shrt", "--epochs", "3"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "short", "--epochs", "3"], "--budget short is 30 epochs and --epochs asks for 3; give one"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),
         (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
         (["--status"], "holds no grid"),
+        (["--resume"], "holds no grid"),
+        (["--resume", "--methods", "relu"], "holds no grid"),
+        (["--retry-failed"], "holds no grid"),
     ],
 )
 def test_bad_input_is_one_line_with_a_suggestion(
@@ -128,3 +133,23 @@ def test_bad_input_is_one_line_with_a_suggestion(
         main(["reproduce", "cifar", "--out", str(tmp_path / "out"), *arguments])
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("--help") == 0
+    assert f"({', '.join(RECTIFIERS)};" in " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
+def test_an_interrupt_before_a_grid_begins_does_not_tell_to_resume(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flexact.studies.images.grid.load_part", interrupted)
+    assert ran(*command[5:], "--out", str(tmp_path / "out")) == 130
+    told = capsys.readouterr().err
+    assert "nothing was begun" in told
+    assert "--resume" not in told
+    assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.curves import Curve, read_curve
 from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.running import run_task
 from flexact.studies.images.cells import Grid
@@ -50,6 +50,22 @@ def test_accuracy_is_the_mean_over_seeds(store: Store) -> None:
     assert list(relu.y) == [67.5, 68.5, 69.5, 70.5]
     assert list(flexact.x) == [1, 2, 3, 4]
     assert flexact.y[-1] == pytest.approx(70.5 + 0.55)
+
+
+def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> None:
+    points = list(range(5, 201, 5))
+    nothing = [0.0] * len(points)
+    curve = Curve(points, nothing, [50.0 + epoch / 10 for epoch in points], nothing, nothing)
+    grid = Grid(("cifar100", "cifar10"), ("resnet34", "resnet18"), ("relu",), seeds=1)
+    picture = accuracy_curves(dict.fromkeys(grid.cells, curve))
+    assert picture is not None
+    assert "band of one standard deviation" in picture.title
+    whole = ["ResNet-18 on CIFAR-10", "ResNet-34 on CIFAR-10", "ResNet-18 on CIFAR-100", "ResNet-34 on CIFAR-100"]
+    assert [panel.title for panel in picture.panels[::2]] == whole
+    assert [panel.title for panel in picture.panels[1::2]] == [f"{heading}: last quarter" for heading in whole]
+    (line,) = picture.panels[1].lines
+    assert (line.x[0], line.x[-1]) == (150, 200)
+    assert line.y[0] == 65.0
 
 
 def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> None:

@@ -63,6 +63,17 @@ def test_the_table_has_the_papers_rows_beside_ours_and_says_what_is_missing() ->
     assert "Not done yet, 3 of 9: cifar100-resnet18-splash-1, cifar100-resnet18-flexact-all-2" in text
 
 
+def test_without_times_the_table_has_no_columns_for_them_and_says_why() -> None:
+    untimed = [row("relu", 0, 70.0, math.nan), row("flexact-all", 0, 71.0, math.nan)]
+    text = table(untimed, Protocol(), [])
+    assert "| method | seeds | accuracy in % | gain | p | paper's accuracy | paper's p |" in " ".join(text.split())
+    assert "Cells shared a device, so times are left out." in text
+    assert "cost:" not in text
+    timed = table([*untimed, row("splash", 0, 60.0)], Protocol(), [])
+    assert "ms a step" in timed
+    assert "times are left out" not in timed
+
+
 def test_one_seed_has_no_p_value_and_the_table_says_why() -> None:
     text = table([row("relu", 0, 70.0), row("prelu", 0, 69.0)], Protocol(), [])
     assert "no p-value for PReLU on CIFAR-100, ResNet-18: one seed" in text

@@ -411,7 +411,9 @@ def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpo
 
     with monkeypatch.context() as patched:
         patched.setattr(nn.functional, "cross_entropy", broken)
-        with pytest.raises(NanLoss, match=r"the loss of epoch 2 is nan.*of step 7, is kept"):
+        with pytest.raises(
+            NanLoss, match=r"^the loss of epoch 2 is nan.*of step 7, is kept\. Try a smaller lr, in another --out\."
+        ):
             trained(RELU, images, tmp_path)
         with pytest.raises(
             NanLoss, match="of step 7, is kept"
@@ -427,9 +429,15 @@ def test_what_cannot_be_trained_is_refused(images: Images, tmp_path: Path, capsy
     with pytest.raises(FlexActError, match="less than one batch of 64"):
         trained(RELU, images, tmp_path, _changed({"batch": 64}))
     command = ["--dataset", "cifar10", "--data", "x", "--out", str(tmp_path)]
-    assert train.main([*command, "--method", "rulu"]) == 1
-    assert "did you mean 'relu'" in capsys.readouterr().err
-    assert train.main([*command, "--method", "relu", "--changes", "pace=2"]) == 1
+    assert train.main([*command, "--method", "rulu"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flexact: error: ")
+    assert "did you mean 'relu'" in told
+    assert train.main([*command, "--method", "relu", "--device", "foo"]) == 2
+    assert "unknown device 'foo'" in capsys.readouterr().err
+    assert train.main([*command, "--method", "relu", "--device", "cuda:99"]) == 2
+    assert "there is no cuda:99 here" in capsys.readouterr().err
+    assert train.main([*command, "--method", "relu", "--changes", "pace=2"]) == 2
     assert "--changes takes a JSON object" in capsys.readouterr().err
 
 
@@ -439,13 +447,13 @@ def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
     options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
     command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
     with locked(tmp_path / LOCK):
-        assert train.main(command) == 1
+        assert train.main(command) == 2
     assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
     assert "give --out another folder, or wait" in told
     assert not (tmp_path / "checkpoint.json").exists()
     assert train.main(command) == 0
     assert not is_locked(tmp_path / LOCK)
-    assert train.main([*command[:-1], str(folder / "test_batch.bin")]) == 1
+    assert train.main([*command[:-1], str(folder / "test_batch.bin")]) == 2
     assert "cannot write" in capsys.readouterr().err
 
 

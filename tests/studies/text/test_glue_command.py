@@ -76,6 +76,8 @@ def test_a_grid_runs_and_is_reported(
         (["--changes", "[1]"], "--changes takes a JSON object"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
         (["--status"], "holds no grid of `flexact reproduce glue`"),
+        (["--resume"], "holds no grid of `flexact reproduce glue`"),
+        (["--retry-failed", "--tasks", "rte"], "holds no grid of `flexact reproduce glue`"),
         (["--data", "nowhere"], "there is no folder nowhere and no package 'datasets'"),
         (["--model", "nowhere"], "there is no folder nowhere: cannot get the model 'nowhere' (there is no network)"),
         (["--length", "129"], "has 128 positions; give --length 128 or less"),

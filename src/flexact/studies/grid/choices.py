@@ -13,6 +13,9 @@ MOST_SEEDS = 1000
 
 Grid = TypeVar("Grid", bound="Choices")
 
+_ONE = {"datasets": "data set"}
+"""How one of a kind is called, where that is not the kind without its "s"."""
+
 
 @dataclass(frozen=True)
 class Choices(ABC):
@@ -61,7 +64,7 @@ def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
         raise FlexActError(f"--{kind} names nothing; give at least one of {', '.join(known)}.")
     for name in given:
         if name not in known:
-            one = kind.removesuffix("s")
+            one = _ONE.get(kind, kind.removesuffix("s"))
             raise FlexActError(f"unknown {one} {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:

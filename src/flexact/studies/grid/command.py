@@ -14,7 +14,7 @@ from flexact.studies.calling import again
 from flexact.studies.grid.store import FAILED, Store
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
-from flexact.studies.store import CONFIG, read_config
+from flexact.studies.store import CONFIG
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
@@ -39,11 +39,11 @@ Status = Annotated[bool, typer.Option("--status", help="Only say where the grid 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
-def carry_out(run: Callable[..., Store[Any]], table_of: Callable[[Any], str], quiet: bool) -> None:
+def carry_out(store: Store[Any], run: Callable[..., Store[Any]], table_of: Callable[[Any], str], quiet: bool) -> None:
     """Run a grid, write its table and its page, and print them; ends the program where not all went well.
 
     A machine that trains need not have what a page takes: the folder can be carried to one that has.
-    run: takes no more than `progress=`.
+    run: the grid in that store; takes no more than `progress=`.
     """
     from flexact.studies.grid.run import Stopped
     from flexact.studies.report import build, missing_packages
@@ -51,7 +51,7 @@ def carry_out(run: Callable[..., Store[Any]], table_of: Callable[[Any], str], qu
     lacking = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")
     try:
-        store = run(progress=progress)
+        run(progress=progress)
         table = store.write_table(table_of(store))
         page = f"not built, for lack of {lacking}: flexact report {store.folder}, where there is 'flexact[report]'"
         if not lacking:
@@ -61,7 +61,9 @@ def carry_out(run: Callable[..., Store[Any]], table_of: Callable[[Any], str], qu
         print(f"flexact: {stopped} Go on with: {again()}", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what is done is kept. Go on with: {again()}", file=sys.stderr)
+        there = (store.folder / CONFIG).exists()
+        told = f"what is done is kept. Go on with: {again()}" if there else "nothing was begun."
+        print(f"\ninterrupted; {told}", file=sys.stderr)
         raise typer.Exit(130) from None
     if not quiet:
         print(table.read_text(encoding="utf-8"))
@@ -76,9 +78,9 @@ def carry_out(run: Callable[..., Store[Any]], table_of: Callable[[Any], str], qu
 
 def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
     """config.json of the grid that is gone on with: what options leave open is as it was there; None: one begins."""
-    found = read_config(store.folder) if resume else None
-    if found is None or found["study"] != store.study.name:
+    if not resume:
         return None
+    found = store.config()
     if not isinstance(found.get("protocol"), dict):
         raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
     return found

@@ -20,11 +20,10 @@ class Taken(Exception):
 def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock file; raise `Taken` where another process still has it after so many seconds.
 
-    The file stays: to remove it would let two processes hold two files of one name.
+    The file stays; only the one that holds it may remove it.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = _taken(path, patience)
     try:
-        _take(handle, path, patience)
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         yield
@@ -56,13 +55,18 @@ def holder(path: Path) -> str:
         return "another process"
 
 
-def _take(handle: int, path: Path, patience: float) -> None:
+def _taken(path: Path, patience: float) -> int:
+    """A handle of the file, locked. One that its holder removed meanwhile is no lock: another may have been made."""
     until = time.monotonic() + patience
     while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+            os.close(handle)
         except BlockingIOError:
+            os.close(handle)
             if time.monotonic() >= until:
                 raise Taken(holder(path)) from None
             time.sleep(0.1)

@@ -14,8 +14,8 @@ from flexact.studies.report_page import table
 
 Records = Sequence[dict[str, Any]]
 """What a Recorder wrote."""
-BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#56b4e9", "#d55e00"
-"""The colours of what every grid compares; Okabe and Ito's, which colour-blind readers tell apart."""
+BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#9933ff", "#d55e00"
+"""The colours of what every grid compares, which colour-blind readers tell apart at a glance."""
 
 
 def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float) -> Line:
@@ -67,5 +67,4 @@ def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 def _panel(seed: int, records: Records) -> Panel:
     """By epoch where the records have it; by step otherwise."""
     label = "epoch" if all("epoch" in record for record in records) else "step"
-    panel = picks([{**record, "step": record[label]} for record in records]).panels[0]
-    return dataclasses.replace(panel, title=f"seed {seed}", x_label=label)
+    return dataclasses.replace(picks(records, by=label).panels[0], title=f"seed {seed}")

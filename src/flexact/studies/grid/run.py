@@ -6,18 +6,14 @@ the results.
 
 from __future__ import annotations
 
-import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import torch
 
 from flexact.errors import FlexActError
 from flexact.studies.grid.choices import Choices
@@ -29,7 +25,7 @@ from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, GridStudy
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance
+from flexact.studies.provenance import provenance, versions
 from flexact.studies.store import VERSION
 
 
@@ -59,9 +55,12 @@ def run(
     task_of: what it takes to run a cell in a folder of its own.
     sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
     """
+    goes_on = resume or retry_failed
+    if goes_on:
+        store.config()  # raises an error where there is no grid to go on with, before a folder is made
     with store.held():
         cells = store.study.asked(config if config["grids"] else store.config())
-        before = store.results() if resume or retry_failed else {}
+        before = store.results() if goes_on else {}
         left = [
             task_of(cell, store.cell_folder(cell).absolute())
             for cell in cells
@@ -70,7 +69,7 @@ def run(
         # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
         digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
         config = config | {"data": config["data"] | {DIGESTS: digests}}
-        store.open(config, resume or retry_failed, overwrite)
+        store.open(config, goes_on, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 
@@ -87,17 +86,10 @@ def configuration(
         "grids": [] if grid is None else [grid.to_dict()],
         "protocol": protocol.to_dict(),
         "data": dict(data),
-        "versions": {"flexact": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "commit": made["commit"],
         "date": made["date"],
     }
-
-
-def _own_version() -> str:
-    try:
-        return version("flexact")
-    except PackageNotFoundError:  # a source tree on the path
-        return ""
 
 
 class _Run:

@@ -50,30 +50,54 @@ def states(store: Store[Any]) -> list[State]:
 
 
 def table(store: Store[Any]) -> str:
-    """The states as a table, and how many there are of each."""
-    found, headings = states(store), store.study.headings
+    """What the grid is, the states as a table, how many there are of each, and why cells failed."""
+    found, headings, results = states(store), store.study.headings, store.results()
     rows = [
-        (*(str(state.cell.to_dict()[name]) for name in headings), state.kind, _short(state.told)) for state in found
+        (
+            *(str(state.cell.to_dict()[name]) for name in headings),
+            state.kind,
+            "see below" if state.kind == FAILED else state.told,
+        )
+        for state in found
     ]
+    header = (*headings.values(), "state", "where it stands")
     kinds = ("done", "running", "failed", "stopped", "missing")
     counts = {kind: sum(state.kind == kind for state in found) for kind in kinds}
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    parts = [markdown((*headings.values(), "state", ""), rows), f"{counted(len(found), 'cell')}: {summary}."]
-    return "\n\n".join([*parts, *several_devices(list(store.results().values()))])
+    shown = markdown(header, rows, words=[name for name in header if name != headings["seed"]])
+    parts = [_about(store), shown, f"{counted(len(found), 'cell')}: {summary}."]
+    parts += failed([results[state.cell] for state in found if state.kind == FAILED])
+    return "\n\n".join([*parts, *several_devices(list(results.values()))])
+
+
+def _about(store: Store[Any]) -> str:
+    """What the grid is, in a line."""
+    config, protocol = store.config(), store.protocol()
+    epochs = sorted({protocol.epochs_of(cell.dataset) for cell in store.asked()})
+    parts = [
+        str(config.get("title", store.study.title)),
+        " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs"),
+        f"policy {protocol.policy}",
+        f"candidates {', '.join(protocol.candidates)}",
+        *(f"{name} {config[name]}" for name in ("commit", "date") if config.get(name)),
+    ]
+    return "; ".join(parts) + "."
 
 
 def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
     """Paragraphs for a table: the cells that failed, and those that are still to come."""
-    failed = [row for row in results if row.state == FAILED]
     ended = {row.cell for row in results}
     missing = [cell for cell in asked if cell not in ended]
-    parts = []
-    if failed:
-        lines = [f"- {row.cell.name}: {row.error}" for row in failed]
-        parts.append("Failed (try again with --retry-failed):\n\n" + "\n".join(lines))
+    parts = failed(results)
     if missing:
         parts.append(f"Not done yet, {len(missing)} of {len(asked)}: {', '.join(cell.name for cell in missing)}.")
     return parts
+
+
+def failed(results: Sequence[Row]) -> list[str]:
+    """A paragraph with the error of each cell that failed, where any did."""
+    lines = [f"- {row.cell.name}: {row.error}" for row in results if row.state == FAILED]
+    return ["Failed (try again with --retry-failed):\n\n" + "\n".join(lines)] if lines else []
 
 
 def several_devices(results: Sequence[Row]) -> list[str]:
@@ -100,8 +124,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _short(words: str, most: int = 90) -> str:
-    words = words.replace("|", "/")
-    return words if len(words) <= most else words[: most - 1] + "…"

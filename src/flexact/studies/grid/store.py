@@ -20,8 +20,9 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from flexact.errors import FlexActError
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy, Row
+from flexact.studies.provenance import SOURCE
 from flexact.studies.store import CONFIG, RESULTS, TABLE, differences, read_config, read_text, text
-from flexact.writing import write_whole
+from flexact.writing import made_folder, write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
@@ -46,8 +47,7 @@ class Store(Generic[R]):
         if self.folder.exists() and not self.folder.is_dir():
             raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / LOCK):
+            with made_folder(self.folder), self._locked():
                 yield
         except Taken as taken:
             raise FlexActError(
@@ -56,6 +56,18 @@ class Store(Generic[R]):
             ) from None
         except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The folder's lock, whose file is not left in a folder that a refused grid did not get to write to."""
+        path = self.folder / LOCK
+        new = not path.exists()
+        with locked(path):
+            try:
+                yield
+            finally:
+                if new and not (self.folder / CONFIG).exists():
+                    path.unlink()
 
     def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
         """Prepare the folder for a grid of this configuration; call it while the folder is `held`."""
@@ -92,7 +104,7 @@ class Store(Generic[R]):
         if found is None or found["study"] != self.study.name:
             raise FlexActError(
                 f"{self.folder} holds no grid of `flexact reproduce {self.study.name}`: it has no {CONFIG} of one. "
-                "Give its --out."
+                "Give its --out: --status, --resume and --retry-failed are for a grid that was begun."
             )
         return found
 
@@ -160,12 +172,19 @@ class Store(Generic[R]):
                 )
 
     def _decisive(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration without what decides nothing about the results, and without the digests of its data."""
+        """A configuration without what decides nothing about the results, and without the digests of its data.
+
+        Earlier versions wrote "" for that of a source tree.
+        """
         protocol = config.get("protocol")
         fields = protocol if isinstance(protocol, dict) else {}
         kept = {name: value for name, value in fields.items() if name not in self.study.operational}
         data = {name: value for name, value in _data(config).items() if name != DIGESTS}
-        return config | {"protocol": kept, "data": data}
+        versions = config.get("versions")
+        made = dict(versions) if isinstance(versions, dict) else {}
+        if made.get("flexact") == "":
+            made["flexact"] = SOURCE
+        return config | {"protocol": kept, "data": data, "versions": made}
 
     @property
     def _columns(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from flexact.errors import FlexActError
 from flexact.studies.images.layouts import Layout, layout_of, refuse_others
+from flexact.writing import made_folder
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 """The data sets' own page, at the University of Toronto."""
@@ -38,7 +39,7 @@ SPARE = 1 << 20
 """Bytes that an archive may hold beside the images: the names of the classes and a page that describes them."""
 
 Told = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes of the archive."""
+"""Called with the bytes that are there and the bytes of the archive: before the transfer, and as they arrive."""
 
 
 def download(name: str, folder: Path, progress: Told | None = None) -> Path:
@@ -50,21 +51,21 @@ def download(name: str, folder: Path, progress: Told | None = None) -> Path:
     refuse_others(layout, folder)
     place, at_hand = layout.place(folder), folder / layout.archive
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if at_hand.is_file():
-            _check(layout, at_hand, "Remove it, and it is downloaded anew.")
-            _unpack(layout, at_hand, folder, place)
-            return place
-        part = folder / (layout.archive + ".part")
-        with _alone(part):
-            _fetch(layout, part, progress or (lambda there, size: None))
-            try:
-                _check(layout, part, "It was removed; run the same command again.")
-            except FlexActError:
+        with made_folder(folder):
+            if at_hand.is_file():
+                _check(layout, at_hand, "Remove it, and it is downloaded anew.")
+                _unpack(layout, at_hand, folder, place)
+                return place
+            part = folder / (layout.archive + ".part")
+            with _alone(part):
+                _fetch(layout, part, progress or (lambda there, size: None))
+                try:
+                    _check(layout, part, "It was removed; run the same command again.")
+                except FlexActError:
+                    part.unlink()
+                    raise
+                _unpack(layout, part, folder, place)
                 part.unlink()
-                raise
-            _unpack(layout, part, folder, place)
-            part.unlink()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         room = (layout.archive_bytes + sum(map(layout.bytes_of, layout.files))) // 1_000_000

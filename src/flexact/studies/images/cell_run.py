@@ -344,7 +344,7 @@ class CellRun:
     def _not_finite(self, what: str) -> NanLoss:
         kept = f"the last good checkpoint, of step {self.saved_at}, is kept"
         kept = kept if self.saved_at >= 0 else "no checkpoint was due yet"
-        return NanLoss(f"{self.cell.name}: {what}; the cell is given up, and {kept}. Try a smaller lr.")
+        return NanLoss(f"{what}; the cell is given up, and {kept}. Try a smaller lr, in another --out.")
 
 
 def extracted(network: nn.Module) -> nn.Module:

@@ -49,7 +49,11 @@ def cifar(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
     policy: Policy = None,
     candidates: Annotated[
-        Names, typer.Option(help="What it picks from.", show_default="rectifiers; with --policy paper the paper's five")
+        Names,
+        typer.Option(
+            help="What it picks from.",
+            show_default="relu, leaky_relu, gelu, silu; with --policy paper the paper's five",
+        ),
     ] = None,
     lr: Annotated[
         float | None,
@@ -89,13 +93,14 @@ def cifar(
     if status:
         print_status(Store(out))
         return
-    before = begun(Store(out), resume or retry_failed)
+    store = Store(out)
+    before = begun(store, resume or retry_failed)
     chosen = given(
         datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
     )
     grid = Grid(**chosen) if chosen or before is None else None
     settings = given(
-        epochs=_epochs(budget) if epochs is None else epochs,
+        epochs=_epochs(budget, epochs),
         policy=policy,
         candidates=names(candidates),
         lr=lr,
@@ -120,14 +125,18 @@ def cifar(
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-    carry_out(begin, table_of, quiet)
+    carry_out(store, begin, table_of, quiet)
 
 
-def _epochs(budget: str | None) -> int | None:
-    """Of a budget; None where none is named."""
+def _epochs(budget: str | None, epochs: int | None) -> int | None:
+    """Those that are given, or of a budget; None where neither is."""
     from flexact.studies.images.protocol import Protocol
 
     budgets = {"paper": Protocol().epochs, "short": Protocol.short().epochs}
     if budget is not None and budget not in budgets:
         raise FlexActError(f"unknown budget {budget!r}{suggestion(budget, budgets)} Known: {', '.join(budgets)}.")
-    return None if budget is None else budgets[budget]
+    if budget is not None and epochs is not None:
+        raise FlexActError(
+            f"--budget {budget} is {budgets[budget]} epochs and --epochs asks for {epochs}; give one of the two."
+        )
+    return epochs if budget is None else budgets[budget]

@@ -47,12 +47,18 @@ def _download(name: str, folder: Path, progress: Progress) -> None:
     from flexact.studies.images.archive import SITE, download
     from flexact.studies.images.layouts import layout_of
 
-    archive = layout_of(name).archive
-    if not progress.quiet:
-        print(f"downloading {archive} from {SITE} to {folder}", file=sys.stderr)
+    archive, told = layout_of(name).archive, progress.quiet
+
+    def arrived(there: int, size: int) -> None:
+        nonlocal told
+        if not told and there < size:
+            print(f"downloading {archive} from {SITE} to {folder}", file=sys.stderr)
+            told = True
+        progress.at(0, there / size)
+
     try:
         with progress.over([1.0]):
-            download(name, folder, lambda there, size: progress.at(0, there / size))
+            download(name, folder, arrived)
             progress.finished(0, archive)
     except KeyboardInterrupt:
         print("\ninterrupted; what has arrived is kept, and the same command goes on from there.", file=sys.stderr)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, paired
 from flexact.studies.grid.store import DONE
+from flexact.studies.images.data import NAMES
 from flexact.studies.images.methods import BASELINE, METHODS, MODELS
 from flexact.studies.images.store import Result
 
@@ -47,8 +48,13 @@ def summaries(results: Iterable[Result]) -> list[Summary]:
     for row in results:
         if row.state == DONE:
             groups.setdefault((row.dataset, row.model, row.method), []).append(row)
-    ordered = sorted(groups, key=lambda key: (key[0] != "cifar10", key[0], list(MODELS).index(key[1]), _place(key[2])))
+    ordered = sorted(groups, key=lambda key: (in_order(key[0], key[1]), _place(key[2])))
     return [_summary(key, groups) for key in ordered]
+
+
+def in_order(dataset: str, model: str) -> tuple[int, int]:
+    """By this, data sets and models are sorted in the table and in figures."""
+    return NAMES.index(dataset), list(MODELS).index(model)
 
 
 def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:

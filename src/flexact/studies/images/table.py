@@ -30,6 +30,7 @@ TITLES = {
     "flexact-all": "Flex-Act (all layers)",
 }
 _HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms a step", "cost", "paper's accuracy", "paper's p")
+_TIMES = ("ms a step", "cost")
 
 
 def title(name: str) -> str:
@@ -44,11 +45,15 @@ def table_of(store: Store) -> str:
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """Markdown: what is done, and what is not."""
-    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol)]
+    found = summaries(results)
+    timed = not found or any(math.isfinite(one.step_ms) for one in found)
+    header = [name for name in _HEADER if timed or name not in _TIMES]
+    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol, timed)]
     notes: dict[str, None] = {}
-    for (dataset, model), group in groupby(summaries(results), key=lambda one: (one.dataset, one.model)):
+    for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
         rows = list(group)
-        parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(_HEADER, map(_row, rows)))
+        lines = [[_row(one)[name] for name in header] for one in rows]
+        parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
         if len({row.device for row in results if (row.dataset, row.model) == (dataset, model)}) > 1 and rows[0].device:
             notes[f"times on {title(dataset)}, {title(model)} are those of {rows[0].device} alone."] = None
         for one in rows:
@@ -62,9 +67,10 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     return "\n\n".join(parts) + "\n"
 
 
-def _row(one: Summary) -> list[str]:
+def _row(one: Summary) -> dict[str, str]:
+    """By column."""
     paper = CIFAR.get((one.dataset, one.model, one.method))
-    return [
+    cells = (
         title(one.method),
         str(len(one.accuracies)),
         f"{one.mean:.2f}" + (f" ± {one.deviation:.2f}" if len(one.accuracies) > 1 else ""),
@@ -74,15 +80,20 @@ def _row(one: Summary) -> list[str]:
         "-" if math.isnan(one.cost) else f"{one.cost:.2f}×",
         "-" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
         "-" if paper is None or not paper[2] else paper[2],
-    ]
+    )
+    return dict(zip(_HEADER, cells, strict=True))
 
 
-def _explained(protocol: Protocol) -> str:
+def _explained(protocol: Protocol, timed: bool) -> str:
+    times = (
+        "cost: time of a training step, the median over epochs, ReLU's taken as 1; none where cells shared a device."
+        if timed
+        else "Cells shared a device, so times are left out."
+    )
     budget = "as here" if protocol.epochs == CIFAR_EPOCHS else f"here {protocol.epochs}"
     return (
         "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
-        "over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. cost: time of a "
-        "training step, the median over epochs, ReLU's taken as 1; none where cells shared a device. Flex-Act picks "
-        f"from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
+        f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. {times} Flex-Act "
+        f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
         f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five."
     )

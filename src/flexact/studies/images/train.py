@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
+from flexact.studies.grid.engines import devices
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
 from flexact.studies.grid.running import LOCK
@@ -77,7 +78,7 @@ def sigterm() -> Iterator[Callable[[], bool]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of one cell; its exit code."""
+    """The command of one cell; its exit code: 2 for what `FlexActError` tells, as the command `flexact` has it."""
     given = _parser().parse_args(arguments)
     try:
         names = ("epochs", "batch", "lr", "width", "norm", "policy", "evaluate_every", "checkpoint_minutes")
@@ -87,14 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.changes is not None:
             settings["changes"] = _json(given.changes)
         cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
+        devices(given.device)  # refuses one that there is none of
         images = data.load(given.dataset, given.data, complete=not given.partial)
         with sigterm() as stop, started_by_torchrun(given.device, given.timeout) as device, _alone_in(given.out):
             outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
             if Ranks.current().writes:
                 print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
     except FlexActError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Stopped) else 1
+        print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code if isinstance(error, Stopped) else 2
     return 0
 
 

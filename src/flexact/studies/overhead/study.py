@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from flexact.studies.overhead.precompile import precompile
 from flexact.studies.overhead.steps import Batch, Training, study_stream
 from flexact.studies.overhead.table import Results, written
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import processor, provenance
+from flexact.studies.provenance import processor, provenance, versions
 from flexact.studies.report import Report
 from flexact.studies.report_page import Section
 from flexact.studies.store import CONFIG, TABLE, VERSION
@@ -165,16 +163,12 @@ def _holds_this_study(folder: Path) -> bool:
 
 
 def _configuration(options: Options, made: dict[str, str]) -> dict[str, Any]:
-    try:
-        own = version("flexact")
-    except PackageNotFoundError:  # run from a source tree
-        own = ""
     return {
         "flexact_study": VERSION,
         "study": NAME,
         "title": TITLE,
         "options": options.to_dict(),
-        "versions": {"flexact": own, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         **{name: made[name] for name in ("device", "commit", "date")},
     }
 

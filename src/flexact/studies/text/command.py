@@ -108,7 +108,8 @@ def glue(
     if status:
         print_status(Store(out))
         return
-    before = begun(Store(out), resume or retry_failed)
+    store = Store(out)
+    before = begun(store, resume or retry_failed)
     chosen = given(tasks=names(tasks), methods=names(methods), seeds=seeds, first_seed=first_seed)
     grid = Grid(**chosen) if chosen or before is None else None
     settings = given(
@@ -145,7 +146,7 @@ def glue(
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-    carry_out(begin, table_of, quiet)
+    carry_out(store, begin, table_of, quiet)
 
 
 def _json(text: str | None) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from flexact.studies.grid.running import Task
 from flexact.studies.grid.store import FAILED
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
-from flexact.studies.store import read_config
 from flexact.studies.text.cells import Grid
 from flexact.studies.text.checking import check_encoder
 from flexact.studies.text.data import load
@@ -81,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = {name: getattr(given, name) for name in ("tasks", "methods", "seeds", "first_seed")}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        goes_on = given.resume and not chosen and read_config(given.out) is not None
-        grid = None if goes_on else Grid(**chosen)
+        grid = None if given.resume and not chosen else Grid(**chosen)
         protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
         check_encoder(protocol.encoder, protocol.length)
         engine = engine_named("local", given.device, given.jobs, None)

@@ -87,7 +87,7 @@ def train_cell(
     found = trainer.predict(trainer.eval_dataset)
     loss = watch.curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
-        raise FlexActError(f"{cell.name}: the loss of the last epoch is {loss}, or a weight is; try a smaller lr.")
+        raise FlexActError(f"the loss of the last epoch is {loss}, or a weight is; try a smaller lr, in another --out.")
     outcome = Outcome(
         metrics=measured(data.task, found.predictions, found.label_ids),
         split=data.split,
