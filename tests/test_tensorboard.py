@@ -24,10 +24,10 @@ def network(**choices: Any) -> nn.Module:
     return flexact.convert(layers, config=flexact.FlexConfig(**choices), example_inputs=torch.randn(4, 2))
 
 
-def favour(model: nn.Module, candidate: str) -> None:
+def favour(model: nn.Module, candidate: str, by: float = 4.0) -> None:
     with torch.no_grad():
         for site in (model[1], model[3]):
-            site.logits.view(site.rows, site.k)[:, site.candidates.index(candidate)] += 4.0
+            site.logits.view(site.rows, site.k)[:, site.candidates.index(candidate)] += by
 
 
 def read(folder: Path) -> Any:
@@ -73,10 +73,11 @@ def test_the_heat_maps_show_what_led_when(tmp_path: Path) -> None:
     from flexact.picture import candidate_colours
 
     model = network()
+    favour(model, "relu")
     with flexact.Recorder(model, tensorboard=tmp_path) as recorder:
         for step in range(40):
             if step == 20:
-                favour(model, "tanh")
+                favour(model, "tanh", by=8.0)
             recorder.record(10 * step)
     events = read(tmp_path)
     assert set(events.Tags()["images"]) == {"flexact_heat_maps/picks", "flexact_heat_maps/probabilities"}

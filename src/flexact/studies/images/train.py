@@ -80,24 +80,29 @@ def sigterm() -> Iterator[Callable[[], bool]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of one cell; its exit code: 2 for what `FlexActError` tells, as the command `flexact` has it."""
     given = _parser().parse_args(arguments)
-    try:
-        names = ("epochs", "batch", "lr", "width", "norm", "policy", "evaluate_every", "checkpoint_minutes")
-        settings = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        if given.candidates is not None:
-            settings["candidates"] = tuple(given.candidates.split(","))
-        if given.changes is not None:
-            settings["changes"] = _json(given.changes)
-        cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
-        devices(given.device)  # refuses one that there is none of
-        images = data.load(given.dataset, given.data, complete=not given.partial)
-        with sigterm() as stop, started_by_torchrun(given.device, given.timeout) as device, _alone_in(given.out):
-            outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
-            if Ranks.current().writes:
-                print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
-    except FlexActError as error:
-        print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Stopped) else 2
+    with sigterm() as stop:  # around what is told too: a launcher ends the ranks that lost one, and they say why
+        try:
+            _train(given, stop)
+        except FlexActError as error:
+            print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
+            return error.exit_code if isinstance(error, Stopped) else 2
     return 0
+
+
+def _train(given: argparse.Namespace, stop: Callable[[], bool]) -> None:
+    names = ("epochs", "batch", "lr", "width", "norm", "policy", "evaluate_every", "checkpoint_minutes")
+    settings = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    if given.candidates is not None:
+        settings["candidates"] = tuple(given.candidates.split(","))
+    if given.changes is not None:
+        settings["changes"] = _json(given.changes)
+    cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
+    devices(given.device)  # refuses one that there is none of
+    images = data.load(given.dataset, given.data, complete=not given.partial)
+    with started_by_torchrun(given.device, given.timeout) as device, _alone_in(given.out):
+        outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
+        if Ranks.current().writes:
+            print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
 
 
 @contextmanager
