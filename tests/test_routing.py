@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flexact
 from flexact import FlexAct, FlexConfig
@@ -259,3 +262,53 @@ def test_gumbels_mean_and_variance() -> None:
     noise = gumbel_noise(100_000, 1, seed=5, step=5)
     assert float(noise.mean()) == pytest.approx(0.57722, abs=0.02)
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, rel=0.03)
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operators(model: nn.Module, x: Tensor) -> int:
+    model(x)
+    with Operators() as counted:
+        model(x)
+    return counted.count
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_committed_model_computes_what_the_extracted_one_does(training: bool, scheduled: bool) -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model, x = flexact.convert(plain, config=FlexConfig(noise=1.0)), torch.randn(2, 3)
+    schedule = flexact.Schedule(model, total_steps=10) if scheduled else None
+    flexact.commit(model).train(training)
+    assert operators(model, x) == operators(flexact.extract(model).train(training), x)
+    if schedule is not None:
+        schedule.step()
+        with Operators() as counted:
+            schedule.step()
+        assert counted.count == 0
+
+
+def test_a_model_that_is_undecided_again_has_the_draw_of_its_step() -> None:
+    model, twin, x = noisy_model(), noisy_model(), torch.randn(2, 3)
+    before = copy.deepcopy(model.state_dict())
+    schedules = [flexact.Schedule(one, total_steps=100) for one in (model, twin)]
+    flexact.commit(model)
+    for _ in range(3):
+        for schedule in schedules:
+            schedule.step()
+    model.load_state_dict(before)
+    with torch.no_grad():
+        for one, other in zip(sites_of(model), sites_of(twin), strict=True):
+            one.temperature.copy_(other.temperature)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), twin(x))

@@ -66,6 +66,7 @@ def _fits(
     """Whether the kernels take these tensors, and nobody put something else in a part's place since the conversion."""
     return (
         isinstance(site, FlexAct)
+        and (site.training or not site.committed)  # what is evaluated is the plain network, to the bit
         and is_untouched(site)
         and _takes(norm, y)
         and (residual_norm is None or (_takes(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))

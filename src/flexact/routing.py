@@ -79,6 +79,8 @@ class Router:
         self.begun = False  # whether this step had a forward in training mode
         self.step = 0
         self._again = 0  # draws of this step after the first
+        self._left_out_draw = False  # since nobody would have read it
+        self._decided = False  # whether the tables are those of picks, which stay as they are
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
         start = 0
@@ -106,11 +108,26 @@ class Router:
                 self.advance()
             elif self.begun:
                 self._draw(self._again + 1)
-        # Not as inference tensors, which a later training step could not use.
-        with torch.inference_mode(False), torch.no_grad():
-            self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
+        if not (self._decided and self.committed) or transforming():
+            # Not as inference tensors, which a later training step could not use.
+            with torch.inference_mode(False), torch.no_grad():
+                self._make_tables()
         self.begun = self.begun or training
         self.ready = self.current = True
+
+    def _make_tables(self) -> None:
+        self._decided = self.committed and not transforming()
+        if self._decided:
+            self.pi = self.p = self.alive().float()
+            return
+        if self._left_out_draw:
+            self._draw(self._again)
+        self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
+
+    @property
+    def committed(self) -> bool:
+        """Whether every site is: then nothing is drawn, and the tables are made once."""
+        return all(site.committed for site in self.sites)
 
     def advance(self) -> None:
         """Go on to the next step's draw."""
@@ -127,7 +144,8 @@ class Router:
     def _draw(self, again: int) -> None:
         """Make the first draw of this step, or a further one."""
         self._again = again
-        if self.config.noise == 0:
+        self._left_out_draw = self.committed
+        if self.config.noise == 0 or self.committed:
             return
         drawn = self._drawn()
         # Pinned, so that the host need not wait for the device; not while a graph is captured, which would keep it.
@@ -171,7 +189,7 @@ class Router:
 
     def alive_changed(self) -> None:
         """A candidate was dropped, or a state was loaded."""
-        self._alive_is_old = True
+        self._alive_is_old, self._decided = True, False
 
     def temperature(self) -> Tensor:
         """τ of each row, (rows, 1)."""
@@ -227,7 +245,7 @@ class Router:
     def _place(self) -> None:
         self._device, self._widths, self._alive = self.device, (), None
         self.gathered.clear()
-        self.ready = self.current = False
+        self.ready = self.current = self._decided = False
         sizes = [site.rows * site.k for site in self.sites]
         self.size = sum(sizes)
         self._zeros = torch.zeros(max(sizes), device=self.device)
