@@ -197,6 +197,11 @@ class FlexAct(nn.Module):
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
+    def at_start(self) -> bool:
+        """Whether the logits are still what they were when the site was made."""
+        logits = whole(self.logits.detach())
+        return torch.equal(logits, self._initial_logits().to(logits))
+
     def _likeliest(self) -> Tensor:
         """By row, of what is still in: also where a diverged run has left no numbers to compare."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
