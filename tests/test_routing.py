@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexAct, FlexConfig
-from flexact.layer import bind, sites_of
 from flexact.routing import gumbel_noise, log_pi, probabilities
+from flexact.sites import bind, sites_of
 
 PAPER = FlexConfig.paper()
 

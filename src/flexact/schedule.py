@@ -17,10 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct, bind, routers_of, sites_of, version_of
+from flexact.layer import FlexAct, version_of
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.routing import Router
+from flexact.sites import bind, routers_of, sites_of
 
 VERSION = 1
 
