@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, candidates
 from flexact.channel_picks import ChannelPicks
-from flexact.layer import bound_sites, sites_of
 from flexact.ops import reference
+from flexact.sites import sites_of
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 ALL = (*FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign")
@@ -523,13 +523,6 @@ def test_a_converted_model_travels_with_its_router(how: str) -> None:
     assert first.router is not sites_of(model)[0].router
     x = torch.randn(5, 3)
     assert torch.equal(other(x), model(x))
-
-
-def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
-    by_hand = nn.Sequential(FlexAct(), FlexAct())
-    for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
-        assert bound_sites(one) == sites_of(one)
 
 
 @pytest.mark.parametrize("committed", [False, True])

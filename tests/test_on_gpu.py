@@ -175,7 +175,7 @@ def test_compiled_in_one_piece_it_does_the_same_and_is_not_compiled_again(fuse: 
             return compiled(images)
 
     losses = trained(model, 20, run, lr=GENTLE)
-    assert float(flexact.layer.sites_of(model)[0].temperature) < 0.2
+    assert float(flexact.sites.sites_of(model)[0].temperature) < 0.2
     assert losses == pytest.approx(trained(twin, 20, lr=GENTLE), rel=1e-3)
     images, _ = batch(99)
     torch._dynamo.reset()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexAct, FlexConfig, policy
-from flexact.layer import sites_of
 from flexact.ops import reference
 from flexact.pace import RunningGradient
+from flexact.sites import sites_of
 
 FIVE = FlexConfig().candidates
 

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flexact
 from flexact import FlexAct, FlexConfig
-from flexact.layer import bind, sites_of
 from flexact.routing import gumbel_noise, log_pi, probabilities
+from flexact.sites import bind, sites_of
 
 PAPER = FlexConfig.paper()
 

@@ -7,6 +7,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact.config import Correction
 from flexact.ops import reference
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -295,10 +297,22 @@ def test_an_optimizer_that_does_not_hold_the_logits_is_an_error_that_names_the_s
     Schedule(model, 10, optimizer=torch.optim.SGD(param_groups(model), lr=0.1))
 
 
-def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once() -> None:
+POLICIES = {
+    "default": FlexConfig(),
+    "paper": FlexConfig.paper(),
+    "steps of the optimizer": FlexConfig(logit_step="optimizer"),
+    **{one: FlexConfig.paper(correction=one) for one in get_args(Correction)},
+    "elimination": FlexConfig.paper(eliminate=True),
+    "from the original": FlexConfig.paper(init="original"),
+}
+policies = pytest.mark.parametrize("config", POLICIES.values(), ids=POLICIES)
+
+
+@policies
+def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once(config: FlexConfig) -> None:
     plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
     stranger = torch.optim.SGD(plain.parameters(), lr=0.1)
-    model = convert(plain)
+    model = convert(plain, config=config)
     schedule = Schedule(model, 20)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -307,6 +321,22 @@ def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once() -> 
             stranger.step()
             schedule.step()
     assert ["what is dropped now is arbitrary" in str(warning.message) for warning in told] == [True]
+    assert told[0].filename == __file__
+
+
+def test_logits_that_something_else_than_an_optimizer_of_torch_trains_are_not_warned_of() -> None:
+    model = network(FlexConfig.paper())
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            (model(torch.randn(4, 3)).sum() + flexact.penalty(model)).backward()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.data -= 0.01 * parameter.grad
+            model.zero_grad()
+            schedule.step()
+    assert schedule.committed
 
 
 def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None:
@@ -349,10 +379,11 @@ def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("passes_optimizer", [True, False])
+@policies
 def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
-    passes_optimizer: bool, committed: bool
+    config: FlexConfig, passes_optimizer: bool, committed: bool
 ) -> None:
-    model = network()
+    model = network(config)
     if committed:
         flexact.commit(model)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
@@ -555,8 +586,47 @@ def test_hooks_are_gone_after_the_commitment(passes_optimizer: bool) -> None:
 
 
 @pytest.mark.parametrize("passes_optimizer", [True, False])
-def test_hooks_are_gone_with_the_schedule(passes_optimizer: bool) -> None:
-    model = network()
+def test_the_hook_of_a_policy_that_does_not_act_is_gone_after_the_first_step(passes_optimizer: bool) -> None:
+    model = network(FlexConfig.paper())
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    before = hooks(optimizer)
+    schedule = Schedule(model, 10, optimizer=optimizer if passes_optimizer else None)
+    schedule.step()
+    assert hooks(optimizer) == before + 1  # no optimizer has made a step yet
+    optimizer.step()
+    schedule.step()
+    assert hooks(optimizer) == before
+
+
+def test_the_hook_of_a_policy_that_does_not_act_is_gone_after_the_first_drop() -> None:
+    model = network(FlexConfig.paper(eliminate=True))
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    before = hooks(optimizer)
+    schedule = Schedule(model, 100)
+    while model[1].alive == tuple(range(5)):
+        assert hooks(optimizer) == before + 1
+        schedule.step()
+    assert hooks(optimizer) == before
+
+
+def test_each_of_two_schedules_of_a_policy_that_does_not_act_sees_the_optimizer() -> None:
+    model = network(FlexConfig.paper())
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.0)
+    first, second = Schedule(model, 10), Schedule(model, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        for schedule in (first, second):
+            for _ in range(4):
+                schedule.step()
+        first.step()
+    assert first.committed
+
+
+@pytest.mark.parametrize("policy", [FlexConfig(), FlexConfig.paper()], ids=["default", "paper"])
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_hooks_are_gone_with_the_schedule(passes_optimizer: bool, policy: FlexConfig) -> None:
+    model = network(policy)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     gc.collect()  # schedules of earlier tests
     before = hooks(optimizer)

@@ -20,8 +20,9 @@ from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
 from flexact.fusing import fused_classes, unfused_class
-from flexact.layer import FlexAct, bind, sites_of, unbind
+from flexact.layer import FlexAct
 from flexact.sharding import has_shards
+from flexact.sites import bind, sites_of, unbind
 from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
 

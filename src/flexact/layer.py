@@ -197,6 +197,11 @@ class FlexAct(nn.Module):
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
+    def at_start(self) -> bool:
+        """Whether the logits are still what they were when the site was made."""
+        logits = whole(self.logits.detach())
+        return torch.equal(logits, self._initial_logits().to(logits))
+
     def _likeliest(self) -> Tensor:
         """By row, of what is still in: also where a diverged run has left no numbers to compare."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
@@ -365,53 +370,3 @@ def _update_after_loading(site: nn.Module, _: Any) -> None:
     assert isinstance(site, FlexAct)
     site.update_alive()
     site.router.current = False
-
-
-def sites_of(model: nn.Module) -> list[FlexAct]:
-    """The sites of a model, each once, in depth order as far as it is known."""
-    if not isinstance(model, nn.Module):
-        raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
-    found = [module for module in model.modules() if isinstance(module, FlexAct)]
-    routers = routers_of(found)
-    if len(routers) != 1:
-        return found
-    order = {id(site): place for place, site in enumerate(routers[0].sites)}
-    return sorted(found, key=lambda site: order[id(site)])
-
-
-def bound_sites(model: nn.Module) -> list[FlexAct]:
-    """`sites_of`, without a walk over all modules where the model itself was converted: for what each step asks."""
-    for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
-        if isinstance(hook, Router):
-            return hook.sites
-    return sites_of(model)
-
-
-def routers_of(sites: list[FlexAct]) -> list[Router]:
-    """The routers behind these sites, each once: one for a converted model, one a site for sites on their own."""
-    return list({id(site.router): site.router for site in sites}.values())
-
-
-def bind(model: nn.Module, sites: list[FlexAct]) -> Router:
-    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards."""
-    router = Router(sites, sites[0].config, standalone=False)
-    model.register_forward_pre_hook(router)
-    model.register_load_state_dict_pre_hook(_check_all_before_loading)
-    return router
-
-
-def unbind(model: nn.Module) -> None:
-    """Take the hooks of `bind` away."""
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if isinstance(hook, Router):
-            del model._forward_pre_hooks[key]
-    for key, hook in list(model._load_state_dict_pre_hooks.items()):
-        if getattr(hook, "hook", None) is _check_all_before_loading:
-            del model._load_state_dict_pre_hooks[key]
-
-
-def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
-    for name, module in model.named_modules():
-        if isinstance(module, FlexAct):
-            check_state(module, state_dict, f"{prefix}{name}.")

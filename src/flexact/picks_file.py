@@ -17,9 +17,9 @@ from flexact.config import FlexConfig
 from flexact.convert import convert, extract
 from flexact.errors import FlexActError
 from flexact.finding import find
-from flexact.layer import sites_of
 from flexact.reading import parsed_json, path_of
 from flexact.selection import Selection
+from flexact.sites import sites_of
 from flexact.writing import write_whole
 
 FILE = "flexact.json"

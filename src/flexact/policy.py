@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from flexact import corrections
 from flexact.config import FlexConfig
 from flexact.gathering import mean_over_ranks, rank_count
-from flexact.layer import bound_sites, routers_of
 from flexact.pace import MEAN_DECAY, SQUARE_DECAY, RunningGradient
 from flexact.routing import Router, log_pi
 from flexact.sharding import is_sharded, local, own_part
+from flexact.sites import bound_sites, routers_of
 
 if TYPE_CHECKING:
     from flexact.ops.policy_kernels import Rule

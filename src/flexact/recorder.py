@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.layer import sites_of
 from flexact.reading import parsed_json, path_of
 from flexact.selection import selection
+from flexact.sites import sites_of
 from flexact.writing import write_whole
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct, bind, routers_of, sites_of, version_of
+from flexact.layer import FlexAct, version_of
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.routing import Router
+from flexact.sites import bind, routers_of, sites_of
 
 VERSION = 1
 
@@ -83,9 +84,9 @@ class Schedule:
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         self._apply()
         self._saw_optimizer = False
-        self._hook: RemovableHandle | None = None
-        if acts_before_steps(self.config):
-            self._hook = _act_before_steps(self, optimizer)
+        self._acts = acts_before_steps(self.config)
+        self._hook = _watch_steps(self, optimizer)
+        if self._acts:
             _only_newest(self)
 
     @property
@@ -113,18 +114,17 @@ class Schedule:
             )
         self.steps_done += 1
         if self.steps_done in self._steps_with_drops:
-            if self.steps_done == min(self._steps_with_drops) and self._hook is not None:
+            if self.steps_done == min(self._steps_with_drops):
                 self._warn_of_arbitrary_picks()
             self._drop()
         if self.steps_done in self._settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
-        if self._hook is not None and self.committed:
+        if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
         self._apply()
 
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
-        self._saw_optimizer = True
         self._step_size = self._step_size.to(self.router.device)
         before_step(self.router, self._running, self._step_size)
 
@@ -132,7 +132,7 @@ class Schedule:
         """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
         if self.committed:
             return
-        if not self._saw_optimizer:
+        if not self._saw_optimizer and (self._acts or not self._logits_moved()):
             warnings.warn(
                 "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
                 "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
@@ -146,6 +146,15 @@ class Schedule:
                 "convert's where.",
                 stacklevel=3,
             )
+
+    @property
+    def _awaits_optimizer(self) -> bool:
+        """Whether a drop is still to come that would be arbitrary without a step of an optimizer before it."""
+        return not self._saw_optimizer and self.steps_done < min(self._steps_with_drops, default=0)
+
+    def _logits_moved(self) -> bool:
+        """Whether any logit has left its start: what no hook sees, as another library's optimizer, may move them."""
+        return any(not site.at_start() for site in self.router.sites)
 
     def _undecided_without_gradient(self) -> list[str]:
         """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
@@ -347,8 +356,9 @@ def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
         )
 
 
-def _act_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
-    """Let the policy act before each step of the optimizer that holds the logits, while the schedule lives."""
+def _watch_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
+    """Note the steps of the optimizer that holds the logits, and let the policy act before each where it does, while
+    the schedule lives."""
     reference = weakref.ref(schedule)
 
     def hook(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -356,6 +366,9 @@ def _act_before_steps(schedule: Schedule, optimizer: Optimizer | None) -> Remova
         if alive is None or alive.committed:
             return None
         if optimizer is None and not _holds(stepping, alive.router.sites[0].logits):
+            return None
+        alive._saw_optimizer = True
+        if not alive._acts:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
         if closure is None:
@@ -385,7 +398,7 @@ def _acting(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[],
 def _only_newest(schedule: Schedule) -> None:
     """Of several schedules made for one model, only the newest acts."""
     before = _in_force.get(id(schedule.router))
-    if before is not None and before._hook is not None:
+    if before is not None:
         before._hook.remove()
     _in_force[id(schedule.router)] = schedule
 

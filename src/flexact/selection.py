@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.layer import FlexAct, sites_of
+from flexact.layer import FlexAct
+from flexact.sites import sites_of
 
 if TYPE_CHECKING:
     import pandas

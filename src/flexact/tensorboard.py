@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from flexact import plots
 from flexact.errors import missing_extra
-from flexact.layer import sites_of
 from flexact.reading import path_of
 from flexact.selection import Row, selection
+from flexact.sites import sites_of
 
 _FEWEST = 16
 """The first heat maps come with so many records; a few columns show nothing."""

@@ -28,9 +28,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import nn
 
 import flexact
-from flexact.layer import sites_of
 from flexact.picks_file import described, write_picks
 from flexact.selection import Selection
+from flexact.sites import sites_of
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),

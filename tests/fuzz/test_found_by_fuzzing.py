@@ -14,8 +14,8 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError
-from flexact.layer import sites_of
 from flexact.picks_file import described, write_picks
+from flexact.sites import sites_of
 
 
 def network() -> nn.Module:

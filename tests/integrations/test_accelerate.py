@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import flexact
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 
 pytest.importorskip("accelerate")
 ROOT = Path(__file__).resolve().parents[2]

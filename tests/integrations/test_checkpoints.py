@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.layer import sites_of
 from flexact.picks_file import described, write_picks
+from flexact.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import flexact
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402

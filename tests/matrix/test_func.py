@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 
 import flexact
 from flexact import FlexConfig
-from flexact.layer import sites_of
 from flexact.ops import reference
+from flexact.sites import sites_of
 from matrix.models import STEADY, Column, scatter_logits
 
 CHOICES = {"soft": STEADY, "hard": FlexConfig.paper(noise=0.0, commit_at=None, forward="hard")}

@@ -24,10 +24,10 @@ from triton.errors import TritonError
 
 import flexact
 from flexact import FlexAct, FlexConfig, gathering, policy
-from flexact.layer import bind
 from flexact.ops import kernels, policy_kernels
 from flexact.ops.launching import Launch
 from flexact.pace import RunningGradient
+from flexact.sites import bind
 from flexact.studies.overhead import launches
 
 pytestmark = [

@@ -14,8 +14,8 @@ import torch
 
 import flexact
 from flexact.cli import main
-from flexact.layer import sites_of
 from flexact.ops import kernels
+from flexact.sites import sites_of
 from flexact.studies.overhead import launches, steps, study, training
 from flexact.studies.overhead import rows as files
 from flexact.studies.overhead.deadline import Deadline, OutOfTime

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 
 from flexact.convert import extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.layer import sites_of
 from flexact.policy import penalty
 from flexact.schedule import Schedule
 from flexact.selection import Selection, selection
+from flexact.sites import sites_of
 
 _STEP = "training_step"
 

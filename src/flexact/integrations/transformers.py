@@ -23,12 +23,13 @@ from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
 from flexact.integrations.transformers_checks import check_arguments, check_model, says_so_or_warns
 from flexact.integrations.transformers_config import say_loudly, say_picks, unsay_picks
-from flexact.layer import FlexAct, sites_of
+from flexact.layer import FlexAct
 from flexact.picks_file import FILE, write_picks
 from flexact.policy import penalty
 from flexact.reading import parsed_json
 from flexact.schedule import Schedule
 from flexact.selection import Selection, selection
+from flexact.sites import sites_of
 from flexact.writing import write_whole
 
 if find_spec("transformers") is None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from flexact.errors import FlexActError
 from flexact.integrations.transformers_config import can_say_so, check_says_so
-from flexact.layer import FlexAct, sites_of
+from flexact.layer import FlexAct
+from flexact.sites import sites_of
 
 
 def check_model(model: Any, extracts: bool) -> list[FlexAct]:

@@ -463,7 +463,7 @@ SCRIPT = """
 import os
 import sys
 import torch
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 from flexact.studies.images import cell_run, step, train
 
 out, precision = sys.argv[1], getattr(torch, sys.argv[2])

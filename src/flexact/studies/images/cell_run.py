@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flexact import Recorder, extract, selection
 from flexact.errors import FlexActError
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 from flexact.studies.grid.curves import CURVE
 from flexact.studies.images import checkpoint
 from flexact.studies.images.augment import normalised

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from flexact import Schedule, penalty
 from flexact.errors import FlexActError
 from flexact.gathering import mean_over_ranks
-from flexact.layer import routers_of, sites_of
+from flexact.sites import routers_of, sites_of
 from flexact.studies.images.augment import augmented, epoch_draws
 from flexact.studies.images.data import Images
 from flexact.studies.images.methods import optimizer_groups, picking_sites

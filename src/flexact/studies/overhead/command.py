@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flexact.studies.grid.command import Names, names
 from flexact.studies.progress import Progress
-
-Names = list[str] | None
 
 
 def overhead(
@@ -50,9 +49,9 @@ def overhead(
     options = chosen(
         device,
         quick,
-        models=_names(models),
-        modes=_names(modes),
-        ways=_names(ways),
+        models=names(models),
+        modes=names(modes),
+        ways=names(ways),
         repeats=repeats,
         batch=batch,
         width=width,
@@ -66,10 +65,3 @@ def overhead(
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))
         print(f"Folder: {out}")
-
-
-def _names(given: list[str] | None) -> tuple[str, ...] | None:
-    """Names separated by commas, in one option or in several; None where the option is not there."""
-    if given is None:
-        return None
-    return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)

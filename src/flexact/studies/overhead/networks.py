@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from flexact import FlexAct, FlexConfig, convert, extract
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.layer import sites_of
 from flexact.ops import kernels
+from flexact.sites import sites_of
 from flexact.studies.cifar_resnets import ResNet
 
 BASELINE = "relu"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 from flexact.studies.overhead.host import functions_of_run
 from flexact.studies.overhead.launches import Kernel, count, kernels_of_run
 from flexact.studies.overhead.networks import BASELINE, build, kernels_of

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from flexact import Schedule, param_groups, penalty
 from flexact.errors import FlexActError
-from flexact.layer import sites_of
 from flexact.ops import kernels
+from flexact.sites import sites_of
 from flexact.studies.overhead.networks import WAYS, check_kernels
 from flexact.studies.overhead.timing import WARM_UP
 

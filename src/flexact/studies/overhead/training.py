@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 from flexact.studies.overhead.deadline import Deadline
 from flexact.studies.overhead.memory import Memory
 from flexact.studies.overhead.networks import BASELINE, build, extracted, logit_count, same_modules

@@ -14,7 +14,7 @@ from torch import nn
 
 from flexact import Recorder
 from flexact.errors import FlexActError
-from flexact.layer import sites_of
+from flexact.sites import sites_of
 from flexact.studies.grid.curves import CURVE, read_curve
 from flexact.studies.text.encoder import transformers_package
 from flexact.writing import write_rows

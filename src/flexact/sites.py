@@ -1,0 +1,63 @@
+"""The sites of a model: finding them, and giving them one router between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from flexact.errors import FlexActError
+from flexact.layer import FlexAct
+from flexact.routing import Router
+from flexact.saved_state import check_state
+
+
+def sites_of(model: nn.Module) -> list[FlexAct]:
+    """The sites of a model, each once, in depth order as far as it is known."""
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
+    found = [module for module in model.modules() if isinstance(module, FlexAct)]
+    routers = routers_of(found)
+    if len(routers) != 1:
+        return found
+    order = {id(site): place for place, site in enumerate(routers[0].sites)}
+    return sorted(found, key=lambda site: order[id(site)])
+
+
+def bound_sites(model: nn.Module) -> list[FlexAct]:
+    """`sites_of`, without a walk over all modules where the model itself was converted: for what each step asks."""
+    for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
+        if isinstance(hook, Router):
+            return hook.sites
+    return sites_of(model)
+
+
+def routers_of(sites: list[FlexAct]) -> list[Router]:
+    """The routers behind these sites, each once: one for a converted model, one a site for sites on their own."""
+    return list({id(site.router): site.router for site in sites}.values())
+
+
+def bind(model: nn.Module, sites: list[FlexAct]) -> Router:
+    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards."""
+    router = Router(sites, sites[0].config, standalone=False)
+    model.register_forward_pre_hook(router)
+    model.register_load_state_dict_pre_hook(_check_all_before_loading)
+    return router
+
+
+def unbind(model: nn.Module) -> None:
+    """Take the hooks of `bind` away."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, Router):
+            del model._forward_pre_hooks[key]
+    for key, hook in list(model._load_state_dict_pre_hooks.items()):
+        if getattr(hook, "hook", None) is _check_all_before_loading:
+            del model._load_state_dict_pre_hooks[key]
+
+
+def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
+    for name, module in model.named_modules():
+        if isinstance(module, FlexAct):
+            check_state(module, state_dict, f"{prefix}{name}.")

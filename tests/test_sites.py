@@ -1,0 +1,35 @@
+"""The sites of a model are found, in depth order, and quickly where the model itself was converted."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import flexact
+from flexact import FlexAct, FlexActError
+from flexact.sites import bound_sites, routers_of, sites_of, unbind
+
+
+def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    by_hand = nn.Sequential(FlexAct(), FlexAct())
+    for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
+        assert bound_sites(one) == sites_of(one)
+
+
+def test_sites_of_a_converted_model_share_a_router_and_those_built_by_hand_do_not() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    assert len(routers_of(sites_of(model))) == 1
+    assert len(routers_of(sites_of(nn.Sequential(FlexAct(), FlexAct())))) == 2
+
+
+def test_unbinding_leaves_no_hook() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    unbind(model)
+    assert not model._forward_pre_hooks
+    assert not model._load_state_dict_pre_hooks
+
+
+def test_what_is_no_module_has_no_sites_and_is_refused() -> None:
+    with pytest.raises(FlexActError, match=r"a torch\.nn\.Module is needed; got dict"):
+        sites_of({})
