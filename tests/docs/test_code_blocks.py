@@ -24,15 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 GIVEN = {
-    "README.md": """
-        import torch, flexact
-        from torch import nn
-        from torch.optim import SGD
-
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-        loader = [(torch.randn(16, 4), torch.randint(0, 3, (16,))) for _ in range(20)]
-        epochs, criterion, path = 1, nn.CrossEntropyLoss(), "checkpoint.pt"
-        """,
     "docs/text.md": """
         import torch
         from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
@@ -48,15 +39,7 @@ GIVEN = {
 
 BETWEEN = {
     # The second fragment is another way of calling convert: its model is a plain one again.
-    ("README.md", 2): "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))",
-    ("README.md", 4): """
-        from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-
-        sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50)
-        model = BertForSequenceClassification(BertConfig(**sizes))
-        train = [dict(input_ids=torch.randint(0, 50, (6,)), labels=i % 2) for i in range(32)]
-        args = TrainingArguments("trainer", max_steps=8, per_device_train_batch_size=4, report_to=[], use_cpu=True)
-        """,
+    ("README.md", 2): "model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())",
     # It is about a checkpoint whose layers differ, and so few steps leave all of them at the original.
     ("docs/text.md", 2): """
         model = flexact.convert(AutoModelForSequenceClassification.from_pretrained("bert-base-uncased"))
