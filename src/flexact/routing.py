@@ -109,20 +109,20 @@ class Router:
             elif self.begun:
                 self._draw(self._again + 1)
         if not (self._decided and self.committed) or transforming():
-            # Not as inference tensors, which a later training step could not use.
-            with torch.inference_mode(False), torch.no_grad():
-                self._make_tables()
+            self._make_tables()
         self.begun = self.begun or training
         self.ready = self.current = True
 
     def _make_tables(self) -> None:
         self._decided = self.committed and not transforming()
-        if self._decided:
-            self.pi = self.p = self.alive().float()
-            return
-        if self._left_out_draw:
-            self._draw(self._again)
-        self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
+        # Not as inference tensors, which a later training step could not use.
+        with torch.inference_mode(False), torch.no_grad():
+            if self._decided:
+                self.pi = self.p = self.alive().float()
+                return
+            if self._left_out_draw:
+                self._draw(self._again)
+            self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
 
     @property
     def committed(self) -> bool:
@@ -136,10 +136,12 @@ class Router:
     def go_to(self, step: int) -> None:
         """Make the draw of any step, and start its statistics afresh; its micro-batches share them."""
         self.place()
-        self.alive()  # here, and not in a forward that the compiler looks at
         self.gathered.clear()
         self.step, self.current, self.begun = step, False, False
         self._draw(0)
+        self.alive()  # here, and not in a forward that the compiler looks at
+        if self.committed and not self._decided and not transforming():
+            self._make_tables()  # likewise
 
     def _draw(self, again: int) -> None:
         """Make the first draw of this step, or a further one."""
