@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -458,3 +459,17 @@ def test_a_second_derivative_in_one_go_is_refused_and_the_parts_have_it(device: 
         (first,) = torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)
         first.square().sum().backward()
     assert model.conv1.weight.grad.isfinite().all()
+
+
+def test_until_a_warm_up_ends_the_parts_run_as_before_the_conversion(
+    resnets: ModuleType, fused_calls: list[int]
+) -> None:
+    plain = resnets.SharedBlock(3, 3, 1)
+    model = flexact.convert(copy.deepcopy(plain), config=FlexConfig(init="original", warmup=0.5), fuse=True)
+    schedule = flexact.Schedule(model, total_steps=2)
+    x = torch.randn(4, 3, 5, 5)
+    assert torch.equal(model(x), plain(x))
+    assert not fused_calls
+    schedule.step()
+    torch.testing.assert_close(model(x), plain(x), rtol=0.01, atol=0.01)
+    assert fused_calls

@@ -105,6 +105,65 @@ def test_the_weight_of_the_correction_falls_linearly_to_the_commitment_or_stays(
     assert flexact.penalty(model).item() == 0
 
 
+# A warm-up that starts at the original function
+
+WAITING = FlexConfig(init="original", warmup=0.3)
+
+
+def test_until_a_warm_up_ends_the_network_trains_as_it_was_before_the_conversion() -> None:
+    plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+    model = convert(copy.deepcopy(plain), config=WAITING)
+    start = model[1].logits.detach().clone()
+    schedule = Schedule(model, total_steps=20)
+    optimizers = [torch.optim.Adam(param_groups(model), lr=0.01), torch.optim.Adam(plain.parameters(), lr=0.01)]
+    for step in range(6):
+        x = torch.randn(8, 3)
+        assert torch.equal(model.eval()(x), plain.eval()(x))
+        losses = [network.train()(x).square().mean() for network in (model, plain)]
+        assert losses[0].item() == losses[1].item(), step
+        (losses[0] + flexact.penalty(model)).backward()
+        losses[1].backward()
+        assert model[1].logits.grad is None
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step()
+    assert torch.equal(model[1].logits, start)
+    assert not model[1].committed
+    x = torch.randn(8, 3)
+    error = (model(x) - plain(x)).norm() / plain(x).norm()
+    assert 0 < error < 0.01
+    model(x).sum().backward()
+    assert model[1].logits.grad is not None
+
+
+def test_a_run_that_goes_on_in_a_warm_up_waits_for_its_end() -> None:
+    model = network(WAITING)
+    schedule = Schedule(model, total_steps=20)
+    for steps_done, waits in ((2, True), (6, False), (5, True)):
+        schedule.load_state_dict({**schedule.state_dict(), "step": steps_done})
+        x = torch.randn(4, 3)
+        assert torch.equal(model[1](x), x.relu()) == waits
+    flexact.commit(model)
+    assert torch.equal(model[1](x), x.relu())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FlexConfig(warmup=0.3),
+        FlexConfig(init="original", init_probability=0.5, warmup=0.0),
+        FlexConfig.paper(init="original", init_probability=0.5, warmup=0.3),
+    ],
+    ids=["undecided", "no warm-up", "logits that the optimizer moves"],
+)
+def test_other_runs_blend_from_the_first_step_on(config: FlexConfig) -> None:
+    model = network(config)
+    Schedule(model, total_steps=20)
+    x = torch.randn(4, 3)
+    assert not torch.equal(model[1](x), x.relu())
+
+
 # Elimination and commitment
 
 

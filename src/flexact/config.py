@@ -95,7 +95,8 @@ class FlexConfig:
     eliminate: bool = True
     """Drop each site's weakest candidate at evenly spaced rounds until one is left at the commitment."""
     warmup: float = 0.0
-    """The fraction of the run before elimination and annealing begin."""
+    """The fraction of the run before elimination and annealing begin. With init="original" and paced logits every site
+    runs its original function alone until then."""
     round_steps: int | None = 400
     """The most steps of an elimination round: what a round tells, it tells in so many, and the rest of the run trains
     the picks alone. None lets the rounds fill the time until `commit_at`."""

@@ -114,6 +114,9 @@ class FlexAct(nn.Module):
             picked: Tensor = self.picked(h)
             return picked
         self.check_input(h)
+        if self.router.waiting and self.original is not None:
+            original: Tensor = self.original(h)
+            return original
         routing = self.routing(h)
         if self.config.correction == "output_norm" and (self.training or not routing.hard):  # a pick runs as it will be
             noise = self._own(self.router.noise) if self.training else torch.zeros_like(routing.probabilities)

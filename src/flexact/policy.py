@@ -24,7 +24,7 @@ def penalty(model: nn.Module) -> Tensor:
     """α·Σ KL(p̃ ‖ q) over the sites of a model, from the last forward's statistics; 0 where the policy needs none.
 
     It needs none when the correction is no KL, when its weight is relative (it then acts on the gradient, through the
-    Schedule), and for sites that are committed.
+    Schedule), and for sites that wait for the end of a warm-up or are committed.
 
     >>> import torch, flexact
     >>> act = flexact.FlexAct(config=flexact.FlexConfig.paper())
@@ -34,10 +34,12 @@ def penalty(model: nn.Module) -> Tensor:
     """
     sites = bound_sites(model)
     routers = [router for router in routers_of(sites) if _adds_to_loss(router.config) and router.ready]
-    terms = [_penalty(router) for router in routers if not all(site.committed for site in router.sites)]
+    terms = [_penalty(router) for router in routers if not (router.waiting or router.committed)]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        committed = [site.logits for site in sites if site.committed and site.logits.requires_grad]
-        idle: list[Tensor] = [logits for logits in committed if not is_sharded(logits)]
+        unused = [site for site in sites if site.committed or site.router.waiting]
+        idle: list[Tensor] = [
+            site.logits for site in unused if site.logits.requires_grad and not is_sharded(site.logits)
+        ]
         if idle:
             terms.append(0 * torch.cat(idle).sum())  # DistributedDataParallel waits for a gradient of every parameter
     if terms:
@@ -60,6 +62,10 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
     The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
     every = [site.logits for site in router.sites]
+    if router.waiting:
+        for logits in every:
+            logits.grad = None  # DistributedDataParallel's zeros
+        return
     if not router.ready or all(logits.grad is None for logits in every):
         return
     running.to(router.device)

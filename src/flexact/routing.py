@@ -74,6 +74,7 @@ class Router:
         self.config = config
         self.standalone = standalone
         self.scheduled = False
+        self.waiting = False  # in a warm-up: every site is what it was before, and nothing is routed
         self.ready = False  # whether there are probabilities and statistics at all
         self.current = False  # whether they are this step's; a site called outside of the model's forward asks
         self.begun = False  # whether this step had a forward in training mode
@@ -103,6 +104,8 @@ class Router:
         if not torch.compiler.is_compiling():
             for site in self.sites:
                 site.notice_copied_buffers()
+        if self.waiting:
+            return
         if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
             if not self.scheduled:
                 self.advance()

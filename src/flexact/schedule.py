@@ -170,6 +170,13 @@ class Schedule:
         return self.steps_done >= self._warmup_steps and not settling
 
     @property
+    def _waits(self) -> bool:
+        """Whether the network runs as it was before the conversion: in a warm-up that starts there, with logits that
+        hold still."""
+        starts_there = self.config.init == "original" and self.config.logit_step == "paced"
+        return starts_there and self.steps_done < self._warmup_steps
+
+    @property
     def _warmup_steps(self) -> float:
         return self.config.warmup * self.total_steps
 
@@ -221,6 +228,7 @@ class Schedule:
         temperature = annealed(config.anneal, config.temperature, config.final_temperature, progress)
         step_size = config.pace / ((1 - config.settle) * self._round_steps) if self._moves else 0.0
         alpha = config.alpha * (1 - progress) if config.alpha_schedule == "falling" else config.alpha
+        self.router.waiting = self._waits
         self._write(temperature, step_size, alpha)
         self.router.go_to(self.steps_done)
 

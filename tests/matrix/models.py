@@ -91,7 +91,7 @@ class Column:
     def build(self, config: FlexConfig = STEADY, plain: nn.Module | None = None) -> nn.Module:
         """The model with its sites: the same weights every time, or those of a plain one."""
         if self.is_site:
-            return flexact.FlexAct(config=config)
+            return flexact.FlexAct(config=config, original=self.plain() if config.init == "original" else None)
         return flexact.convert(self.twin() if plain is None else plain, config=config)
 
     def twin(self) -> nn.Module:

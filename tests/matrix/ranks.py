@@ -36,6 +36,7 @@ POLICIES = {
     "default": FlexConfig(pace=0.2, alpha=100.0, noise=0.5),
     "paper": FlexConfig.paper(commit_at=None),
     "per rank": FlexConfig.paper(commit_at=None, noise_across_ranks="per_rank", kl_on="p"),
+    "warm-up": FlexConfig(pace=0.2, noise=0.5, init="original", init_probability=0.5, warmup=0.05),  # two steps of it
     "per rank, default": FlexConfig(pace=0.2, noise=0.5, kl_on="p", noise_across_ranks="per_rank"),
 }
 COMMITTING = FlexConfig(noise=0.5)
@@ -69,7 +70,8 @@ def trained(column: Column, config: FlexConfig, rank: int = 0, ranks: int = 1) -
     kept: dict[str, Any] = {"logits": [], "statistics": [], "noise": []}
     for step in range(STEPS):
         loss = column.loss(run, part(column.batch(step, BATCH), rank, ranks)) + flexact.penalty(model)
-        loss.backward()
+        if loss.requires_grad:  # a lone site that waits has nothing to train
+            loss.backward()
         kept["statistics"].append(schedule.router.mean_statistics().clone())
         kept["noise"].append(schedule.router.noise.clone())
         optimizer.step()

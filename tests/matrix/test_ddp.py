@@ -26,7 +26,7 @@ def test_logits_are_bit_identical_on_all_ranks_after_every_step(found: list[dict
     assert all(one["picks"] == found[0]["picks"] and one["committed"] for one in found)
 
 
-@pytest.mark.parametrize("policy", ["default", "paper"])
+@pytest.mark.parametrize("policy", ["default", "paper", "warm-up"])
 def test_one_process_with_the_whole_batch_gives_the_same(
     column: Column, policy: str, found: list[dict[str, Any]]
 ) -> None:

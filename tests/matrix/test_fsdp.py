@@ -17,7 +17,7 @@ def found(ranks: Any, column: Column) -> list[dict[str, Any]]:
     return ranks.results("fsdp", column, 2)
 
 
-@pytest.mark.parametrize("policy", ["default", "paper"])
+@pytest.mark.parametrize("policy", ["default", "paper", "warm-up"])
 def test_sharded_it_trains_as_one_process_does(column: Column, policy: str, found: list[dict[str, Any]]) -> None:
     alone = trained(column, POLICIES[policy])
     assert found[0]["kinds"] == ["DTensor"], "the logits were sharded"

@@ -199,7 +199,7 @@ class FlexActCallback(TrainerCallback):
         if schedule is None or not model.training:
             return loss
         inner = self._trainer.model
-        if schedule.committed:
+        if schedule.committed or schedule.router.waiting:
             # DistributedDataParallel waits for a gradient of every parameter, unless it looks for those without.
             if not isinstance(model, nn.parallel.DistributedDataParallel) or model.find_unused_parameters:
                 return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,15 +31,18 @@ def images(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., 
     return data.load("cifar10", folder, complete=False)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "flexact-all after a warm-up"])
 def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Images) -> None:
     states, losses = [], []
+    method, _, waits = method.partition(" ")
+    changes = {"init": "original", "warmup": 0.3} if waits else {}
+    protocol = dataclasses.replace(PROTOCOL, changes=changes)
     for captures in (False, True):
         with study_stream(CUDA), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             torch.manual_seed(0)
-            network = build("resnet18", method, 10, PROTOCOL.config(0), PROTOCOL.width)
+            network = build("resnet18", method, 10, protocol.config(0), protocol.width)
             network = network.to(CUDA, memory_format=torch.channels_last)
-            training = step.Training(network, images.to(CUDA), PROTOCOL, 0, CUDA, Ranks())
+            training = step.Training(network, images.to(CUDA), protocol, 0, CUDA, Ranks())
             training._captures = captures
             replays = 0
             for _ in range(training.total_steps):

@@ -102,9 +102,9 @@ class Training:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before = self._dropped()
+            before = self._routing()
             self.schedule.step()
-            if self._dropped() != before:
+            if self._routing() != before:
                 self._forget_graph()
         self.steps_done += 1
         if self._captures and self._replay is None and self._directly >= WARM_UP:
@@ -199,9 +199,9 @@ class Training:
             torch.cuda.synchronize(self.device)  # it may still be running
         self._replay, self._read_by_graph, self._directly = None, [], 0
 
-    def _dropped(self) -> tuple[int, ...]:
-        """Another tuple whenever a candidate was dropped somewhere, in a channel of a site too."""
-        return tuple(site.dropped_at._version for site in self._sites)
+    def _routing(self) -> tuple[tuple[bool, int], ...]:
+        """Another tuple whenever a warm-up ended, or a candidate was dropped somewhere, in a channel of a site too."""
+        return tuple((site.router.waiting, site.dropped_at._version) for site in self._sites)
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
