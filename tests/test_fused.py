@@ -6,6 +6,7 @@ Triton's kernels run on the CPU under its interpreter, and on a card with -m gpu
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -473,3 +474,36 @@ def test_until_a_warm_up_ends_the_parts_run_as_before_the_conversion(
     schedule.step()
     torch.testing.assert_close(model(x), plain(x), rtol=0.01, atol=0.01)
     assert fused_calls
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_what_torch_func_and_torch_jit_look_at_takes_the_plain_way_and_leaves_nothing_behind(
+    resnets: ModuleType, fuse: bool
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 5)
+    model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=fuse).eval()
+    found = torch.func.grad(lambda x: model(x).square().sum())(x)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(made(x), model(x))
+    assert flexact.extract(copy.deepcopy(model), commit=True)(x).shape == x.shape
+    wanted = x.clone().requires_grad_()
+    model(wanted).square().sum().backward()
+    torch.testing.assert_close(found, wanted.grad)
+    torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
+
+
+def test_global_hooks_see_every_part(resnets: ModuleType) -> None:
+    model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=True)
+    seen: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    model(torch.randn(2, 3, 5, 5))
+    handle.remove()
+    assert seen.count("BatchNorm2d") == seen.count("FlexAct") == 2
+
+
+def test_a_batch_norm_of_another_precision_is_torchs_to_refuse(resnets: ModuleType) -> None:
+    model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=True)
+    model.bn1.double()
+    with pytest.raises(RuntimeError, match=r"expected|dtype|type"):
+        model(torch.randn(2, 3, 5, 5))

@@ -584,3 +584,18 @@ def test_state_of_an_unregistered_function_is_refused() -> None:
     state = FlexAct(("relu", "original"), original=nn.ELU(alpha=0.123)).state_dict()
     site = FlexAct(("relu", "tanh"))
     untouched_by(site, lambda: site.load_state_dict(state), "relu, an unregistered function")
+
+
+def test_an_input_on_another_device_is_refused() -> None:
+    with pytest.raises(FlexActError, match="is on cpu and got a tensor on meta; move the model or the tensor"):
+        FlexAct()(torch.empty(3, device="meta"))
+
+
+def test_torch_export_leaves_the_model_as_it_was() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU())).eval()
+    x = torch.randn(2, 3)
+    program = torch.export.export(model, (x,))  # the model's first forward
+    assert type(model(x)) is torch.Tensor
+    torch.testing.assert_close(program.module()(x), model(x))
+    flexact.Schedule(model, 10).step()
+    model.train()(x).sum().backward()

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from flexact.layer import FlexAct
 from flexact.ops import runs_fused
 
 if TYPE_CHECKING:
     from flexact.ops.batch_norm import Norm
-
-MOST_CANDIDATES = 16
-"""Of a site: as many columns the kernels have room for."""
 
 
 class _Held(NamedTuple):
@@ -52,6 +50,8 @@ def normalised_site(
 def is_untouched(module: nn.Module) -> bool:
     """Whether a module's call is its type's own forward and nothing else."""
     own = vars(module)  # asked at every call of a site, and quicker than the module itself
+    if _has_any_global_hook():
+        return False
     hooks = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     return not hooks and "forward" not in own
 
@@ -76,8 +76,7 @@ def _fits(
         and (y.is_contiguous(memory_format=torch.channels_last) or y.is_contiguous())
         and (site.rows == 1 or site.config.channel_dim in (1, -3))
         and site.config.correction != "output_norm"
-        and site.k <= MOST_CANDIDATES
-        and runs_fused(y, tuple([site.keys[k] for k in site.alive]))
+        and runs_fused(y, site.keys, site.alive)
     )
 
 
@@ -92,9 +91,14 @@ def _takes(norm: nn.BatchNorm2d, y: Tensor) -> bool:
     weight, bias, running_mean, _, batches = _held(norm)
     return (
         (weight is None) == (bias is None)
-        and (weight is None or weight.device == y.device)
-        and (running_mean is None or batches is not None)
+        and (weight is None or _is_beside(weight, y))
+        and (running_mean is None or (batches is not None and _is_beside(running_mean, y)))
     )
+
+
+def _is_beside(held: Tensor, y: Tensor) -> bool:
+    """Whether torch, too, would compute with the two."""
+    return held.device == y.device and (held.dtype == y.dtype or held.dtype == torch.float32)
 
 
 def _held(norm: nn.BatchNorm2d) -> _Held:

@@ -296,6 +296,11 @@ class FlexAct(nn.Module):
                 f"{self.name or 'FlexAct'} got {got}; activations need a real floating-point one "
                 "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
             )
+        if h.device != self.logits.device:
+            raise FlexActError(
+                f"{self.name or 'FlexAct'} is on {self.logits.device} and got a tensor on {h.device}; move the model "
+                "or the tensor, for example with model.to(h.device)."
+            )
         if self.config.granularity == "channel":
             dim = self.config.channel_dim
             if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows:

@@ -7,7 +7,7 @@ numbers of candidates share one padded table of (rows, K); a site has one row, o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.gathering import Gathered, own_rank
 from flexact.ops import kernels
-from flexact.ops.differentiable import transforming
+from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.sharding import whole
 
 if TYPE_CHECKING:
@@ -57,6 +57,16 @@ def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
 def probabilities(log_pi: Tensor, noise: Tensor | None, temperature: Tensor) -> Tensor:
     """p = softmax((log π + g)/τ)."""
     return torch.softmax((log_pi if noise is None else log_pi + noise) / temperature, dim=-1)
+
+
+def _outside_of_transforms() -> AbstractContextManager[Any]:
+    """Where tensors are made as torch makes them, whatever torch.func looks at."""
+    return torch._C._DisableFuncTorch() if transforming() else nullcontext()
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers, and not what torch.export puts in its place."""
+    return type(tensor) is Tensor
 
 
 class Router:
@@ -159,8 +169,11 @@ class Router:
         self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
     def runs_fused(self) -> bool:
-        """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones."""
-        if torch.compiler.is_compiling() or kernels.active(self.device).name != "triton":
+        """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones, nor
+        for torch.func and torch.jit.trace, whose tensors are not what kernels take."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or transforming():
+            return False
+        if kernels.active(self.device).name != "triton":
             return False
         from flexact.ops import policy_kernels  # needs Triton
 
@@ -188,6 +201,8 @@ class Router:
             return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
         if self._alive is None or self._alive_is_old:
             alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+            if not _is_real(alive):
+                return alive
             self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
             self._alive_is_old = False
         return self._alive
@@ -244,7 +259,10 @@ class Router:
     def place(self) -> None:
         """Put what the tables are built with on the model's device (again, after the model moved)."""
         if self._device != self.device:
-            self._place()
+            with _outside_of_transforms():
+                self._place()
+            if not _is_real(self.sites[0].dropped_at):
+                self._device = None  # what is made while torch.export looks on must not outlive it
 
     @torch.inference_mode(False)
     def _place(self) -> None:
@@ -289,8 +307,15 @@ class Router:
         rank = own_rank() if self.config.noise_across_ranks == "per_rank" else 0
         seed = _seed(self.config.seed, rank, self._again)
         # vmap allows no random numbers; these are one draw for all that it looks at.
-        with torch._C._DisableFuncTorch() if transforming() else nullcontext():
+        with _outside_of_transforms():
             return (self.config.noise * gumbel_noise(self.rows, self.k, seed, self.step)).float()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = vars(self).copy()
+        if self.ready and is_wrapped(self.p):  # what torch.func leaves behind cannot be copied
+            del state["pi"], state["p"]
+            state["ready"] = state["current"] = False
+        return state
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """As a forward pre-hook of the model."""

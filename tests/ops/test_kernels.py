@@ -203,6 +203,43 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(fresh: pytes
     assert kernels.active(torch.device("cpu")).name == "closed_form"
 
 
+def test_a_compiler_without_a_folder_to_work_in_is_given_up_too(fresh: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise FileNotFoundError("/proc/nope")
+
+    fresh.setattr(kernels, "_broken_compiler", "")
+    fresh.setattr(kernels, "_forced", "compiled")
+    fresh.setattr(kernels, "has_compiler", lambda: True)
+    fresh.setattr(compiled, "forward", fail)
+    with pytest.warns(UserWarning, match="/proc/nope"):
+        assert flexact.FlexAct()(torch.randn(6)).shape == (6,)
+
+
+def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(kernels, "_broken", "a reason")
+    fresh.setattr(kernels, "_broken_compiler", "another one")
+    fresh.setattr(kernels, "has_compiler", lambda: True)
+    assert kernels.active(CUDA).reason == "a reason"
+    kernels.use("triton")
+    assert kernels.active(CUDA) == ("triton", "")
+    assert kernels.active(CPU).reason != "a reason"
+    kernels.use("compiled")
+    assert kernels.active(CPU) == ("compiled", "")
+
+
+def test_only_the_compiler_that_the_user_names_counts(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(shutil, "which", lambda name: name if name == "g++" else None)
+    assert kernels.has_compiler()
+    forget()
+    fresh.setenv("CXX", "not-there")
+    assert not kernels.has_compiler()
+
+
+def test_an_empty_variable_says_nothing(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv(kernels.VARIABLE, "")
+    assert kernels.wanted() == "auto"
+
+
 def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
     """ROCm's is called pytorch-triton-rocm, that for Windows triton-windows; the package is triton in each."""
 

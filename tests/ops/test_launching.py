@@ -13,7 +13,7 @@ import torch
 
 from flexact.ops import tiles
 from flexact.ops.launching import Launch
-from flexact.ops.tiles import FLAT, Tiles
+from flexact.ops.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
 BUILD = """
 import torch, triton
@@ -124,3 +124,10 @@ def test_a_plan_for_sizes_that_have_no_hash_is_not_kept() -> None:
     walk = tiles.flat(torch.zeros(5), FLAT)
     symbol: list[int] = []  # no hash either
     assert walk.plan(lambda _, size: [size], symbol) is not walk.plan(lambda _, size: [size], symbol)
+
+
+def test_plans_that_are_never_asked_for_again_are_given_up() -> None:
+    tiles = by_channel(torch.randn(2, 3, 4, 4), 1, MOMENTS)
+    for number in range(3 * MOST_PLANS):
+        assert tiles.plan(lambda _, number: number, number) == number
+    assert len(tiles._plans) <= MOST_PLANS

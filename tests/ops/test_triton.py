@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexact import candidates
 from flexact.candidates import lookup, register_candidate
-from flexact.ops import DEVIATION, SENSITIVITY, basis, kernels, reference, routed_activation, tiles, triton
+from flexact.ops import DEVIATION, SENSITIVITY, basis, kernels, reference, routed_activation, runs_fused, tiles, triton
 from flexact.ops.basis import blend, without_form
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -525,20 +525,18 @@ def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(device: 
     assert to_logits[0].item() == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="a table's row has room for 16")
-def test_more_columns_than_there_are_built_in_candidates(device: torch.device) -> None:
-    """As a site with many candidates of its own has them, of which the built-in ones are left."""
-    one = case(spread(30).to(device), ("relu", "tanh"))
-    names, alive = (*(f"dropped_{k}" for k in range(19)), *one.names), (19, 20)
-    p, temperature = torch.zeros(1, 21, device=device), torch.tensor(one.temperature, device=device)
-    p[:, 19:] = one.probabilities()
-    _, statistics = triton.forward(one.h, p, blend(names, alive), 1, BOTH)
-    _, to_logits = triton.backward(one.delta, one.h, p, p, temperature, blend(names, alive), 1, True)
-    expected = one.run()
-    torch.testing.assert_close(statistics[:, :, 19:], expected.statistics)
-    torch.testing.assert_close(to_logits[19:], expected.to_logits.flatten())
-    assert not statistics[:, :, :19].any()
-    assert not to_logits[:19].any()
+def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+    without_form.cache_clear()
+    for k in range(15):
+        register_candidate(f"wave_{k}", torch.sin)
+    waves, h = [f"wave_{k}" for k in range(15)], spread(20).to(device)
+    assert not runs_fused(h, ("relu", "tanh", waves[0]), (0, 2))
+    assert runs_fused(h, ("relu", "tanh", waves[0]), (0, 1))
+    assert runs_fused(h, ("relu", "tanh", *waves[:14]), (0, 1))
+    assert not runs_fused(h, ("relu", "tanh", *waves), (0, 1))
 
 
 def test_a_candidate_without_a_form_is_said_once_whatever_stands_beside_it(

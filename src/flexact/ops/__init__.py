@@ -25,6 +25,9 @@ from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
 __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
 
+_COMPILERS = ("torch._inductor", "torch._dynamo")
+MOST_CANDIDATES = 16
+"""Of a site: as many columns Triton's kernels have room for."""
 _SEPARATOR = "\n"  # an operator takes one string, not several
 
 
@@ -55,7 +58,7 @@ def routed_activation(
             h, logits, weights, probabilities, temperature, keys, alive, channel_dim
         )
         return plain, weights.new_empty(0)
-    if runs_fused(h, keys):
+    if runs_fused(h, keys, alive):
         from flexact.ops import triton_ops  # needs Triton
 
         blending = triton_ops.Blending(weights, probabilities, temperature, keys, tuple(alive), statistics)
@@ -66,9 +69,15 @@ def routed_activation(
     return x, gathered
 
 
-def runs_fused(h: Tensor, keys: tuple[str, ...]) -> bool:
-    """Whether Triton's kernels take this input and these candidates."""
-    return h.dtype != torch.float64 and not differentiable.transforming() and _takes_triton(h.device, keys)
+def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
+    """Whether Triton's kernels take this input and those of these candidates that are still in."""
+    return (
+        h.dtype != torch.float64
+        and len(keys) <= MOST_CANDIDATES
+        and not differentiable.transforming()
+        and torch._C._get_tracing_state() is None  # torch.jit.trace has tensors where kernels take numbers
+        and _takes_triton(h.device, tuple([keys[k] for k in alive]))
+    )
 
 
 def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
@@ -125,8 +134,8 @@ def _compiled_or_not(
     if kernels.compiles(h):
         try:
             return fast(*arguments)
-        except RuntimeError as error:
-            if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        except (RuntimeError, OSError) as error:  # OSError: no folder to compile in
+            if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
                 raise
             kernels.give_up_compiler(error)
     return otherwise(*arguments)

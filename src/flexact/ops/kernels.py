@@ -46,20 +46,25 @@ _broken_compiler: str = ""
 
 
 def use(kernels: Kernels) -> None:
-    """Force one implementation from now on, before what FLEXACT_KERNELS says; "auto" takes that back.
+    """Force one implementation from now on, before what FLEXACT_KERNELS says; "auto" takes that back. One that was
+    given up is tried again.
 
     >>> use("closed_form"); active(torch.device("cpu")).name
     'closed_form'
     >>> use("auto")
     """
-    global _forced
+    global _forced, _broken, _broken_compiler
     choice = _checked(kernels, "flexact.ops.kernels.use")
+    if choice == "triton":
+        _broken = ""
+    if choice == "compiled":
+        _broken_compiler = ""
     _forced = None if choice == "auto" else choice
 
 
 def wanted() -> Kernels:
     """What was asked for: by `use`, by FLEXACT_KERNELS, or "auto"."""
-    return _forced if _forced is not None else _checked(os.environ.get(VARIABLE, "auto"), VARIABLE)
+    return _forced if _forced is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def active(device: torch.device | str) -> Active:
@@ -88,7 +93,8 @@ def compiles(h: Tensor) -> bool:
 @functools.cache
 def has_compiler() -> bool:
     """Whether torch.compile finds a C++ compiler on this machine."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+    named = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([named] if named else ["g++", "clang++"]))
 
 
 def why_no_triton(device: torch.device) -> str:

@@ -15,6 +15,9 @@ from torch.library import wrap_triton
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+_OF_THE_CARD = ("CUDA error", "Triton Error [CUDA]")
+"""In messages about the card or an earlier launch on it, not about what is built."""
+
 
 class CannotBuild(Exception):
     """A kernel does not build on this machine; the cause says why."""
@@ -57,7 +60,7 @@ class Launch:
         try:
             built = self.kernel[self.grid](*tensors, *self._behind, num_warps=self.warps)
         except Exception as error:
-            if "CUDA" in str(error) or "out of memory" in str(error):  # of an earlier launch, or of the card
+            if isinstance(error, torch.OutOfMemoryError) or any(one in str(error) for one in _OF_THE_CARD):
                 raise
             raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
         grid = (*self.grid, 1, 1)[:3]

@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 WARPS = 4
+MOST_PLANS = 256
+"""That are kept for tensors of one size."""
 
 Plan = TypeVar("Plan")
 
@@ -64,6 +66,8 @@ class Tiles:
         except TypeError:  # a compiler's symbol has no hash
             return make(self, *choices)
         if found is None:
+            if len(self._plans) >= MOST_PLANS:  # a momentum that changes from step to step makes one each
+                self._plans.clear()
             found = self._plans[make, choices] = make(self, *choices)
         return found
 

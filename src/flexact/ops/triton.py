@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flexact import ops
 from flexact.ops.basis import Blend, coefficients, is_fast, slope, value
 from flexact.ops.basis_parts import LINEAR
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
@@ -39,7 +40,7 @@ from flexact.ops.tiles import (
 _FINISH_BLOCK = 1024
 _FEW = 6
 
-MOST_CANDIDATES = tl.constexpr(16)
+MOST_CANDIDATES = tl.constexpr(ops.MOST_CANDIDATES)
 """Room for all built-in ones in a row of a table, as a power of two."""
 
 
