@@ -171,7 +171,7 @@ class Router:
     def runs_fused(self) -> bool:
         """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones, nor
         for torch.func and torch.jit.trace, whose tensors are not what kernels take."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or transforming():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforming():
             return False
         if kernels.active(self.device).name != "triton":
             return False
