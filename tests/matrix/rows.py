@@ -98,7 +98,8 @@ ROWS = (
         "a captured step replays with fresh noise, and repeats with the same seed",
         (
             "Warm up with whole steps, `schedule.step()` included. Capture forward, backward and the optimizer's step "
-            "together, call `schedule.step()` between replays, and capture anew when a candidate was dropped.",
+            "together, call `schedule.step()` between replays, and capture anew when a candidate was dropped, or a "
+            "warm-up with `init=\"original\"` ended.",
         ),
     ),
     Row(
