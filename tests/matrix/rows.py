@@ -99,7 +99,7 @@ ROWS = (
         (
             "Warm up with whole steps, `schedule.step()` included. Capture forward, backward and the optimizer's step "
             "together, call `schedule.step()` between replays, and capture anew when a candidate was dropped, or a "
-            "warm-up with `init=\"original\"` ended.",
+            'warm-up with `init="original"` ended.',
         ),
     ),
     Row(
