@@ -49,7 +49,7 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         folder = tmp_path / "out"
         return run(
-            grid, chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
+            [grid], chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
         )
 
     return go
@@ -66,6 +66,23 @@ def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> N
         ("relu", 1),
         ("flexact-all", 1),
     ]
+
+
+def test_what_options_leave_open_is_as_it_was_in_the_folder() -> None:
+    begun = [Grid(("cifar10",), methods=("relu",), seeds=1), Grid(("cifar100",), methods=("gelu",), seeds=2)]
+    before = {"grids": [grid.to_dict() for grid in begun]}
+    grown = Grid.asked_for({"seeds": 2}, before)
+    assert [cell.name for grid in grown for cell in grid.cells] == [
+        "cifar10-resnet18-relu-0",
+        "cifar10-resnet18-relu-1",
+        "cifar100-resnet18-gelu-0",
+        "cifar100-resnet18-gelu-1",
+    ]
+    assert Grid.asked_for({"datasets": ("cifar10",), "methods": ("silu",), "seeds": 1}, before) == [
+        Grid(("cifar10",), methods=("silu",), seeds=1)
+    ]
+    assert Grid.asked_for({}, before) == []
+    assert Grid.asked_for({"seeds": 1}, None) == [Grid(seeds=1)]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +295,7 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
         raise FlexActError("there is no CIFAR-10 here")
 
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
-        run(TWO, Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
+        run([TWO], Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
     assert not (tmp_path / "new").exists()
 
 

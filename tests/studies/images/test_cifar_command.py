@@ -99,7 +99,7 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     assert store.config() == before
     assert ran(*here, "--retry-failed") == 0
     assert store.config() == before
-    assert ran(*here, "--resume", "--datasets", "cifar10", "--methods", "prelu", "--seeds", "1") == 0
+    assert ran(*here, "--resume", "--methods", "prelu", "--seeds", "1") == 0
     assert [cell.method for cell in store.results()] == ["relu", "relu", "prelu"]
     capsys.readouterr()
     assert ran(*here, "--resume", "--lr", "0.3", "--budget", "short") == 2

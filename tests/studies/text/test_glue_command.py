@@ -59,9 +59,11 @@ def test_a_grid_runs_and_is_reported(
     assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the model, the tasks and the settings of before
     assert len(Store(out).results()) == 4
     assert Store(out).config() == before
+    assert run(["reproduce", "glue", *here, "--resume", "--tasks", "rte", "--seeds", "2"]) == 0  # the methods of before
+    assert [cell.name for cell in Store(out).results()][4:] == ["rte-fixed-1", "rte-flexact-all-1"]
     dev = glue_folder / "RTE" / "dev.tsv"
     dev.write_text(dev.read_text().replace("\tnot_entailment\n", "\tentailment\n", 1))
-    assert run([*arguments, "--resume", "--first-seed", "1"]) == 2
+    assert run([*arguments, "--resume", "--first-seed", "2"]) == 2
     assert "other data of the name rte" in capsys.readouterr().err
 
 

@@ -31,7 +31,10 @@ Device = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the grid in that folder, as it was asked for; or add what is named."),
+    typer.Option(
+        "--resume",
+        help="Go on with the grid in that folder, as it was asked for; or add what is named, the rest as it is there.",
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in that folder.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Go on, and try the failed cells again.")]

@@ -98,7 +98,7 @@ def cifar(
     chosen = given(
         datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
     )
-    grid = Grid(**chosen) if chosen or before is None else None
+    grids = Grid.asked_for(chosen, before)
     settings = given(
         epochs=_epochs(budget, epochs),
         policy=policy,
@@ -115,7 +115,7 @@ def cifar(
         partial = partial or bool(before.get("data", {}).get("partial"))
     begin = functools.partial(
         run,
-        grid,
+        grids,
         protocol,
         data,
         out,

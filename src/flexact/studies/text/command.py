@@ -111,7 +111,7 @@ def glue(
     store = Store(out)
     before = begun(store, resume or retry_failed)
     chosen = given(tasks=names(tasks), methods=names(methods), seeds=seeds, first_seed=first_seed)
-    grid = Grid(**chosen) if chosen or before is None else None
+    grids = Grid.asked_for(chosen, before)
     settings = given(
         epochs=epochs,
         batch=batch,
@@ -137,7 +137,7 @@ def glue(
         jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
     begin = functools.partial(
         run,
-        grid,
+        grids,
         protocol,
         data,
         out,

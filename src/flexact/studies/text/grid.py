@@ -28,7 +28,7 @@ from flexact.studies.text.train import train_cell
 
 
 def run(
-    grid: Grid | None,
+    grids: Sequence[Grid],
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -41,7 +41,7 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
-    grid: None for the cells that the folder was asked for before.
+    grids: none for the cells that the folder was asked for before.
     """
     store = Store(folder)
 
@@ -50,7 +50,7 @@ def run(
 
     shared.run(
         store,
-        shared.configuration(STUDY, grid, protocol, {}),
+        shared.configuration(STUDY, grids, protocol, {}),
         task_of,
         lambda name: load(name, Path(data)).sha256,
         engine,
@@ -80,12 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = {name: getattr(given, name) for name in ("tasks", "methods", "seeds", "first_seed")}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        grid = None if given.resume and not chosen else Grid(**chosen)
+        grids = Grid.asked_for(chosen, Store(given.out).config() if given.resume else None)
         protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
         check_encoder(protocol.encoder, protocol.length)
         engine = engine_named("local", given.device, given.jobs, None)
         progress = Progress(pieces="cells")
-        store = run(grid, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
+        store = run(grids, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
     except (FlexActError, ValueError, TypeError) as error:
         print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
