@@ -18,7 +18,7 @@ import flexact
 from flexact import FlexActError
 from flexact.studies.text import encoder
 from flexact.studies.text.checking import check_encoder, positions_of
-from flexact.studies.text.encoder import activations_of, build, find_encoder, skeleton, tokenizer_of
+from flexact.studies.text.encoder import activations_of, build, find_encoder, given_as, skeleton, tokenizer_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,20 @@ def test_a_folder_is_taken_as_it_is(tiny_encoder: Path) -> None:
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
     assert build(found, 1, 0, is_regression=True).config.problem_type == "regression"
     assert tokenizer_of(found)("the dog")["input_ids"][1] == 5
+
+
+def test_a_folder_is_found_again_however_it_was_named(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(copied)
+    (copied / "below").mkdir()
+    monkeypatch.chdir(copied / "below")
+    for given in (str(copied), str(tmp_path / "link"), ".."):
+        found = find_encoder(given)
+        assert found.name == "copied"
+        monkeypatch.chdir(tmp_path)
+        assert find_encoder(given_as(found)) == found
+        monkeypatch.chdir(copied / "below")
 
 
 @pytest.mark.parametrize(

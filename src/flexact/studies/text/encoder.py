@@ -51,7 +51,7 @@ def find_encoder(given: str | None) -> Encoder:
 
 def given_as(encoder: Encoder) -> str:
     """What `find_encoder` finds the encoder of an earlier run by."""
-    return str(encoder.folder) if encoder.folder.name == encoder.name else encoder.name
+    return str(encoder.folder) if encoder.folder.resolve().name == encoder.name else encoder.name
 
 
 def build(encoder: Encoder, outputs: int, seed: int, is_regression: bool) -> Any:
