@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import flexact
 from flexact import FlexActError
@@ -116,6 +118,22 @@ def test_weights_in_several_files_are_all_looked_at(copied: Path) -> None:
     index.write_text("{")
     with pytest.raises(FlexActError, match=r"index\.json is cut off or damaged"):
         find_encoder(str(copied))
+
+
+def test_weights_in_several_files_are_known_by_all_of_them(copied: Path) -> None:
+    one = find_encoder(str(copied)).sha256
+    assert one == hashlib.sha256((copied / "model.safetensors").read_bytes()).hexdigest()
+    first, second = copied / "a.safetensors", copied / "b.safetensors"
+    index = copied / "model.safetensors.index.json"
+    (copied / "model.safetensors").rename(first)
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    found = []
+    for value in (0.0, 1.0):
+        save_file({"y": torch.tensor([value])}, second)
+        found.append(find_encoder(str(copied)).sha256)
+        joined = b"".join(path.read_bytes() for path in (index, first, second))
+        assert found[-1] == hashlib.sha256(joined).hexdigest()
+    assert found[0] != found[1]
 
 
 def test_a_damaged_file_of_torch_is_told(copied: Path) -> None:
