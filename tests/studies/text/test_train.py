@@ -138,8 +138,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
     kept = Protocol(**{**vars(protocol), "keep": True})
     train_cell(Cell("rte", "flexact-all", 0), kept, load("rte", glue_folder), tmp_path, CPU)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
-    if (tmp_path / "model" / "flexact.json").exists():
-        flexact.load_picks(model, tmp_path / "model")
+    flexact.load_picks(model, tmp_path / "model")
     assert model(input_ids=torch.tensor([[2, 5, 3]])).logits.shape == (1, 2)
     assert json.loads((tmp_path / "outcome.json").read_text())["protocol"]["keep"] is True
 
