@@ -37,6 +37,14 @@ def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(gl
     assert load("qnli", glue_folder) == found
 
 
+@pytest.mark.parametrize(("second", "told"), [("a", "train"), ("e", "measure")])
+def test_a_dev_file_too_small_to_be_split_is_told(second: str, told: str, glue_folder: Path) -> None:
+    row = f"\tthe\t{second}\tentailment\n"
+    (glue_folder / "QNLI" / "dev.tsv").write_text(f"index\tquestion\tsentence\tlabel\n0{row}1{row}")
+    with pytest.raises(FlexActError, match=rf"dev\.tsv has 2 rows, and .* none is left to {told} on; put the b"):
+        load("qnli", glue_folder)
+
+
 def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
     before = load("rte", glue_folder).sha256
     assert load("rte", glue_folder).sha256 == before

@@ -82,6 +82,7 @@ def test_a_grid_runs_and_is_reported(
         (["--retry-failed", "--tasks", "rte"], "holds no grid of `flexact reproduce glue`"),
         (["--data", "nowhere"], "there is no folder nowhere and no package 'datasets'"),
         (["--model", "nowhere"], "there is no folder nowhere: cannot get the model 'nowhere' (there is no network)"),
+        (["--tasks", "stsb", "--limit", "1"], "a correlation, which takes two dev rows or more; got 1. Give --limit 2"),
         (["--length", "3"], "adds 3 tokens of its own to a pair of sentences; give --length 4 or more"),
         (["--length", "129"], "has 128 positions; give --length 128 or less"),
     ],

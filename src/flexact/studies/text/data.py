@@ -78,7 +78,16 @@ def load(name: str, folder: Path) -> TextData:
         return TextData(task, read(task, train), read(task, dev), OFFICIAL)
     if task.name != "qnli":
         raise FlexActError(f"{own} has a dev.tsv and no train.tsv; put the benchmark's own there.")
-    return _split(task, read(task, dev))
+    return _split(task, dev)
+
+
+def check_rows(data: TextData) -> None:
+    """Refuse a task whose metrics need more dev rows than there are."""
+    if data.task.is_regression and len(data.dev) < 2:
+        raise FlexActError(
+            f"{data.task.title} is measured by a correlation, which takes two dev rows or more; got {len(data.dev)}. "
+            "Give --limit 2 or more, or leave it out; its dev.tsv needs as many rows."
+        )
 
 
 def read(task: TextTask, path: Path) -> Rows:
@@ -141,8 +150,9 @@ def _label(task: TextTask, path: Path, number: int, given: str) -> float:
     return score
 
 
-def _split(task: TextTask, rows: Rows) -> TextData:
+def _split(task: TextTask, path: Path) -> TextData:
     """The two parts of a file that has to be both."""
+    rows = read(task, path)
 
     def part(kept: bool) -> Rows:
         pairs = [
@@ -150,7 +160,13 @@ def _split(task: TextTask, rows: Rows) -> TextData:
         ]
         return Rows(tuple(texts for texts, _ in pairs), tuple(label for _, label in pairs))
 
-    return TextData(task, part(False), part(True), OF_DEV)
+    found = TextData(task, part(False), part(True), OF_DEV)
+    if not found.train or not found.dev:
+        raise FlexActError(
+            f"{path} has {counted(len(rows), 'row')}, and split by their second sentences none is left to "
+            f"{'measure' if found.train else 'train'} on; put the benchmark's own file there, or train.tsv beside it."
+        )
+    return found
 
 
 def _is_kept(sentence: str) -> bool:

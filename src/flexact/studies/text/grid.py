@@ -18,7 +18,7 @@ from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.text.cells import Grid
 from flexact.studies.text.checking import check_encoder
-from flexact.studies.text.data import load
+from flexact.studies.text.data import check_rows, load
 from flexact.studies.text.encoder import find_encoder
 from flexact.studies.text.protocol import METHODS, Protocol
 from flexact.studies.text.store import STUDY, Store, figures
@@ -48,11 +48,16 @@ def run(
     def task_of(cell: Cell, own: Path) -> Task:
         return Task(cell, protocol, own, Path(data).absolute(), train_cell, load, figures)
 
+    def sha256_of(name: str) -> str:
+        found = load(name, Path(data))
+        check_rows(found.first(protocol.limit))
+        return found.sha256
+
     shared.run(
         store,
         shared.configuration(STUDY, grids, protocol, {}),
         task_of,
-        lambda name: load(name, Path(data)).sha256,
+        sha256_of,
         engine,
         resume=resume,
         overwrite=overwrite,

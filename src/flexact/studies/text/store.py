@@ -68,7 +68,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def _told(row: Result) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in row.metrics.items())
+    return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
 STUDY = GridStudy(
