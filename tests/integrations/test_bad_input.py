@@ -25,8 +25,10 @@ def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> 
     with pytest.raises(flexact.FlexActError, match="this Trainer is wrapped already"):
         FlexActCallback().wrap(trainer)
     other = trainer_of(routed(), callbacks=[FlexActCallback()])
+    callback = FlexActCallback()
     with pytest.raises(flexact.FlexActError, match="given another FlexActCallback"):
-        FlexActCallback().wrap(other)
+        callback.wrap(other)
+    callback.wrap(trainer_of(routed()))  # what was refused is no run of its
 
 
 def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
