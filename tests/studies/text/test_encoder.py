@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import flexact
 from flexact import FlexActError
-from flexact.studies.text import encoder
+from flexact.studies.text import encoder, hub
 from flexact.studies.text.checking import check_encoder, positions_of
 from flexact.studies.text.encoder import activations_of, build, find_encoder, given_as, skeleton, tokenizer_of
 
@@ -207,6 +207,31 @@ def test_without_network_the_hubs_cache_is_used(
     (kept / "refs" / "main").write_text("1234")
     found = find_encoder("some/tiny")
     assert (found.name, found.folder) == ("some/tiny", kept / "snapshots" / "1234")
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_the_weights_of_torch_are_fetched_where_there_are_no_safetensors(
+    has_safetensors: bool, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a hub whose repository is a folder."""
+    torch.save({"a": torch.randn(2)}, copied / "pytorch_model.bin")
+    if not has_safetensors:
+        (copied / "model.safetensors").unlink()
+    there = tmp_path / "cache"
+
+    def snapshot_download(name: str, allow_patterns: list[str] | str) -> str:
+        there.mkdir(exist_ok=True)
+        names = huggingface_hub.utils.filter_repo_objects(
+            [path.name for path in copied.iterdir()], allow_patterns=allow_patterns
+        )
+        for found in names:
+            shutil.copy(copied / found, there / found)
+        return str(there)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "has_network", lambda: True)
+    assert find_encoder("some/tiny").folder == there
+    assert (there / "pytorch_model.bin").exists() is not has_safetensors
 
 
 @pytest.fixture
