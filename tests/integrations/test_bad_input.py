@@ -58,6 +58,12 @@ def test_a_model_that_was_not_converted(tiny_bert: Build, trainer_of: Build) -> 
         FlexActCallback().wrap(trainer_of(tiny_bert()))
 
 
+@pytest.mark.parametrize("extract", [True, False])
+def test_a_model_that_is_compiled_already(extract: bool, routed: Build, trainer_of: Build) -> None:
+    with pytest.raises(flexact.FlexActError, match=r"not compiled, and its TrainingArguments torch_compile=True"):
+        FlexActCallback(extract=extract).wrap(trainer_of(torch.compile(routed())))
+
+
 def test_a_model_with_no_convertible_activation() -> None:
     class Plain(transformers.PreTrainedModel):
         config_class = transformers.PretrainedConfig
