@@ -163,9 +163,10 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
 
 
-def test_other_data_of_the_same_name_are_refused(go: Any) -> None:
+def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
-    assert store.config()["data"] == {"partial": False, "sha256": {"cifar10": "11aa"}}
+    place = str(tmp_path / "data")
+    assert store.config()["data"] == {"partial": False, "folder": place, "sha256": {"cifar10": "11aa"}}
     with pytest.raises(FlexActError, match=r"other data of the name cifar10 .* is 11aa, that of these 22bb\)"):
         go(behaviour={"sha256": "22bb"}, resume=True)
     assert len(store.results()) == 3

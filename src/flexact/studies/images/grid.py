@@ -9,6 +9,7 @@ from flexact.errors import FlexActError
 from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Load, Task, Train
+from flexact.studies.grid.store import PLACE
 from flexact.studies.grid.study import Cell
 from flexact.studies.images.cells import Grid
 from flexact.studies.images.data import Images
@@ -62,7 +63,7 @@ def run(
 
     shared.run(
         store,
-        shared.configuration(STUDY, grids, protocol, {"partial": partial}),
+        shared.configuration(STUDY, grids, protocol, {"partial": partial, PLACE: str(Path(data).absolute())}),
         task_of,
         sha256_of,
         engine,

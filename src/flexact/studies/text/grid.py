@@ -13,7 +13,7 @@ from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.engines import engine as engine_named
 from flexact.studies.grid.running import Task
-from flexact.studies.grid.store import FAILED
+from flexact.studies.grid.store import FAILED, PLACE
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.text.cells import Grid
@@ -55,7 +55,7 @@ def run(
 
     shared.run(
         store,
-        shared.configuration(STUDY, grids, protocol, {}),
+        shared.configuration(STUDY, grids, protocol, {PLACE: str(Path(data).absolute())}),
         task_of,
         sha256_of,
         engine,
