@@ -120,6 +120,11 @@ def test_missing_files_are_told(glue_folder: Path) -> None:
         load("rte", glue_folder)
 
 
+def test_a_file_in_the_place_of_the_folder_is_told(glue_folder: Path) -> None:
+    with pytest.raises(FlexActError, match=r"dev\.tsv is a file; give --data the folder that has GLUE's own folders"):
+        load("rte", glue_folder / "RTE" / "dev.tsv")
+
+
 def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(FlexActError, match=r"no folder .*nowhere and no package 'datasets'.*give --data.*pip install"):

