@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import flexact
+from flexact.picks_file import Unpicked
 
 GOOD = {"flexact_picks": 1, "committed": True, "picks": {"1": "tanh"}, "original": {}}
 
@@ -97,8 +98,21 @@ def test_a_wrong_file_is_told(content: Any, told: str, tmp_path: Path) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(flexact.FlexActError, match=r"there is no flexact\.json at"):
         flexact.load_picks(network(), tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(flexact.FlexActError, match="needs no load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"there is no flexact\.json at"):
+        flexact.load_picks(network(), tmp_path)
+
+
+def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_act": "relu"}')
+    model = network()
+    before = list(model)
+    assert flexact.load_picks(model, tmp_path) is model
+    assert list(model) == before
+    model[1] = Unpicked()
+    with pytest.raises(flexact.FlexActError, match=r"config\.json names no picks, but .* not in place yet; give the f"):
+        flexact.load_picks(model, tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(flexact.FlexActError, match=r"config\.json is cut off or damaged"):
         flexact.load_picks(network(), tmp_path)
 
 

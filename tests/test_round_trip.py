@@ -76,6 +76,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
         2,
         "DistilBertForSequenceClassification: its forward makes a new ReLU",
     ),
+    "deberta_classifier": (
+        lambda: _transformers("DebertaV2ForSequenceClassification", "DebertaV2Config", **SMALL, **TEXT),
+        TOKENS,
+        2,
+        "pooler: its forward makes a new ACT2FN[self.config.pooler_hidden_act]",
+    ),
     "gpt2": (lambda: _gpt2("GPT2LMHeadModel"), TOKENS, 2, None),
     "vit": (
         lambda: _transformers("ViTModel", "ViTConfig", **SMALL, image_size=32, patch_size=8),

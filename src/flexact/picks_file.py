@@ -56,6 +56,7 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     """Put the activations that a trained network picked into a network that was built anew; returns the model.
 
     path: flexact.json, or the folder of a checkpoint that it lies in; or a JSON file of `selection(model).to_dict()`.
+    The folder of a plain checkpoint, whose own config.json says what was picked, leaves the model as it is.
 
     >>> import json, pathlib, tempfile, torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -70,6 +71,13 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     if sites_of(model):
         raise FlexActError("this model has FlexAct sites: it is still picking. load_picks is for a plain network.")
     file, description = read_picks(path_of(path, FILE))
+    if description is None:
+        if any(isinstance(module, Unpicked) for module in model.modules()):
+            raise FlexActError(
+                f"there is no {FILE} in {path}, and {file} names no picks, but this model's activations are not in "
+                "place yet; give the folder that it was loaded from."
+            )
+        return model
     if not description["committed"]:
         raise FlexActError(
             f"{file} is of a run that had not committed to its picks yet; go on with that run "
@@ -86,8 +94,9 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and what it holds, checked. A config.json that has it inside does as well."""
+def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The file and what it holds, checked. A config.json that has it inside does as well; None where it has not: the
+    checkpoint is a plain one."""
     file = path / FILE if path.is_dir() else path
     inside = None
     if not file.is_file() and (path / "config.json").is_file():
@@ -98,13 +107,10 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any]]:
         data = parsed_json(file.read_bytes())
     except ValueError as error:
         raise FlexActError(f"{file} is cut off or damaged: no valid JSON ({error}). Save the network again.") from None
-    if inside is not None:
-        data = data.get(inside) if isinstance(data, dict) else None
-        if data is None:
-            raise FlexActError(
-                f"there is no {FILE} in {path}, and {file} names no picks: this network has the activations that its "
-                "configuration says, and needs no load_picks."
-            )
+    if inside is not None and isinstance(data, dict):
+        if inside not in data:
+            return file, None
+        data = data[inside]
     if isinstance(data, dict) and "flexact_selection" in data:
         data = _of_selection(file, data)
     version = data.get(_KEY) if isinstance(data, dict) else None

@@ -19,7 +19,7 @@ import torch.fx
 from torch import nn
 from torch.overrides import get_testing_overrides
 
-from flexact.activations import is_activation_function, is_activation_type, is_method
+from flexact.activations import is_activation_function, is_activation_type, is_method, makes_activations
 
 # Questions that torch.fx answers wrongly while it traces, since its stand-ins are no tensors.
 _ABOUT_A_VALUE = {"isinstance", "issubclass", "hasattr", "getattr", "callable", "type", "is_tensor"}
@@ -83,13 +83,16 @@ def settings_read(owner: nn.Module) -> list[str]:
 
 
 def made_inline(owner: nn.Module) -> str | None:
-    """The type of an activation module that a forward makes anew each time, as in `nn.ReLU()(x)`; None where none."""
+    """The activation module that a forward makes anew each time, as in `nn.ReLU()(x)` or `ACT2FN["relu"](x)`: its type,
+    or how the forward gets it; None where none."""
     for source in _reached(type(owner)):
         names = _names(source.function)
         for node in ast.walk(source.tree):
             made = _resolved(_path(node.func), names) if isinstance(node, ast.Call) else None
             if isinstance(made, type) and is_activation_type(made):
                 return made.__name__
+            if isinstance(node, ast.Subscript) and makes_activations(_resolved(_path(node.value), names)):
+                return ast.unparse(node)
     return None
 
 

@@ -25,8 +25,10 @@ def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> 
     with pytest.raises(flexact.FlexActError, match="this Trainer is wrapped already"):
         FlexActCallback().wrap(trainer)
     other = trainer_of(routed(), callbacks=[FlexActCallback()])
+    callback = FlexActCallback()
     with pytest.raises(flexact.FlexActError, match="given another FlexActCallback"):
-        FlexActCallback().wrap(other)
+        callback.wrap(other)
+    callback.wrap(trainer_of(routed()))  # what was refused is no run of its
 
 
 def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
@@ -54,6 +56,12 @@ def test_what_is_no_trainer() -> None:
 def test_a_model_that_was_not_converted(tiny_bert: Build, trainer_of: Build) -> None:
     with pytest.raises(flexact.FlexActError, match="convert it before you build the Trainer"):
         FlexActCallback().wrap(trainer_of(tiny_bert()))
+
+
+@pytest.mark.parametrize("extract", [True, False])
+def test_a_model_that_is_compiled_already(extract: bool, routed: Build, trainer_of: Build) -> None:
+    with pytest.raises(flexact.FlexActError, match=r"not compiled, and its TrainingArguments torch_compile=True"):
+        FlexActCallback(extract=extract).wrap(trainer_of(torch.compile(routed())))
 
 
 def test_a_model_with_no_convertible_activation() -> None:

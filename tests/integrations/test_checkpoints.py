@@ -70,6 +70,7 @@ def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
     assert not (folder / "flexact.json").exists()
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert torch.equal(outputs(loaded), outputs(trainer.model))
+    assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(trainer.model))
 
 
 @pytest.mark.parametrize(

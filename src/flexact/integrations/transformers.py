@@ -73,7 +73,7 @@ class FlexActCallback(TrainerCallback):
 
     def wrap(self, trainer: Any) -> Any:
         """Take part in a Trainer's run; returns the Trainer. Do it once, before `train`."""
-        if isinstance(trainer, FlexActCallback) or not isinstance(trainer, Trainer):
+        if not isinstance(trainer, Trainer):
             raise FlexActError(f"wrap needs a transformers.Trainer; got {type(trainer).__name__}.")
         if isinstance(trainer, _Routed):
             raise FlexActError(
@@ -89,15 +89,15 @@ class FlexActCallback(TrainerCallback):
                 f"logit_lr={self.logit_lr} would have no effect: this policy moves the logits itself. Leave it out, or "
                 "convert with FlexConfig(logit_step='optimizer')."
             )
-        config = sites[0].config
-        uses_kl = config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
-        self._adds_penalty = uses_kl and config.alpha_kind == "absolute"
-        self._trainer = trainer
         given = next((one for one in trainer.callback_handler.callbacks if isinstance(one, FlexActCallback)), None)
         if given not in (None, self):
             raise FlexActError(
                 "this Trainer was given another FlexActCallback among its callbacks; leave it out there."
             )
+        config = sites[0].config
+        uses_kl = config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
+        self._adds_penalty = uses_kl and config.alpha_kind == "absolute"
+        self._trainer = trainer
         if given is None:
             trainer.add_callback(self)
         unsay_picks(trainer.model)

@@ -14,7 +14,13 @@ from flexact.sites import sites_of
 
 
 def check_model(model: Any, extracts: bool) -> list[FlexAct]:
-    """The sites of a Trainer's model; an error where it has none, or where its checkpoints could not say its picks."""
+    """The sites of a Trainer's model; an error where it is compiled or has none, or where its checkpoints could not say
+    its picks."""
+    if hasattr(model, "_orig_mod"):
+        raise FlexActError(
+            "the Trainer's model went through torch.compile already; give the Trainer the model that is not compiled, "
+            "and its TrainingArguments torch_compile=True."
+        )
     sites = sites_of(model) if isinstance(model, nn.Module) else []
     if not sites:
         raise FlexActError(

@@ -100,7 +100,7 @@ def main(out: str, data: str, methods: str, name: str = "local", *flags: str) ->
     address = flags[0] if flags and not flags[0].startswith("--") else None
     try:
         run(
-            grid,
+            [grid],
             Protocol(epochs=EPOCHS),
             Path(data),
             Path(out),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         folder = tmp_path / "out"
         return run(
-            grid, chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
+            [grid], chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
         )
 
     return go
@@ -66,6 +67,23 @@ def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> N
         ("relu", 1),
         ("flexact-all", 1),
     ]
+
+
+def test_what_options_leave_open_is_as_it_was_in_the_folder() -> None:
+    begun = [Grid(("cifar10",), methods=("relu",), seeds=1), Grid(("cifar100",), methods=("gelu",), seeds=2)]
+    before = {"grids": [grid.to_dict() for grid in begun]}
+    grown = Grid.asked_for({"seeds": 2}, before)
+    assert [cell.name for grid in grown for cell in grid.cells] == [
+        "cifar10-resnet18-relu-0",
+        "cifar10-resnet18-relu-1",
+        "cifar100-resnet18-gelu-0",
+        "cifar100-resnet18-gelu-1",
+    ]
+    assert Grid.asked_for({"datasets": ("cifar10",), "methods": ("silu",), "seeds": 1}, before) == [
+        Grid(("cifar10",), methods=("silu",), seeds=1)
+    ]
+    assert Grid.asked_for({}, before) == []
+    assert Grid.asked_for({"seeds": 1}, None) == [Grid(seeds=1)]
 
 
 @pytest.mark.parametrize(
@@ -146,9 +164,10 @@ def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
 
 
-def test_other_data_of_the_same_name_are_refused(go: Any) -> None:
+def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
-    assert store.config()["data"] == {"partial": False, "sha256": {"cifar10": "11aa"}}
+    place = str(tmp_path / "data")
+    assert store.config()["data"] == {"partial": False, "folder": place, "sha256": {"cifar10": "11aa"}}
     with pytest.raises(FlexActError, match=r"other data of the name cifar10 .* is 11aa, that of these 22bb\)"):
         go(behaviour={"sha256": "22bb"}, resume=True)
     assert len(store.results()) == 3
@@ -278,7 +297,7 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
         raise FlexActError("there is no CIFAR-10 here")
 
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
-        run(TWO, Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
+        run([TWO], Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
     assert not (tmp_path / "new").exists()
 
 
@@ -326,7 +345,8 @@ def test_status_tells_where_every_cell_stands(go: Any) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all")), {"fail": [TWO.cells[1].name]})
     lines = (store.folder / "results.csv").read_text().splitlines(keepends=True)
     (store.folder / "results.csv").write_text("".join(lines[:4]))
-    (store.cell_folder(Cell("cifar10", "resnet18", "relu", 2)) / "curve.csv").unlink()
+    shutil.rmtree(store.cell_folder(Cell("cifar10", "resnet18", "relu", 2)))
+    (store.cell_folder(Cell("cifar10", "resnet18", "flexact-all", 2)) / "curve.csv").unlink()  # before its first epoch
     kinds = [(state.cell.method, state.cell.seed, state.kind) for state in states(store)]
     assert kinds == [
         ("relu", 0, "done"),

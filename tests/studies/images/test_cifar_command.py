@@ -89,9 +89,9 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
 ) -> None:
     write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
     out, store = tmp_path / "out", Store(tmp_path / "out")
-    here = ["--data", str(tmp_path / "data"), "--out", str(out), "--device", "cpu", "--quiet"]
+    here = ["--out", str(out), "--device", "cpu", "--quiet"]
     asked = "--datasets cifar10 --methods relu --seeds 2 --epochs 1 --batch 50 --width 4 --partial"
-    assert ran(*here, *asked.split()) == 0
+    assert ran(*here, *asked.split(), "--data", str(tmp_path / "data")) == 0
     before, path = store.config(), out / "results.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     assert ran(*here, "--resume") == 0
@@ -99,7 +99,7 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     assert store.config() == before
     assert ran(*here, "--retry-failed") == 0
     assert store.config() == before
-    assert ran(*here, "--resume", "--datasets", "cifar10", "--methods", "prelu", "--seeds", "1") == 0
+    assert ran(*here, "--resume", "--methods", "prelu", "--seeds", "1") == 0
     assert [cell.method for cell in store.results()] == ["relu", "relu", "prelu"]
     capsys.readouterr()
     assert ran(*here, "--resume", "--lr", "0.3", "--budget", "short") == 2

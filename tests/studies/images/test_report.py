@@ -28,7 +28,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
 
     grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
     protocol = Protocol(epochs=fake_training.EPOCHS)
-    return run(grid, protocol, tmp_path, tmp_path / "out", engine, train=fake_training.train, load=fake_training.load)
+    return run([grid], protocol, tmp_path, tmp_path / "out", engine, train=fake_training.train, load=fake_training.load)
 
 
 def test_the_page_has_table_curves_selection_and_costs(store: Store) -> None:

@@ -37,6 +37,14 @@ def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(gl
     assert load("qnli", glue_folder) == found
 
 
+@pytest.mark.parametrize(("second", "told"), [("a", "train"), ("e", "measure")])
+def test_a_dev_file_too_small_to_be_split_is_told(second: str, told: str, glue_folder: Path) -> None:
+    row = f"\tthe\t{second}\tentailment\n"
+    (glue_folder / "QNLI" / "dev.tsv").write_text(f"index\tquestion\tsentence\tlabel\n0{row}1{row}")
+    with pytest.raises(FlexActError, match=rf"dev\.tsv has 2 rows, and .* none is left to {told} on; put the b"):
+        load("qnli", glue_folder)
+
+
 def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
     before = load("rte", glue_folder).sha256
     assert load("rte", glue_folder).sha256 == before
@@ -110,6 +118,11 @@ def test_missing_files_are_told(glue_folder: Path) -> None:
     (glue_folder / "RTE" / "dev.tsv").unlink()
     with pytest.raises(FlexActError, match=r"there is no RTE in .*expected .*dev.tsv, with train.tsv beside it"):
         load("rte", glue_folder)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(glue_folder: Path) -> None:
+    with pytest.raises(FlexActError, match=r"dev\.tsv is a file; give --data the folder that has GLUE's own folders"):
+        load("rte", glue_folder / "RTE" / "dev.tsv")
 
 
 def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

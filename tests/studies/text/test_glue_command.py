@@ -55,13 +55,19 @@ def test_a_grid_runs_and_is_reported(
     assert "another configuration (lr: 5e-05 → 0.1)" in capsys.readouterr().err
     before, lines = Store(out).config(), (out / "results.csv").read_text().splitlines(keepends=True)
     (out / "results.csv").write_text("".join(lines[:-1]))
-    here = ["--data", str(glue_folder), "--out", str(out), "--device", "cpu"]
-    assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the model, the tasks and the settings of before
+    here = ["--out", str(out), "--device", "cpu"]
+    assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the data, the model and the settings of before
     assert len(Store(out).results()) == 4
     assert Store(out).config() == before
+    assert run(["reproduce", "glue", *here, "--resume", "--tasks", "rte", "--seeds", "2"]) == 0  # the methods of before
+    assert [cell.name for cell in Store(out).results()][4:] == ["rte-fixed-1", "rte-flexact-all-1"]
+    glue_folder = glue_folder.rename(tmp_path / "moved")
+    assert run(["reproduce", "glue", *here, "--resume", "--seeds", "3"]) == 2
+    assert f"there is no folder {tmp_path / 'glue'}" in capsys.readouterr().err
+    arguments = command(glue_folder, tiny_encoder, out)  # what is given goes before
     dev = glue_folder / "RTE" / "dev.tsv"
     dev.write_text(dev.read_text().replace("\tnot_entailment\n", "\tentailment\n", 1))
-    assert run([*arguments, "--resume", "--first-seed", "1"]) == 2
+    assert run([*arguments, "--resume", "--first-seed", "2"]) == 2
     assert "other data of the name rte" in capsys.readouterr().err
 
 
@@ -80,6 +86,8 @@ def test_a_grid_runs_and_is_reported(
         (["--retry-failed", "--tasks", "rte"], "holds no grid of `flexact reproduce glue`"),
         (["--data", "nowhere"], "there is no folder nowhere and no package 'datasets'"),
         (["--model", "nowhere"], "there is no folder nowhere: cannot get the model 'nowhere' (there is no network)"),
+        (["--tasks", "stsb", "--limit", "1"], "a correlation, which takes two dev rows or more; got 1. Give --limit 2"),
+        (["--length", "3"], "adds 3 tokens of its own to a pair of sentences; give --length 4 or more"),
         (["--length", "129"], "has 128 positions; give --length 128 or less"),
     ],
 )

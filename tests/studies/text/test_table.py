@@ -63,6 +63,22 @@ def test_what_is_no_result_is_told() -> None:
     assert "- rte-fixed-0: the loss is nan" in table(failed, Protocol(), [])
 
 
+def test_what_is_not_defined_is_in_no_mean() -> None:
+    defined = [row("stsb", "fixed", seed, pearson=80.0 + seed, spearman=81.0) for seed in (0, 1)]
+    nan = {"pearson": math.nan, "spearman": math.nan}
+    some = [*defined, row("stsb", "fixed", 2, **nan), row("stsb", "flexact-all", 0, **nan)]
+    text = " ".join(table(some, Protocol(), []).split())
+    assert "| fixed activation | 3 | 80.50 ± 0.71 | 81.00 ± 0.00 | 80.75 ± 0.35 |" in text
+    assert "| Flex-Act (all layers) | 1 | - | - | - |" in text
+    assert "| Flex-Act (all layers) | - | - | - |" in text  # nothing to compare
+    assert "in no mean: stsb-fixed-2, stsb-flexact-all-0." in text
+    rte = row("rte", "fixed", 0, accuracy=60.0)
+    text = " ".join(table([row("stsb", "fixed", 0, **nan), rte], Protocol(), []).split())
+    assert "| fixed activation | 1 | - | - | 60.00 | 60.00 |" in text  # a column without figures is in no average
+    assert STUDY.told(some[2]) == "pearson -, spearman -"
+    assert "nan" not in text
+
+
 def test_the_papers_rows_are_the_papers() -> None:
     paper = Path(__file__).parents[4] / "shared" / "paper" / "flex-act.tex"
     if not paper.is_file():

@@ -18,6 +18,7 @@ from flexact.studies.text.data import load
 from flexact.studies.text.encoder import build, find_encoder
 from flexact.studies.text.metrics import measured
 from flexact.studies.text.protocol import Cell, Protocol
+from flexact.studies.text.store import STUDY
 from flexact.studies.text.tokens import ByLength, encoded
 from flexact.studies.text.train import train_cell
 
@@ -106,7 +107,7 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
 
     with pytest.raises(FlexActError, match=f"stopped after {at} of 18 steps; start it again"):
         train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
-    assert list((tmp_path / "cut" / "checkpoints").glob("checkpoint-*"))
+    assert list((tmp_path / "cut").glob(STUDY.checkpoint))  # by which --status knows it from one that was not begun
     told: list[Any] = []
     resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU, report=told.append)
     ours, theirs = comparable(resumed), comparable(whole)
@@ -138,8 +139,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
     kept = Protocol(**{**vars(protocol), "keep": True})
     train_cell(Cell("rte", "flexact-all", 0), kept, load("rte", glue_folder), tmp_path, CPU)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
-    if (tmp_path / "model" / "flexact.json").exists():
-        flexact.load_picks(model, tmp_path / "model")
+    flexact.load_picks(model, tmp_path / "model")
     assert model(input_ids=torch.tensor([[2, 5, 3]])).logits.shape == (1, 2)
     assert json.loads((tmp_path / "outcome.json").read_text())["protocol"]["keep"] is True
 

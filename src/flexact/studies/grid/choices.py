@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from flexact.errors import FlexActError, suggestion
@@ -56,6 +56,19 @@ class Choices(ABC):
             return cls(**names, seeds=data["seeds"], first_seed=data["first_seed"])
         except (KeyError, TypeError):
             raise FlexActError(f"not a grid of cells: {data!r:.80}.") from None
+
+    @classmethod
+    def asked_for(cls: type[Grid], chosen: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Grid]:
+        """The grids that options ask for; what they leave open is as it was in each grid of the folder gone on with.
+
+        chosen: the fields that are given; where a folder is gone on with and none is, there is no new grid.
+        before: config.json of that folder; None where a grid begins.
+        """
+        if before is None:
+            return [cls(**chosen)]
+        if not chosen:
+            return []
+        return list(dict.fromkeys(replace(cls.from_dict(one), **chosen) for one in before.get("grids", [])))
 
 
 def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from flexact.errors import FlexActError
 from flexact.studies.calling import again
-from flexact.studies.grid.store import FAILED, Store
+from flexact.studies.grid.store import FAILED, Store, place_of_data
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.store import CONFIG
@@ -31,7 +31,10 @@ Device = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the grid in that folder, as it was asked for; or add what is named."),
+    typer.Option(
+        "--resume",
+        help="Go on with the grid in that folder, as it was asked for; or add what is named, the rest as it is there.",
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in that folder.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Go on, and try the failed cells again.")]
@@ -84,6 +87,11 @@ def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
     if not isinstance(found.get("protocol"), dict):
         raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
     return found
+
+
+def folder_of_data(given: Path | None, before: dict[str, Any] | None, usual: Path) -> Path:
+    """As it is given; otherwise where the grid that is gone on with had it, or the usual one."""
+    return given or place_of_data(before or {}) or usual
 
 
 def given(**options: Any) -> dict[str, Any]:

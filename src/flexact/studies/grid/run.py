@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -75,15 +75,15 @@ def run(
 
 
 def configuration(
-    study: GridStudy, grid: Choices | None, protocol: PickingProtocol, data: Mapping[str, Any]
+    study: GridStudy, grids: Sequence[Choices], protocol: PickingProtocol, data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What config.json holds: the grid asked for, if one is, and what the answers depend on."""
+    """What config.json holds: the grids asked for, if any are, and what the answers depend on."""
     made = provenance()
     return {
         "flexact_study": VERSION,
         "study": study.name,
         "title": study.title,
-        "grids": [] if grid is None else [grid.to_dict()],
+        "grids": [grid.to_dict() for grid in grids],
         "protocol": protocol.to_dict(),
         "data": dict(data),
         "versions": versions(),

@@ -42,7 +42,7 @@ def states(store: Store[Any]) -> list[State]:
             found.append(State(cell, FAILED, results[cell].error))
         elif cell in results:
             found.append(State(cell, "done", store.study.told(results[cell])))
-        elif curve.epochs:
+        elif curve.epochs or any(folder.glob(store.study.checkpoint)):
             found.append(State(cell, "stopped", at))
         else:
             found.append(State(cell, "missing", ""))

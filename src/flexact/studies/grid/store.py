@@ -26,8 +26,8 @@ from flexact.writing import made_folder, write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
-DIGESTS = "sha256"
-"""In config.json's "data": the SHA-256 of each data set."""
+DIGESTS, PLACE = "sha256", "folder"
+"""In config.json's "data": the SHA-256 of each data set, and where they lay."""
 
 R = TypeVar("R", bound=Row)
 
@@ -172,14 +172,14 @@ class Store(Generic[R]):
                 )
 
     def _decisive(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration without what decides nothing about the results, and without the digests of its data.
+        """A configuration without what decides nothing about the results, and without digests and place of its data.
 
         Earlier versions wrote "" for that of a source tree.
         """
         protocol = config.get("protocol")
         fields = protocol if isinstance(protocol, dict) else {}
         kept = {name: value for name, value in fields.items() if name not in self.study.operational}
-        data = {name: value for name, value in _data(config).items() if name != DIGESTS}
+        data = {name: value for name, value in _data(config).items() if name not in (DIGESTS, PLACE)}
         versions = config.get("versions")
         made = dict(versions) if isinstance(versions, dict) else {}
         if made.get("flexact") == "":
@@ -230,7 +230,13 @@ def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     grids = list(before.get("grids", []))
     joined = before | {"grids": grids + [grid for grid in now["grids"] if grid not in grids]}
     digests = _digests(now) | _digests(before)
-    return joined | {"data": _data(before) | {DIGESTS: digests}} if digests else joined
+    return joined | {"data": _data(now) | _data(before) | {DIGESTS: digests}} if digests else joined
+
+
+def place_of_data(config: dict[str, Any]) -> Path | None:
+    """Where a grid's data lay when it was begun; None where its config.json does not say."""
+    found = _data(config).get(PLACE)
+    return Path(found) if isinstance(found, str) else None
 
 
 def _data(config: dict[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class GridStudy:
     """The figures in the row of a cell that failed."""
     told: Callable[[Any], str]
     """How a finished cell did, from its row, in a word or two."""
+    checkpoint: str
+    """What a run that was stopped goes on from, as a pattern in the cell's folder."""
     headings: Mapping[str, str]
     """What names a cell in results.csv, and how a person calls it."""
     operational: Sequence[str] = ("checkpoint_minutes",)

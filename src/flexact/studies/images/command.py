@@ -26,6 +26,7 @@ from flexact.studies.grid.command import (
     Status,
     begun,
     carry_out,
+    folder_of_data,
     given,
     names,
     print_status,
@@ -67,7 +68,13 @@ def cifar(
         float | None,
         typer.Option(min=0.0, help="From one checkpoint to the next; 0 for one after every epoch.", show_default="1"),
     ] = None,
-    data: Annotated[Path, typer.Option(help="The folder with the data sets; see `flexact data`.")] = Path("data"),
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder with the data sets; see `flexact data`.",
+            show_default="data; with --resume the one of before",
+        ),
+    ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Take data sets with fewer images than the official ones.")
     ] = False,
@@ -98,7 +105,7 @@ def cifar(
     chosen = given(
         datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
     )
-    grid = Grid(**chosen) if chosen or before is None else None
+    grids = Grid.asked_for(chosen, before)
     settings = given(
         epochs=_epochs(budget, epochs),
         policy=policy,
@@ -115,9 +122,9 @@ def cifar(
         partial = partial or bool(before.get("data", {}).get("partial"))
     begin = functools.partial(
         run,
-        grid,
+        grids,
         protocol,
-        data,
+        folder_of_data(data, before, Path("data")),
         out,
         engine_named(engine, device, jobs, address),
         partial=partial,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flexact.errors import FlexActError
 from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Load, Task, Train
+from flexact.studies.grid.store import PLACE
 from flexact.studies.grid.study import Cell
 from flexact.studies.images.cells import Grid
 from flexact.studies.images.data import Images
@@ -19,7 +21,7 @@ from flexact.studies.progress import Progress
 
 
 def run(
-    grid: Grid | None,
+    grids: Sequence[Grid],
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -35,7 +37,7 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
-    grid: None for the cells that the folder was asked for before.
+    grids: none for the cells that the folder was asked for before.
     partial: take data sets with fewer images than the official ones.
     train, load: in the place of `train_cell` and `data.load`, for tests.
     """
@@ -61,7 +63,7 @@ def run(
 
     shared.run(
         store,
-        shared.configuration(STUDY, grid, protocol, {"partial": partial}),
+        shared.configuration(STUDY, grids, protocol, {"partial": partial, PLACE: str(Path(data).absolute())}),
         task_of,
         sha256_of,
         engine,

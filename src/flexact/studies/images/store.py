@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
 from flexact.studies.images.cells import Grid
+from flexact.studies.images.checkpoint import ABOUT
 from flexact.studies.images.protocol import Cell, Protocol
 
 
@@ -71,6 +72,7 @@ STUDY = GridStudy(
     row=Result,
     blank={"accuracy": math.nan, **BLANK},
     told=_told,
+    checkpoint=ABOUT,
     headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
 )
 

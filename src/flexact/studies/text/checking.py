@@ -12,17 +12,24 @@ from flexact.studies.text.tokens import MULTIPLE
 
 
 def check_encoder(encoder: Encoder, length: int) -> None:
-    """Refuse an encoder without activations or without padding, and rows longer than it has positions.
+    """Refuse an encoder without activations or without padding, and rows that are too long or too short for it.
 
     length: tokens of a row, at most.
     """
     network = skeleton(encoder)
     activations_of(network, encoder.name)
-    if tokenizer_of(encoder).pad_token_id is None:
+    tokenizer = tokenizer_of(encoder)
+    if tokenizer.pad_token_id is None:
         raise FlexActError(
             f"the tokenizer in {encoder.folder} has no padding token, and rows of a batch are padded to one length. "
             "Give it one (tokenizer.pad_token = tokenizer.eos_token, say), save it there with "
             "tokenizer.save_pretrained, and set pad_token_id in config.json to its number."
+        )
+    own = tokenizer.num_special_tokens_to_add(pair=True)
+    if length <= own:
+        raise FlexActError(
+            f"--length {length} leaves no room for words: the tokenizer of {encoder.name} adds {own} tokens of its own "
+            f"to a pair of sentences; give --length {own + 1} or more."
         )
     positions = positions_of(network)
     padded = -(-length // MULTIPLE) * MULTIPLE

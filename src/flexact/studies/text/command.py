@@ -27,6 +27,7 @@ from flexact.studies.grid.command import (
     Status,
     begun,
     carry_out,
+    folder_of_data,
     given,
     names,
     print_status,
@@ -48,12 +49,13 @@ def glue(
         ),
     ] = None,
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             envvar="FLEXACT_GLUE",
             help="The folder with GLUE's own folders (CoLA, MRPC, ...); the package `datasets` where there is none.",
+            show_default="data/glue; with --resume the one of before",
         ),
-    ] = Path("data/glue"),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use the first N rows of each file, to try it.", show_default="all")
     ] = None,
@@ -111,7 +113,7 @@ def glue(
     store = Store(out)
     before = begun(store, resume or retry_failed)
     chosen = given(tasks=names(tasks), methods=names(methods), seeds=seeds, first_seed=first_seed)
-    grid = Grid(**chosen) if chosen or before is None else None
+    grids = Grid.asked_for(chosen, before)
     settings = given(
         epochs=epochs,
         batch=batch,
@@ -137,9 +139,9 @@ def glue(
         jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
     begin = functools.partial(
         run,
-        grid,
+        grids,
         protocol,
-        data,
+        folder_of_data(data, before, Path("data/glue")),
         out,
         engine_named(engine, device, jobs, address),
         resume=resume,

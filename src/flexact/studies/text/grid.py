@@ -13,12 +13,12 @@ from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.engines import engine as engine_named
 from flexact.studies.grid.running import Task
-from flexact.studies.grid.store import FAILED
+from flexact.studies.grid.store import FAILED, PLACE
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.text.cells import Grid
 from flexact.studies.text.checking import check_encoder
-from flexact.studies.text.data import load
+from flexact.studies.text.data import check_rows, load
 from flexact.studies.text.encoder import find_encoder
 from flexact.studies.text.protocol import METHODS, Protocol
 from flexact.studies.text.store import STUDY, Store, figures
@@ -28,7 +28,7 @@ from flexact.studies.text.train import train_cell
 
 
 def run(
-    grid: Grid | None,
+    grids: Sequence[Grid],
     protocol: Protocol,
     data: Path,
     folder: Path,
@@ -41,18 +41,23 @@ def run(
 ) -> Store:
     """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
 
-    grid: None for the cells that the folder was asked for before.
+    grids: none for the cells that the folder was asked for before.
     """
     store = Store(folder)
 
     def task_of(cell: Cell, own: Path) -> Task:
         return Task(cell, protocol, own, Path(data).absolute(), train_cell, load, figures)
 
+    def sha256_of(name: str) -> str:
+        found = load(name, Path(data))
+        check_rows(found.first(protocol.limit))
+        return found.sha256
+
     shared.run(
         store,
-        shared.configuration(STUDY, grid, protocol, {}),
+        shared.configuration(STUDY, grids, protocol, {PLACE: str(Path(data).absolute())}),
         task_of,
-        lambda name: load(name, Path(data)).sha256,
+        sha256_of,
         engine,
         resume=resume,
         overwrite=overwrite,
@@ -80,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = {name: getattr(given, name) for name in ("tasks", "methods", "seeds", "first_seed")}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        grid = None if given.resume and not chosen else Grid(**chosen)
+        grids = Grid.asked_for(chosen, Store(given.out).config() if given.resume else None)
         protocol = Protocol.of(find_encoder(given.model), **json.loads(given.protocol))
         check_encoder(protocol.encoder, protocol.length)
         engine = engine_named("local", given.device, given.jobs, None)
         progress = Progress(pieces="cells")
-        store = run(grid, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
+        store = run(grids, protocol, given.data, given.out, engine, resume=given.resume, progress=progress)
     except (FlexActError, ValueError, TypeError) as error:
         print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

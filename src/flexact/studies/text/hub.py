@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from flexact.errors import FlexActError
 
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+_OLDER = "pytorch_model*.bin"
+"""The weights of a repository that has no safetensors."""
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
@@ -41,7 +43,10 @@ def fetched(name: str) -> Path:
     why = "there is no network"
     if has_network():
         try:
-            return Path(snapshot_download(name, allow_patterns=_FILES))
+            folder = Path(snapshot_download(name, allow_patterns=_FILES))
+            if not any(folder.glob("*.safetensors")):
+                snapshot_download(name, allow_patterns=_OLDER)  # into the same folder
+            return folder
         except Exception as error:  # it raises what its many parts raise
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     with suppress(Exception):

@@ -11,7 +11,7 @@ from flexact.studies.grid.study import BLANK, GridStudy, picks_column
 from flexact.studies.text.cells import Grid
 from flexact.studies.text.protocol import Cell, Protocol
 from flexact.studies.text.tasks import METRICS, TASKS
-from flexact.studies.text.train import Outcome
+from flexact.studies.text.train import CHECKPOINTS, STATE, Outcome
 
 
 class Result(NamedTuple):
@@ -68,7 +68,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def _told(row: Result) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in row.metrics.items())
+    return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
 STUDY = GridStudy(
@@ -79,6 +79,7 @@ STUDY = GridStudy(
     row=Result,
     blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
     told=_told,
+    checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     headings={"task": "task", "method": "method", "seed": "seed"},
     operational=("checkpoint_minutes", "keep", "folder"),
 )

@@ -37,16 +37,16 @@ def columns_of(results: Sequence[Result]) -> list[Column]:
 
 
 def averaged(results: Sequence[Result]) -> list[Column]:
-    """The columns that the average is over: those of tasks with the benchmark's own rows."""
-    own = {row.task for row in results if row.state == DONE and row.split == OFFICIAL}
-    return [column for column in columns_of(results) if column[0] in own]
+    """The columns that the average is over: those of tasks with the benchmark's own rows that have a figure."""
+    own = [row for row in results if row.state == DONE and row.split == OFFICIAL]
+    return [one for one in columns_of(results) if any(scores(own, method, one) for method in METHODS)]
 
 
 def scores(results: Sequence[Result], method: str, column: Column) -> dict[int, float]:
-    """One metric of a method, by seed."""
+    """One metric of a method, by seed; without the seeds on which it is not defined."""
     task, metric = column
     rows = (row for row in results if row.state == DONE and (row.task, row.method) == (task, method))
-    return {row.seed: row.metrics[metric] for row in rows}
+    return {row.seed: row.metrics[metric] for row in rows if not math.isnan(row.metrics[metric])}
 
 
 def averages(results: Sequence[Result], method: str) -> dict[int, float]:
@@ -171,5 +171,11 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
         words += (
             f" {', '.join(left_out)} has no training file here: it is trained and measured on two parts of its dev "
             "file, and is not in the average."
+        )
+    undefined = [row.cell.name for row in done if any(map(math.isnan, row.metrics.values()))]
+    if undefined:
+        words += (
+            f" A correlation is not defined where all answers, or all labels, are the same, and is in no mean: "
+            f"{', '.join(undefined)}."
         )
     return words

@@ -24,7 +24,7 @@ from flexact.studies.text.tokens import encoded
 from flexact.writing import write_whole
 
 OUTCOME, CHECKPOINTS, MODEL = "outcome.json", "checkpoints", "model"
-_STATE = "trainer_state.json"
+STATE = "trainer_state.json"
 """Written last into a Trainer's checkpoint."""
 
 
@@ -108,7 +108,7 @@ def train_cell(
 
 def _last(folder: Path) -> str | None:
     """The newest checkpoint that is whole."""
-    whole = [path for path in folder.glob("checkpoint-*") if (path / _STATE).is_file()]
+    whole = [path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()]
     return str(max(whole, key=lambda path: int(path.name.partition("-")[2]))) if whole else None
 
 

@@ -10,12 +10,14 @@ from flexact.errors import FlexActError, missing_extra
 from flexact.reading import parsed_json
 
 
-def check_weights(path: Path) -> None:
-    """Refuse a file of weights, or an index of several, that is cut off or damaged."""
-    for file in _parts(path) if path.suffix == ".json" else [path]:
+def whole_files(path: Path) -> list[Path]:
+    """A file of weights, or an index with the files that it names; an error where one is cut off or damaged."""
+    weights = _parts(path) if path.suffix == ".json" else [path]
+    for file in weights:
         why = _damage(file)
         if why is not None:
             raise FlexActError(f"{file} is cut off or damaged ({why}). Copy or download this file again.")
+    return list(dict.fromkeys([path, *weights]))
 
 
 def _parts(index: Path) -> Sequence[Path]:
