@@ -35,6 +35,11 @@ class Results:
     failures: dict[str, str] = field(default_factory=dict)
     """Stages that broke off, with their errors."""
 
+    @property
+    def has_routed(self) -> bool:
+        """Whether a step of a routed network was timed at all."""
+        return any(row.placement != BASELINE and row.train_ms is not None for row in self.overhead)
+
     def add_overhead(self, rows: Sequence[OverheadRow]) -> None:
         """Rows measured later take the place of earlier ones of the same cell, but for those that failed.
 
@@ -64,7 +69,7 @@ def written(results: Results, made: Mapping[str, str]) -> str:
     parts = ["# What routing costs", _about(results.overhead, made)]
     if first is not None:
         parts += [section for mode in MODES if (section := _mode_section(results.overhead, mode))]
-        if first.memory_kind != "saved for backward":
+        if first.dtype == "bfloat16":  # a GPU's; the figures are set for one
             parts += _goal_section(results)
     parts += _operation_section(results.operation)
     parts += _sweep_section("Against the number of candidates", results.candidates, by_k=True)
