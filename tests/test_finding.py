@@ -240,6 +240,14 @@ def test_a_graph_module_keeps_its_functional_calls_and_is_reported() -> None:
     assert "convert it before it is traced" in str(find(nn.Sequential(graph), per_call=False).left_alone["0"])
 
 
+def test_a_graph_module_with_activation_modules_alone_is_not_reported() -> None:
+    block = nn.Sequential()
+    block.relu = nn.ReLU()
+    found = find(torch.fx.symbolic_trace(nn.Sequential(nn.Sequential(block))), per_call=False)
+    assert [one.name for one in found.found] == ["0.0.relu"]
+    assert found.left_alone == {}
+
+
 def test_a_graph_module_with_activation_modules_is_converted() -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     converted = flexact.convert(torch.fx.symbolic_trace(plain), config=NEAR)

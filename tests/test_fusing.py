@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import operator
 import pickle
 import subprocess
@@ -53,8 +54,13 @@ MODELS: dict[str, tuple[Callable[[ModuleType], nn.Module], int]] = {
     "timm_resnet18": (lambda _: _timm("resnet18"), 16),
     "shared": (lambda resnets: resnets.SharedResNet(), 17),
     "functional": (lambda resnets: resnets.FunctionalResNet(), 17),
+    "traced": (lambda _: torch.fx.symbolic_trace(_torchvision("resnet18")), 17),
+    "traced_part": (
+        lambda _: nn.Sequential(nn.Conv2d(3, 64, 1), torch.fx.symbolic_trace(_torchvision("resnet18").layer2)),
+        4,
+    ),
 }
-SMALL = ["mobilenet_v3_small", "shared", "functional"]
+SMALL = ["mobilenet_v3_small", "shared", "functional", "traced", "traced_part"]
 
 
 @pytest.fixture(params=MODELS)
@@ -129,7 +135,13 @@ def assert_the_same(apart: nn.Module, fused: nn.Module, x: Tensor) -> None:
 
 
 def described(model: nn.Module) -> list[tuple[str, type]]:
-    return [(name, type(module)) for name, module in model.named_modules(remove_duplicate=False)]
+    """Names and types; each GraphModule has a type of its own."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(name, torch.fx.GraphModule if _is_graph(module) else type(module)) for name, module in modules]
+
+
+def _is_graph(module: nn.Module) -> bool:
+    return isinstance(module, torch.fx.GraphModule) and not isinstance(module, Rewritten)
 
 
 # Whole models
@@ -262,6 +274,33 @@ def test_a_fused_forward_can_be_read(resnets: ModuleType) -> None:
     source = inspect.getsource(type(model.layer2[0]).forward)
     assert "normalised_site(self.relu, self.bn1, conv1)" in source
     assert 'normalised_site(self.relu, self.bn2, conv2, downsample_0, getattr(self.downsample, "1"))' in source
+
+
+def test_a_fused_graph_module_keeps_its_graph_and_can_be_recompiled(resnets: ModuleType) -> None:
+    plain = trained(torch.fx.symbolic_trace(resnets.SharedResNet()))
+    code = plain.code
+    model = convert(plain, config=ORIGINAL, fuse=True).eval()
+    assert "normalised_site" in inspect.getsource(type(model).forward)
+    assert model.code == code
+    expected = model(IMAGES)
+    model.recompile()  # as after an edit of the graph, which counts from then on
+    assert not isinstance(model, Rewritten)
+    assert places(model, IMAGES) == 0
+    close(model(IMAGES), expected)
+
+
+def test_a_graph_module_whose_graph_was_edited_is_left_alone() -> None:
+    model = torch.fx.symbolic_trace(NoAddition())
+    with model.graph.inserting_after(next(iter(model.graph.nodes))):
+        model.graph.call_function(torch.sin, (next(iter(model.graph.nodes)),))
+    with pytest.warns(UserWarning, match="its forward is not that of its graph; call its recompile"):
+        assert places(convert(model, fuse=True), X) == 0
+
+
+def test_a_fused_graph_module_compiles_in_one_piece(resnets: ModuleType) -> None:
+    model = convert(torch.fx.symbolic_trace(nn.Sequential(resnets.SharedBlock(3, 3, 1))), fuse=True).eval()
+    assert places(model, IMAGES) == 2
+    close(torch.compile(model, backend="eager", fullgraph=True)(IMAGES), model(IMAGES))
 
 
 def test_a_fused_model_compiles_in_one_piece(resnets: ModuleType) -> None:
@@ -735,7 +774,8 @@ def test_a_sequential_with_a_forward_of_its_own_is_traced() -> None:
         (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()), "no nn.BatchNorm2d has its output go"),
         (Untraceable, "Untraceable: its forward decides by the argument 'mask'"),
         (lambda: nn.Sequential(Untraceable()), "0: its forward decides by the argument 'mask'"),
-        (lambda: torch.fx.symbolic_trace(NoAddition()), "a torch.fx.GraphModule has the forward of its graph"),
+        (lambda: torch.fx.symbolic_trace(UsedTwice()), "no nn.BatchNorm2d has its output go"),
+        (lambda: nn.ModuleList([Untraceable(), Untraceable()]), "0 and 1 more: its forward decides by"),
         (nn.ReLU, "it has no nn.BatchNorm2d without hooks"),
     ],
 )
@@ -745,6 +785,19 @@ def test_convert_says_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Mo
     assert len(caught) == 1
     assert told in str(caught[0].message)
     assert "\n" not in str(caught[0].message)
+
+
+def test_the_log_says_how_many_sites_were_fused_and_what_kept_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="flexact")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert(nn.ModuleList([NoAddition(), OnlyBranch()]), fuse=True)
+        convert(nn.ModuleList([NoAddition(), Untraceable(), Untraceable()]), fuse=True)
+        convert(nn.ModuleList([NoAddition(), UsedTwice()]), fuse=True)
+    whole, some, rest = (record.getMessage() for record in caplog.records)
+    assert whole == "fused 3 of 3 sites"
+    assert some.startswith("fused 1 of 3 sites; the others: 1 and 1 more: its forward decides by the argument 'mask'")
+    assert rest.startswith("fused 1 of 2 sites; the others: no nn.BatchNorm2d has its output go to a site alone")
 
 
 class Setting(Block):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import logging
 import warnings
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -19,13 +20,14 @@ from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
-from flexact.fusing import fused_classes, unfused_class
+from flexact.fusing import Fused, find_fused, unfused_class
 from flexact.layer import FlexAct
 from flexact.sharding import has_shards
 from flexact.sites import bind, sites_of, unbind
 from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
 
+_log = logging.getLogger(__name__)
 _NESTED = "flexact_used_nested_tensor"
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -49,7 +51,8 @@ def convert(
     of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
     per_call: an activation that is called several times is one site by default, and one a call with this.
     fuse: run a site in one go with the nn.BatchNorm2d before it, and with the residual addition between them. The
-    forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without.
+    forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without. The
+    logger "flexact" says at level INFO how many sites were fused, and what kept the others from it.
 
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -70,10 +73,12 @@ def convert(
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
     if fuse:
         names = {name for one in chosen for name in one.names}
-        fused, obstacle = fused_classes(model, names, findings, classes, per_call)
-        classes |= fused
-        if not fused:
-            told.append(f"flexact.convert fused nothing in this model: {obstacle}")
+        fused = find_fused(model, names, findings, classes, per_call)
+        classes |= fused.classes
+        if fused.classes:
+            _log_fused(chosen, fused)
+        else:
+            told.append(f"flexact.convert fused nothing in this model: {fused.obstacles[0]}")
     fixed = {first_class(owner).__name__: ", ".join(read) for owner in classes if (read := settings_read(owner))}
     told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
     if told:
@@ -193,6 +198,12 @@ def _asked_for(model: nn.Module, where: Where, left_alone: dict[str, str]) -> di
 
 def _told(title: str, lines: dict[str, str]) -> list[str]:
     return [f"{title}:", *(f"  {name}: {text}" for name, text in lines.items())] if lines else []
+
+
+def _log_fused(chosen: list[Found], fused: Fused) -> None:
+    places = sum(not fused.sites.isdisjoint(one.names) for one in chosen)
+    others = "" if places == len(chosen) else f"; the others: {'; '.join(fused.obstacles[:3])}"
+    _log.info("fused %d of %d sites%s", places, len(chosen), others)
 
 
 def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> list[Found]:

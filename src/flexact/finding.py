@@ -138,7 +138,7 @@ class _Search:
         made = made_inline(owner)
         if made is not None:
             raise CannotTrace(f"its forward makes a new {made} each time it runs; make it once, in __init__")
-        names_some = names_activations(owner)
+        names_some = _calls_some(owner.graph) if isinstance(owner, fx.GraphModule) else names_activations(owner)
         attributes = {key for key, child in owner._modules.items() if child is not None and is_activation(child)}
         attributes |= functions.keys()
         if not names_some and not (self.per_call and attributes and may_call_again(owner, attributes)):
@@ -207,6 +207,12 @@ _HOMES_OF_ACTIVATIONS = (
     "transformers.activations",
 )
 _NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
+
+
+def _calls_some(graph: fx.Graph) -> bool:
+    """Whether a graph calls functional activations; its source writes the call of a deep child as that of a method."""
+    calls = [node for node in graph.nodes if node.op in ("call_function", "call_method")]
+    return any(module_of_call(node.op, node.target, node.args[1:], dict(node.kwargs)) is not None for node in calls)
 
 
 def _free_name(base: str, taken: set[str]) -> str:

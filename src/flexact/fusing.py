@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -19,44 +19,61 @@ from flexact.activations import is_activation
 from flexact.finding import Findings
 from flexact.fused import is_untouched, normalised_site
 from flexact.layer import FlexAct
-from flexact.tracing import CannotTrace, Rewritten, TracedForward, rewritten_class, trace
+from flexact.tracing import CannotTrace, Rewritten, TracedForward, rewritten_class, trace, trace_of_graph
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
 _IN_PLACE: tuple[Any, ...] = (operator.iadd, "add_")
 _ADDITIONS: tuple[Any, ...] = (operator.add, torch.add, "add", *_IN_PLACE)
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def fused_classes(
+@dataclass
+class Fused:
+    """What can be fused in a model."""
+
+    classes: dict[nn.Module, type] = field(default_factory=dict)
+    """The new type of each submodule whose forward has something to fuse."""
+    sites: set[str] = field(default_factory=set)
+    """The names of the sites that are called together with a batch norm, at least once."""
+    obstacles: list[str] = field(default_factory=list)
+    """Why not all of them are; at least one."""
+
+    def add(self, owner: nn.Module, cls: type, prefix: str, sites: set[str]) -> None:
+        self.classes[owner] = cls
+        self.sites |= {prefix + site for site in sites}
+
+
+def find_fused(
     model: nn.Module, sites: set[str], findings: Findings, classes: dict[nn.Module, type], per_call: bool
-) -> tuple[dict[nn.Module, type], str]:
-    """The new type of each submodule whose forward has something to fuse, and what to say should there be none.
-
-    sites: what the chosen sites will be called; classes: the types that were made for their functional calls.
-    """
-    fused: dict[nn.Module, type] = {}
-    obstacles: list[str] = []
+) -> Fused:
+    """sites: what the chosen sites will be called; classes: the types that were made for their functional calls."""
+    found = Fused()
+    obstacles: dict[str, list[str]] = {}
     for name, owner in model.named_modules():
         prefix = f"{name}." if name else ""
         own_sites = {site.removeprefix(prefix) for site in sites if site.startswith(prefix)}
         has_norm = any(_is_plain(module, nn.BatchNorm2d) for module in _own_modules(owner))
-        if not own_sites or not has_norm or isinstance(owner, (nn.ModuleList, nn.ModuleDict)):
+        if not own_sites or not has_norm or type(owner).forward is nn.Module.forward:
             continue
         if isinstance(owner, nn.Sequential) and _runs_in_turn(owner):
-            if _has_pair(owner, own_sites):
-                fused[owner] = rewritten_class(type(owner), (_IN_TURN,))
+            if fused := _behind_norms(owner) & own_sites:
+                found.add(owner, rewritten_class(type(owner), (_IN_TURN,)), prefix, fused)
             continue
         try:
             forward = _traced(owner, findings, per_call)
-            if sum(_Graph(owner, graph, own_sites).fuse() for graph in forward.graphs):
-                fused[owner] = forward.subclass(classes.get(owner, type(owner)))
+            if fused := {site for graph in forward.graphs for site in _Graph(owner, graph, own_sites).fuse()}:
+                found.add(owner, forward.subclass(classes.get(owner, type(owner))), prefix, fused)
         except (CannotTrace, SyntaxError) as error:  # torch.fx writes a child that is called "in" as `self.in`
-            obstacles.append(f"{name or type(owner).__name__}: {error}")
-    if any(_is_plain(module, nn.BatchNorm2d) for module in model.modules()):
-        obstacles.append("no nn.BatchNorm2d has its output go to a site alone, directly or through an addition")
-    else:
-        obstacles.append("it has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone")
-    return fused, obstacles[0]
+            obstacles.setdefault(str(error), []).append(name or type(owner).__name__)
+    for reason, owners in obstacles.items():
+        more = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
+        found.obstacles.append(f"{owners[0]}{more}: {reason}")
+    if not obstacles and any(_is_plain(module, nn.BatchNorm2d) for module in model.modules()):
+        found.obstacles.append("no nn.BatchNorm2d has its output go to a site alone, directly or through an addition")
+    elif not obstacles:
+        found.obstacles.append(
+            "it has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
+        )
+    return found
 
 
 def unfused_class(owner: Rewritten) -> type:
@@ -119,12 +136,12 @@ class _Graph:
         self.sites = sites
         self.children = dict(owner.named_modules(remove_duplicate=False))
 
-    def fuse(self) -> int:
-        """Rewrite every place that fits, and return how many there were."""
-        places = 0
-        while any(self._fused(node) for node in self.graph.nodes):
-            places += 1
-        return places
+    def fuse(self) -> set[str]:
+        """Rewrite every place that fits, and return the sites that are called there."""
+        fused: set[str] = set()
+        while place := next((node for node in self.graph.nodes if self._fused(node)), None):
+            fused.add(str(place.target))
+        return fused
 
     def _fused(self, site: fx.Node) -> bool:
         """Put one call in the place of a site's and of what leads to it; False where that cannot be."""
@@ -210,11 +227,11 @@ class _Graph:
 
 def _traced(owner: nn.Module, findings: Findings, per_call: bool) -> TracedForward:
     """The trace of a forward: the one in which its functional calls were found, or else one in which there are none."""
-    if isinstance(owner, fx.GraphModule):
-        raise CannotTrace("a torch.fx.GraphModule has the forward of its graph; convert it before it is traced")
     activations = [id(module) for _, module in owner.named_modules(remove_duplicate=False) if is_activation(module)]
     if per_call and len(set(activations)) < len(activations):
         raise CannotTrace("it has one activation by several names, which a trace does not tell apart")
+    if isinstance(owner, fx.GraphModule):
+        return trace_of_graph(owner)
     if id(owner) in findings.traced:
         return findings.traced[id(owner)]
     forward = trace(owner, per_call)
@@ -224,20 +241,22 @@ def _traced(owner: nn.Module, findings: Findings, per_call: bool) -> TracedForwa
 
 
 def _own_modules(owner: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a forward calls itself, as a rule: the children, and those of containers among them."""
+    """The modules that a forward calls itself, as a rule: the children, and those of containers among them.
+
+    A GraphModule calls modules at any depth, and keeps those above them as empty ones.
+    """
     for child in owner.children():
         yield child
-        if isinstance(child, _CONTAINERS):
+        if isinstance(child, nn.Sequential) or type(child).forward is nn.Module.forward:
             yield from _own_modules(child)
 
 
-def _has_pair(sequence: nn.Sequential, sites: set[str]) -> bool:
-    """Whether a batch norm comes right before a site."""
+def _behind_norms(sequence: nn.Sequential) -> set[str]:
+    """The children that come right behind a batch norm."""
     children = [(name, child) for name, child in sequence._modules.items() if not _is_plain(child, nn.Identity)]
-    return any(
-        _is_plain(child, nn.BatchNorm2d) and following in sites
-        for (_, child), (following, _) in itertools.pairwise(children)
-    )
+    return {
+        following for (_, child), (following, _) in itertools.pairwise(children) if _is_plain(child, nn.BatchNorm2d)
+    }
 
 
 def _is_plain(module: nn.Module | None, kind: type[_Kind]) -> TypeGuard[_Kind]:

@@ -7,6 +7,7 @@ It stays the same object with the same methods, and giving its first class back 
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -29,6 +30,8 @@ from flexact.sources import reason_not_to_trace
 
 Forward = tuple[str, dict[str, Any]]
 """A generated source, and what its global names stand for."""
+Link = tuple[tuple[str, dict[str, tuple[str | None, Any]]], ...]
+"""Forwards in a pickle: a name stands for a Python module, by that one's name, or for a value."""
 
 _numbers = itertools.count()
 _classes: dict[tuple[type, tuple[str, ...]], type] = {}
@@ -78,11 +81,19 @@ class Rewritten:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the first class and the sources of the forward, since the class has no importable name."""
         cls: type = type(self)
-        chain: list[Any] = []
+        chain: list[Link] = []
         while issubclass(cls, Rewritten):  # more than one link where an extracted model was converted again
-            chain.insert(0, tuple((source, _encoded(names)) for source, names in cls.flexact_forwards))
+            chain.insert(0, _link(cls.flexact_forwards))
             cls = cls.flexact_first
         return _restore, (cls, chain), self.__dict__
+
+
+def trace_of_graph(owner: fx.GraphModule) -> TracedForward:
+    """The forward of a GraphModule: a copy of its graph, since it copies and saves itself by its own."""
+    graph = copy.deepcopy(owner.graph)
+    if "forward" in vars(owner) or graph.python_code("self").src != owner.code:
+        raise CannotTrace("its forward is not that of its graph; call its recompile()")
+    return TracedForward(owner, (graph,), [])
 
 
 def first_class(owner: nn.Module) -> type:
@@ -224,7 +235,10 @@ def rewritten_class(first: type, forwards: tuple[Forward, ...]) -> type:
         else:
             members.update(_forward_train=compiled[0], _forward_eval=compiled[1], forward=_by_mode)
         members.update(flexact_first=first, flexact_forwards=forwards)
-        bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
+        bases: tuple[type, ...] = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
+        if issubclass(first, fx.GraphModule):  # which makes its copies of the first base that is not its own
+            bases = (first, Rewritten)
+            members.update(__deepcopy__=_deepcopy_of_graph, __reduce_ex__=_reduce_graph, recompile=_recompile_graph)
         _classes[key] = type(first.__name__, bases, members)
     return _classes[key]
 
@@ -243,25 +257,59 @@ def _compiled(source: str, names: dict[str, Any]) -> Callable[..., Any]:
     return function
 
 
-def _encoded(names: dict[str, Any]) -> dict[str, tuple[str | None, Any]]:
-    """Names for a pickle, which takes no Python modules."""
-    return {
-        name: (value.__name__, None) if isinstance(value, types.ModuleType) else (None, value)
-        for name, value in names.items()
-    }
-
-
-def _restore(cls: type, chain: list[tuple[tuple[str, dict[str, tuple[str | None, Any]]], ...]]) -> Any:
-    for link in chain:
-        forwards = tuple(
-            (
-                source,
-                {
-                    name: importlib.import_module(module) if module is not None else value
-                    for name, (module, value) in encoded.items()
-                },
-            )
-            for source, encoded in link
+def _link(forwards: tuple[Forward, ...]) -> Link:
+    """Forwards for a pickle, which takes no Python modules."""
+    return tuple(
+        (
+            source,
+            {
+                name: (value.__name__, None) if isinstance(value, types.ModuleType) else (None, value)
+                for name, value in names.items()
+            },
         )
-        cls = rewritten_class(cls, forwards)
+        for source, names in forwards
+    )
+
+
+def _restore(cls: type, chain: list[Link]) -> Any:
+    for link in chain:
+        cls = rewritten_class(cls, _decoded(link))
     return object.__new__(cls)
+
+
+def _decoded(link: Link) -> tuple[Forward, ...]:
+    return tuple(
+        (
+            source,
+            {
+                name: importlib.import_module(module) if module is not None else value
+                for name, (module, value) in encoded.items()
+            },
+        )
+        for source, encoded in link
+    )
+
+
+def _deepcopy_of_graph(self: Any, memo: dict[int, Any]) -> Any:
+    """A GraphModule copies itself without the rewritten forward."""
+    twin = self.flexact_first.__deepcopy__(self, memo)
+    twin.__class__ = rewritten_class(type(twin), self.flexact_forwards)
+    return twin
+
+
+def _recompile_graph(self: Any) -> Any:
+    """A graph may be another when it is compiled anew, so it runs as it is from there on."""
+    self.__class__ = self.flexact_first
+    return self.recompile()
+
+
+def _reduce_graph(self: Any, protocol: Any) -> Any:
+    """Pickle as the plain GraphModule, which has a way of its own, and the sources of the forward."""
+    plain = object.__new__(self.flexact_first)
+    plain.__dict__ = self.__dict__
+    return _restore_graph, (plain, _link(self.flexact_forwards))
+
+
+def _restore_graph(plain: Any, link: Link) -> Any:
+    plain.__class__ = rewritten_class(type(plain), _decoded(link))
+    return plain

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import flexact
 from flexact.cli import main
 from flexact.ops import kernels
 from flexact.sites import sites_of
+from flexact.studies.overhead import deadline as deadline_module
 from flexact.studies.overhead import launches, steps, study, training
 from flexact.studies.overhead import rows as files
 from flexact.studies.overhead.deadline import Deadline, OutOfTime
@@ -315,11 +317,12 @@ def cell(placement: str, way: str, mode: str, **fields: float) -> OverheadRow:
 
 
 def test_a_goal_is_reached_by_the_fastest_way_of_the_library() -> None:
+    in_graph = cell("all", "fused_bn", "graph", train_ratio=0.9, train_ratio_to_compiled_graph=1.05, memory_ratio=1.02)
     rows = [
         cell("all", "plain", "eager", train_ratio=1.0, memory_ratio=1.0),  # not the library's
-        dataclasses.replace(cell("all", "closed_form", "eager", train_ratio=1.3, memory_ratio=1.0), train_ms=2.0),
+        cell("all", "closed_form", "eager", train_ratio=1.3, memory_ratio=1.0),
         cell("all", "fused_bn", "eager", train_ratio=1.151, memory_ratio=1.03),
-        cell("all", "fused_bn", "graph", train_ratio_to_compiled_graph=1.05, memory_ratio=1.02),
+        in_graph,
     ]
     found = {(goal.figure, goal.network): goal for goal in goals(rows, [], [])}
     assert found["training step, eager", "resnet18"].value == 1.151
@@ -330,6 +333,25 @@ def test_a_goal_is_reached_by_the_fastest_way_of_the_library() -> None:
     assert (graph.reached, graph.found_in) == (True, "fused_bn, graph")
     assert found["penultimate only, graph", "resnet18"].reached is None
     assert found["the operation alone, forward + backward, in a graph, to ReLU", ""].reached is None
+
+
+def test_all_figures_of_a_network_and_mode_are_those_of_one_way() -> None:
+    """The one with the least ratio to ReLU at all sites, though another took fewer milliseconds, or less elsewhere."""
+    rows = [
+        dataclasses.replace(cell("all", "fused", "eager", train_ratio=1.655, memory_ratio=1.314), train_ms=19.6),
+        dataclasses.replace(cell("all", "fused_bn", "eager", train_ratio=1.58, memory_ratio=1.006), train_ms=20.7),
+        dataclasses.replace(cell("penultimate", "fused", "eager", train_ratio=1.1), train_ms=13.0),
+        dataclasses.replace(cell("penultimate", "fused_bn", "eager", train_ratio=1.2), train_ms=14.0),
+    ]
+    steps_of = [
+        SweepRow("step", "resnet18", "fused", "eager", 14, 18, 8, ms=3.0, ratio=1.1, ratio_to_five=1.05),
+        SweepRow("step", "resnet18", "fused_bn", "eager", 14, 18, 8, ms=3.1, ratio=1.2, ratio_to_five=1.2),
+    ]
+    found = {goal.figure: goal for goal in goals(rows, [], steps_of) if goal.value is not None}
+    assert {goal.found_in for goal in found.values()} == {"fused_bn, eager"}
+    assert found["peak memory in training, eager"].value == 1.006
+    assert found["penultimate only, eager"].value == 1.2
+    assert found["14 candidates to five, training step"].value == 1.2
 
 
 def test_inference_counts_as_one_within_its_spread_for_the_same_modules() -> None:
@@ -359,6 +381,11 @@ def test_the_table_has_the_papers_ratios_beside_ours() -> None:
     assert "1.80" in text  # 40.688 / 22.599
     assert "1.48" in text  # 1057 / 713
     assert "not measured" in text
+
+
+def test_a_cpu_has_no_figures_to_reach() -> None:
+    row = dataclasses.replace(cell("all", "closed_form", "eager"), dtype="float32", train_ms=None, error="no time")
+    assert "Figures to reach" not in written(Results(overhead=[row]), {"device": "cpu"})
 
 
 def test_later_rows_replace_earlier_ones_unless_they_failed() -> None:
@@ -427,6 +454,46 @@ def test_what_does_not_fit_the_time_is_told() -> None:
 
 
 @pytest.mark.usefixtures("small_networks")
+def test_a_network_that_may_be_late_is_measured_while_the_study_has_time() -> None:
+    options = dataclasses.replace(TINY, ways=("plain", "closed_form"))
+    rows = measure("resnet18", ["eager"], options, Deadline(600.0).share(0.0, late=True))
+    assert all(row.train_ms is not None and row.inference_ms is not None for row in rows)
+    assert {row.repeats for row in rows} == {2}
+    rows = measure("resnet18", ["eager"], options, Deadline(0.0).share(1.0, late=True))
+    assert all("--minutes" in row.error for row in rows)
+
+
+@pytest.mark.usefixtures("small_networks")
+def test_the_time_begins_when_the_kernels_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(study, "_wake", lambda _: now.__setitem__(0, 1e6))
+    options = dataclasses.replace(TINY, modes=("eager",), ways=("closed_form",))
+    assert all(row.error == "" for row in run(options, tmp_path / "run").overhead)
+
+
+@pytest.mark.usefixtures("small_networks")
+def test_a_run_without_a_routed_network_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a card
+    with pytest.raises(SystemExit) as exit_:
+        main(["reproduce", "overhead", "--out", str(tmp_path / "run"), "--quiet", *arguments])
+    assert exit_.value.code == 1
+    assert "no routed network was measured" in capsys.readouterr().err
+    assert "triton does not run here" in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_a_cpu_is_measured_in_one_thread() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with steps.study_stream(CPU):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("small_networks")
 def test_inference_is_measured_where_training_took_longer_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     deadline, train = Deadline(120.0), training._train
 
@@ -488,7 +555,8 @@ def test_bad_input_is_one_clear_line(
 def test_the_sizes_are_those_of_the_device() -> None:
     options = chosen("cpu", quick=False, batch=4)
     assert (options.batch, options.dtype, options.modes) == (4, torch.float32, ("eager",))
-    assert chosen("cpu", quick=True).models == ("resnet18",)
+    quick = chosen("cpu", quick=True)
+    assert (quick.models, quick.modes, quick.ways) == (("resnet18",), ("eager",), ("plain", "closed_form"))
     assert math.prod((options.elements // (64 * 32 * 32), 64, 32, 32)) == options.elements
     if not torch.cuda.is_available():
         with pytest.raises(flexact.FlexActError, match="sees no GPU"):

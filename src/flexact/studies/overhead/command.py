@@ -33,7 +33,10 @@ def overhead(
         int | None, typer.Option(help="Channels of the first stage.", show_default="64; 16 on a CPU")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="After so long nothing more is begun.", show_default="7.5; 0.7 on a CPU")
+        float | None,
+        typer.Option(
+            help="So long after its kernels are built, nothing more is begun.", show_default="7.5; 2 on a CPU"
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda where there is one")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One network, three repeats, nothing compiled.")] = False,
@@ -58,10 +61,13 @@ def overhead(
         minutes=minutes,
     )
     try:
-        run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="stages"))
+        results = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="stages"))
     except KeyboardInterrupt:
         print(f"\ninterrupted; {out} has the stages that are done.", file=sys.stderr)
         raise typer.Exit(130) from None
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))
         print(f"Folder: {out}")
+    if not results.has_routed:
+        print(f"flexact: no routed network was measured; {out / TABLE} says why at its end.", file=sys.stderr)
+        raise typer.Exit(1)

@@ -52,7 +52,7 @@ class Options:
     width: int
     """Channels of the first stage; 64 is the paper's."""
     minutes: float
-    """After so long nothing more is begun, but for what is cheap."""
+    """So long after the kernels of all ways are built nothing more is begun, but for what is cheap."""
     burst_ms: float
     """A repeat runs a contender for about so long."""
     elements: int
@@ -100,7 +100,7 @@ class Options:
 
 
 def defaults(device: str, quick: bool = False) -> dict[str, Any]:
-    """The sizes of a run: what a card needs to be busy, or what two cores do in a minute."""
+    """The sizes of a run: what a card needs to be busy, or what a CPU does in two minutes."""
     if device == "cuda":
         sizes: dict[str, Any] = {
             "models": ("resnet18", "resnet34"),
@@ -124,7 +124,7 @@ def defaults(device: str, quick: bool = False) -> dict[str, Any]:
             "repeats": 5,
             "batch": 8,
             "width": 16,
-            "minutes": 0.7,
+            "minutes": 2.0,
             "burst_ms": 50.0,
             "elements": 1 << 20,
             "ks": (2, 5, 14),
@@ -132,7 +132,8 @@ def defaults(device: str, quick: bool = False) -> dict[str, Any]:
         }
     if quick:
         sizes |= {"models": ("resnet18",), "repeats": 3, "ks": (2, 5, 14), "depths": ((1,), (1, 1))}
-        sizes["modes"] = tuple(mode for mode in sizes["modes"] if "compiled" not in mode)
+        for name in ("modes", "ways"):
+            sizes[name] = tuple(one for one in sizes[name] if "compiled" not in one)
     return sizes
 
 

@@ -168,15 +168,22 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], N
 
 @contextmanager
 def study_stream(device: torch.device) -> Iterator[None]:
-    """Run everything on one stream that can be captured: a step is warmed up on the one that it is captured on."""
+    """Run everything on one stream that can be captured: a step is warmed up on the one that it is captured on.
+
+    On a CPU, in one thread: several wait for each other in every operator, which takes seconds where others want the
+    cores too.
+    """
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         stream = torch.cuda.stream(side)
-    before = kernels.wanted()
+    before, threads = kernels.wanted(), torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     try:
         with stream:
             yield
     finally:
         kernels.use(before)
+        torch.set_num_threads(threads)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flexact.errors import FlexActError, missing_extra
 from flexact.studies.overhead import operation, profiling, sweeps, training
 from flexact.studies.overhead import rows as files
@@ -50,18 +48,19 @@ def run(options: Options, folder: Path, *, overwrite: bool = False, progress: Pr
     _open(folder, overwrite)
     made = provenance()
     if options.device == "cpu":
-        made["device"] = f"{processor()}, {torch.get_num_threads()} threads"
+        made["device"] = f"{processor()}, one thread"
     write_whole(folder / CONFIG, json.dumps(_configuration(options, made), indent=2) + "\n")
     results = Results()
     stages = _stages(options, results)
-    deadline = Deadline(options.minutes * 60)
     progress = Progress(quiet=True) if progress is None else progress
     with study_stream(options.where), progress.over([stage.seconds for stage in stages]):
         _wake(options)
+        deadline = Deadline(options.minutes * 60)
         for number, stage in enumerate(stages):
             remaining = sum(later.seconds for later in stages[number:])
+            part = min(1.0, stage.slack * stage.seconds / remaining)
             try:
-                stage.run(deadline.share(min(1.0, stage.slack * stage.seconds / remaining)))
+                stage.run(deadline.share(part, late=number == 0))  # the first network is what the rest builds on
             except Exception as error:
                 results.failures[stage.name] = files.told(error)
             training.release(options.where)

@@ -35,6 +35,11 @@ class Results:
     failures: dict[str, str] = field(default_factory=dict)
     """Stages that broke off, with their errors."""
 
+    @property
+    def has_routed(self) -> bool:
+        """Whether a step of a routed network was timed at all."""
+        return any(row.placement != BASELINE and row.train_ms is not None for row in self.overhead)
+
     def add_overhead(self, rows: Sequence[OverheadRow]) -> None:
         """Rows measured later take the place of earlier ones of the same cell, but for those that failed.
 
@@ -64,7 +69,7 @@ def written(results: Results, made: Mapping[str, str]) -> str:
     parts = ["# What routing costs", _about(results.overhead, made)]
     if first is not None:
         parts += [section for mode in MODES if (section := _mode_section(results.overhead, mode))]
-        if first.memory_kind != "saved for backward":
+        if first.dtype == "bfloat16":  # a GPU's; the figures are set for one
             parts += _goal_section(results)
     parts += _operation_section(results.operation)
     parts += _sweep_section("Against the number of candidates", results.candidates, by_k=True)
@@ -133,9 +138,9 @@ def _goal_section(results: Results) -> list[str]:
         rows.append([goal.figure, goal.network, f"≤ {goal.limit:.2f}", value, goal.found_in, verdict])
     header = ["figure", "network", "to reach", "ours", "way and mode", ""]
     note = (
-        "Set for an H200 at batch 128, width 64 and five candidates, every site. A step's figures are those of the "
-        "library's fastest way in that mode. Inference counts as 1.00 where the extracted network has the modules of "
-        "the one with ReLU and the ratio's spread holds 1."
+        "Set for an H200 at batch 128, width 64 and five candidates, every site. A step's figures are those of one way "
+        "in each network and mode: the library's one with the least median ratio to ReLU at all sites. Inference "
+        "counts as 1.00 where the extracted network has the modules of that with ReLU and the ratio's spread holds 1."
     )
     return ["## Figures to reach", note, markdown(header, rows)]
 

@@ -48,7 +48,7 @@ def measure(network: str, modes: Sequence[str], options: Options, deadline: Dead
     batch = Batch(options.batch, options.where, options.dtype)
     kept_for_inference = 0.25 * deadline.left()  # whatever training takes beyond its share
     _train(table, batch, deadline.share(0.75))
-    _infer(table, batch, Deadline(max(kept_for_inference, deadline.left())))
+    _infer(table, batch, deadline.at_least(kept_for_inference))
     release(options.where)
     return table.rows()
 
