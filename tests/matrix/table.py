@@ -34,7 +34,7 @@ itself, an MLP, a ResNet with shared activations and batch norm, and transformer
 
 from a run of these tests, and is checked in CI to have their rows and columns. {RIGHT}: every test of the cell passed.
 {ON_A_CARD}: it needs a CUDA device, and is run with `python -m pytest -m gpu tests/matrix` on a machine that has one;
-`results/gpu_tests/on_card.log` is of the last time, on an H200: all passed, CUDA graphs once they had been mended.
+`results/gpu_tests/on_card.log` is of the last time, on an H200: all of these passed.
 """
 
 
