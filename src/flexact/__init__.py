@@ -5,10 +5,11 @@ from flexact.config import FlexConfig
 from flexact.convert import commit, convert, extract
 from flexact.errors import FlexActError
 from flexact.layer import FlexAct
+from flexact.optimizers import param_groups
 from flexact.picks_file import load_picks
 from flexact.policy import penalty
 from flexact.recorder import Recorder
-from flexact.schedule import Schedule, param_groups
+from flexact.schedule import Schedule
 from flexact.selection import selection
 
 __all__ = [

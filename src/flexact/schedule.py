@@ -7,7 +7,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
-from numbers import Real
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
 from flexact.layer import FlexAct, version_of
+from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.routing import Router
@@ -62,8 +62,8 @@ class Schedule:
                 f"this {type(model).__name__} has no FlexAct sites to schedule; call flexact.convert(model) first."
             )
         if optimizer is not None:
-            optimizer = _unwrapped(optimizer)
-            _check_holds_logits(optimizer, sites)
+            optimizer = unwrapped(optimizer)
+            check_holds_logits(optimizer, sites)
         frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
         if frozen:
             warnings.warn(
@@ -103,7 +103,7 @@ class Schedule:
     @property
     def committed(self) -> bool:
         """Whether every site is."""
-        return all(site.committed for site in self.router.sites)
+        return self.router.committed
 
     def step(self) -> None:
         """Go on to the next step: call it after the optimizer's."""
@@ -272,50 +272,6 @@ def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
     return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def param_groups(
-    model: nn.Module,
-    weight_decay: float | None = None,
-    lr: float | None = None,
-    logit_lr: float | None = None,
-) -> list[dict[str, Any]]:
-    """Optimizer groups: the weights, and the logits apart, which are never decayed.
-
-    weight_decay, lr: where left out, the optimizer's own.
-    logit_lr: of the logits, where the policy leaves them to the optimizer (`FlexConfig.logit_step`); `lr` by default.
-
-    >>> import torch, flexact
-    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU()))
-    >>> [(len(g["params"]), g["weight_decay"]) for g in flexact.param_groups(model, weight_decay=5e-4)]
-    [(2, 0.0005), (1, 0.0)]
-    """
-    sites = sites_of(model)
-    for name, value in (("weight_decay", weight_decay), ("lr", lr), ("logit_lr", logit_lr)):
-        _check_rate(name, value)
-    if logit_lr is not None and any(site.config.logit_step == "paced" for site in sites):
-        raise FlexActError(
-            f"logit_lr={logit_lr} would have no effect: this policy moves the logits itself, at a pace set by the "
-            "length of the run. Leave it out, or convert with FlexConfig(logit_step='optimizer')."
-        )
-    logits = [site.logits for site in sites]
-    known = {id(parameter) for parameter in logits}
-    weights = [parameter for parameter in model.parameters() if id(parameter) not in known]
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": logits, "weight_decay": 0.0}]
-    if weight_decay is not None:
-        groups[0]["weight_decay"] = weight_decay
-    for group, rate in zip(groups, (lr, logit_lr if logit_lr is not None else lr), strict=True):
-        if rate is not None:
-            group["lr"] = rate
-    return [group for group in groups if group["params"]]
-
-
-def _check_rate(name: str, value: Any) -> None:
-    """Refuse what no optimizer can take; a rate may be a tensor, as a captured CUDA graph needs it."""
-    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-    is_number = isinstance(number, Real) and not isinstance(number, bool)
-    if value is not None and not (is_number and 0 <= number < math.inf):
-        raise FlexActError(f"{name} must be a finite number, at least 0; got {value!r:.80}.")
-
-
 def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
     """For each step at which something is dropped, but the last: the step from which on logits move again."""
     spans = {drop: following - drop for drop, following in pairwise(drops)}
@@ -343,27 +299,6 @@ def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
     return bind(model, sites)
 
 
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that a wrapper without hooks of its own, such as accelerate's, stands for."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        return _unwrapped(inner)
-    return optimizer
-
-
-def _check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise FlexActError(f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}.")
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    lost = [site.name or "FlexAct" for site in sites if id(site.logits) not in held]
-    if lost:
-        raise FlexActError(
-            f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}), so "
-            "they would never train. Convert the model before you build the optimizer, and give it "
-            "flexact.param_groups(model)."
-        )
-
-
 def _watch_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
     """Note the steps of the optimizer that holds the logits, and let the policy act before each where it does, while
     the schedule lives."""
@@ -373,7 +308,7 @@ def _watch_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHa
         alive = reference()
         if alive is None or alive.committed:
             return None
-        if optimizer is None and not _holds(stepping, alive.router.sites[0].logits):
+        if optimizer is None and not holds(stepping, alive.router.sites[0].logits):
             return None
         alive._saw_optimizer = True
         if not alive._acts:
@@ -409,7 +344,3 @@ def _only_newest(schedule: Schedule) -> None:
     if before is not None:
         before._hook.remove()
     _in_force[id(schedule.router)] = schedule
-
-
-def _holds(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
-    return any(held is parameter for group in reversed(optimizer.param_groups) for held in group["params"])

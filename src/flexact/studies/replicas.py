@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from flexact.candidates import lookup
 from flexact.layer import FlexAct
+from flexact.optimizers import param_groups
 from flexact.policy import penalty
-from flexact.schedule import Schedule, param_groups
+from flexact.schedule import Schedule
 
 BATCH = 32
 LEARNING_RATE = 0.01
