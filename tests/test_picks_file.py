@@ -103,7 +103,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"hidden_act": "relu"}')
+    (tmp_path / "config.json").write_text('{"hidden_act": "relu", "model_type": "bert"}')
     model = network()
     before = list(model)
     assert flexact.load_picks(model, tmp_path) is model
@@ -111,6 +111,9 @@ def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     model[1] = Unpicked()
     with pytest.raises(flexact.FlexActError, match=r"config\.json names no picks, but .* not in place yet; give the f"):
         flexact.load_picks(model, tmp_path)
+    (tmp_path / "config.json").write_text('{"grids": []}')
+    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json in .*config\.json is no configuration of transf"):
+        flexact.load_picks(network(), tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(flexact.FlexActError, match=r"config\.json is cut off or damaged"):
         flexact.load_picks(network(), tmp_path)

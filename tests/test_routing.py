@@ -312,3 +312,10 @@ def test_a_model_that_is_undecided_again_has_the_draw_of_its_step() -> None:
             one.temperature.copy_(other.temperature)
     twin.load_state_dict(model.state_dict())
     assert torch.equal(model(x), twin(x))
+
+
+def test_torch_func_looks_at_a_training_forward_with_noise() -> None:
+    model = noisy_model()
+    x = torch.randn(4, 3)
+    assert torch.func.grad(lambda x: model(x).sum())(x).isfinite().all()
+    assert copy.deepcopy(model)(x).isfinite().all()

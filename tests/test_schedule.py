@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import get_args
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
+from torch.optim.swa_utils import AveragedModel
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
@@ -161,6 +163,40 @@ def test_other_runs_blend_from_the_first_step_on(config: FlexConfig) -> None:
     model = network(config)
     Schedule(model, total_steps=20)
     x = torch.randn(4, 3)
+    assert not torch.equal(model[1](x), x.relu())
+
+
+def test_a_copy_made_in_a_warm_up_does_not_wait_for_its_end() -> None:
+    model = network(WAITING)
+    schedule = Schedule(model, total_steps=20)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), AveragedModel(model, use_buffers=False).module]
+    x = torch.randn(4, 3)
+    assert torch.equal(model[1](x), x.relu())
+    for _ in range(6):
+        schedule.step()
+    for one in copies:
+        torch.testing.assert_close(one(x), model(x))
+        assert not torch.equal(one(x), model[2](model[0](x).relu()))
+
+
+def test_a_warm_up_does_not_keep_logits_from_training_alone() -> None:
+    model = network(WAITING)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("logits" in name)
+    Schedule(model, total_steps=20)
+    model(torch.randn(4, 3)).sum().backward()
+    assert model[1].logits.grad is not None
+
+
+def test_in_a_warm_up_the_input_is_not_overwritten_and_what_was_dropped_does_not_run() -> None:
+    model = convert(nn.Sequential(nn.Linear(3, 6), nn.ReLU(inplace=True)), config=WAITING)
+    Schedule(model, total_steps=20)
+    x = torch.randn(4, 3)
+    before = x.clone()
+    assert torch.equal(model[1](x), x.relu())
+    assert torch.equal(x, before)
+    dropped = torch.tensor([[name == "relu" for name in model[1].candidates]])
+    model[1].drop(dropped, 0)
     assert not torch.equal(model[1](x), x.relu())
 
 

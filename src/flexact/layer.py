@@ -95,6 +95,7 @@ class FlexAct(nn.Module):
         self.keys = _keys(self.config, original)
         self.candidates = tuple(lookup(key).name for key in self.keys)
         self.k = len(self.keys)
+        self._start = self.keys.index(key_of(original)) if original is not None and config.init == "original" else -1
         self.rows = _rows(self.config, channels)
         self.logits = nn.Parameter(self._initial_logits())
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
@@ -114,9 +115,8 @@ class FlexAct(nn.Module):
             picked: Tensor = self.picked(h)
             return picked
         self.check_input(h)
-        if self.router.waiting and self.original is not None:
-            original: Tensor = self.original(h)
-            return original
+        if self.waits:
+            return lookup(self.keys[self._start]).function(h)
         routing = self.routing(h)
         if self.config.correction == "output_norm" and (self.training or not routing.hard):  # a pick runs as it will be
             noise = self._own(self.router.noise) if self.training else torch.zeros_like(routing.probabilities)
@@ -179,6 +179,11 @@ class FlexAct(nn.Module):
     def committed(self) -> bool:
         """Whether one candidate is left and the site runs it directly."""
         return self.picked is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the site runs what it had before alone, until a warm-up ends; not where that was dropped."""
+        return self.router.waiting and self._start in self.alive
 
     @property
     def kept_original(self) -> bool:
@@ -283,9 +288,9 @@ class FlexAct(nn.Module):
 
     def _initial_logits(self) -> Tensor:
         logits = torch.zeros(self.rows, self.k)
-        if self.config.init == "original" and self.original is not None:
+        if self._start >= 0:
             start = self.config.init_probability
-            logits[:, self.keys.index(key_of(self.original))] = math.log(start * (self.k - 1) / (1 - start))
+            logits[:, self._start] = math.log(start * (self.k - 1) / (1 - start))
         return logits.flatten()
 
     def check_input(self, h: Tensor) -> None:

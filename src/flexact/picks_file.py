@@ -108,8 +108,13 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
     except ValueError as error:
         raise FlexActError(f"{file} is cut off or damaged: no valid JSON ({error}). Save the network again.") from None
     if inside is not None and isinstance(data, dict):
-        if inside not in data:
+        if inside not in data and ("model_type" in data or "architectures" in data):
             return file, None
+        if inside not in data:
+            raise FlexActError(
+                f"there is no {FILE} in {path}, and {file} is no configuration of transformers; give the folder "
+                "that the trained network was saved to."
+            )
         data = data[inside]
     if isinstance(data, dict) and "flexact_selection" in data:
         data = _of_selection(file, data)

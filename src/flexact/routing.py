@@ -114,7 +114,7 @@ class Router:
         if not torch.compiler.is_compiling():
             for site in self.sites:
                 site.notice_copied_buffers()
-        if self.waiting:
+        if all(site.waits for site in self.sites):
             return
         if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
             if not self.scheduled:
@@ -165,8 +165,9 @@ class Router:
         drawn = self._drawn()
         # Pinned, so that the host need not wait for the device; not while a graph is captured, which would keep it.
         pinned = self.noise.is_cuda and not torch.cuda.is_current_stream_capturing()
-        # In place: a captured CUDA graph reads this memory.
-        self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
+        with _outside_of_transforms():
+            # In place: a captured CUDA graph reads this memory.
+            self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
     def runs_fused(self) -> bool:
         """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones, nor
@@ -274,7 +275,7 @@ class Router:
         self._zeros = torch.zeros(max(sizes), device=self.device)
         cpu = torch.device("cpu")  # said each time: a user's context may name another one
         rows = torch.tensor([site.rows for site in self.sites], device=cpu)
-        site_of_row = torch.arange(len(self.sites), device=cpu).repeat_interleave(rows)
+        site_of_row = torch.arange(len(self.sites), device=cpu).repeat_interleave(rows, output_size=self.rows)
         own = torch.tensor([site.k for site in self.sites], device=cpu)[site_of_row]
         start, column = own.cumsum(0) - own, torch.arange(self.k, device=cpu)
         self._site_of_row = site_of_row.to(self.device)
@@ -311,7 +312,7 @@ class Router:
             return (self.config.noise * gumbel_noise(self.rows, self.k, seed, self.step)).float()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = vars(self).copy()
+        state = vars(self) | {"waiting": False}  # no schedule would tell a copy that the warm-up has ended
         if self.ready and is_wrapped(self.p):  # what torch.func leaves behind cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False

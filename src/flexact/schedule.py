@@ -69,6 +69,8 @@ class Schedule:
             warnings.warn(
                 f"the logits of {', '.join(frozen[:5])} have requires_grad=False: no pick there", stacklevel=2
             )
+        logits = {id(site.logits) for site in sites}
+        self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.total_steps = total_steps
         self.steps_done = 0
         self.router = _one_router(model, sites)
@@ -172,9 +174,9 @@ class Schedule:
     @property
     def _waits(self) -> bool:
         """Whether the network runs as it was before the conversion: in a warm-up that starts there, with logits that
-        hold still."""
+        hold still. Not where nothing but these is trained: a step needs something to train."""
         starts_there = self.config.init == "original" and self.config.logit_step == "paced"
-        return starts_there and self.steps_done < self._warmup_steps
+        return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
 
     @property
     def _warmup_steps(self) -> float:

@@ -64,7 +64,9 @@ def test_a_grid_runs_and_is_reported(
     glue_folder = glue_folder.rename(tmp_path / "moved")
     assert run(["reproduce", "glue", *here, "--resume", "--seeds", "3"]) == 2
     assert f"there is no folder {tmp_path / 'glue'}" in capsys.readouterr().err
-    arguments = command(glue_folder, tiny_encoder, out)  # what is given goes before
+    arguments = command(glue_folder, tiny_encoder, out)  # what is given goes before, and is kept
+    assert run([*arguments, "--resume"]) == 0
+    assert run(["reproduce", "glue", *here, "--resume"]) == 0
     dev = glue_folder / "RTE" / "dev.tsv"
     dev.write_text(dev.read_text().replace("\tnot_entailment\n", "\tentailment\n", 1))
     assert run([*arguments, "--resume", "--first-seed", "2"]) == 2

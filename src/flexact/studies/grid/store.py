@@ -226,11 +226,12 @@ class Store(Generic[R]):
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a grid that is gone on with: what is asked for now is added, and data not known before."""
+    """The configuration of a grid that is gone on with: what is asked for now is added, and data not known before;
+    they are where they were found now."""
     grids = list(before.get("grids", []))
     joined = before | {"grids": grids + [grid for grid in now["grids"] if grid not in grids]}
     digests = _digests(now) | _digests(before)
-    return joined | {"data": _data(now) | _data(before) | {DIGESTS: digests}} if digests else joined
+    return joined | {"data": _data(before) | _data(now) | {DIGESTS: digests}} if digests else joined
 
 
 def place_of_data(config: dict[str, Any]) -> Path | None:

@@ -106,7 +106,7 @@ def _memory(row: OverheadRow) -> float | None:
 
 
 def _inference(row: OverheadRow) -> float | None:
-    """1 where the same modules take the same time within the spread; otherwise the ratio."""
+    """1 where the same modules take the same time, within the spread and half a percent; otherwise the ratio."""
     if row.inference_ratio is None or row.inference_ratio_p10 is None:
         return None
     return 1.0 if row.same_modules and row.inference_ratio_p10 <= 1.005 else row.inference_ratio
