@@ -463,7 +463,15 @@ def test_a_network_that_may_be_late_is_measured_while_the_study_has_time() -> No
     assert all("--minutes" in row.error for row in rows)
 
 
-@pytest.mark.usefixtures("small_networks")
+@pytest.fixture
+def table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study without its sweeps and figures, which take the longest."""
+    for name in ("against_candidates", "against_depth"):
+        monkeypatch.setattr(study.sweeps, name, lambda *_: [])
+    monkeypatch.setattr(study, "pictures", lambda _: [])
+
+
+@pytest.mark.usefixtures("small_networks", "table_alone")
 def test_the_time_begins_when_the_kernels_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -472,7 +480,7 @@ def test_the_time_begins_when_the_kernels_are_built(tmp_path: Path, monkeypatch:
     assert all(row.error == "" for row in run(options, tmp_path / "run").overhead)
 
 
-@pytest.mark.usefixtures("small_networks")
+@pytest.mark.usefixtures("small_networks", "table_alone")
 def test_a_run_without_a_routed_network_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a card
     with pytest.raises(SystemExit) as exit_:
