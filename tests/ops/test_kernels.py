@@ -182,12 +182,20 @@ def test_giving_up_is_said_once_and_lasts() -> None:
     assert kernels.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
 
 
-def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(fresh: pytest.MonkeyPatch) -> None:
-    class InvalidCxxCompiler(RuntimeError):
-        __module__ = "torch._inductor.exc"
+class InvalidCxxCompiler(RuntimeError):
+    __module__ = "torch._inductor.exc"
 
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidCxxCompiler("no working compiler"), FileNotFoundError("no working folder")],
+    ids=["error", "folder"],
+)
+def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
+    error: Exception, fresh: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> Any:
-        raise InvalidCxxCompiler("no working compiler")
+        raise error
 
     fresh.setattr(kernels, "_broken_compiler", "")
     fresh.setattr(kernels, "_forced", "compiled")
@@ -195,24 +203,12 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(fresh: pytes
     fresh.setattr(compiled, "forward", fail)
     h, p = torch.randn(6), torch.tensor([[0.5, 0.5]])
     arguments = (h, torch.zeros(2), p, p, torch.ones(()), ("relu", "tanh"), (0, 1))
-    with pytest.warns(UserWarning, match="no working compiler") as said:
+    with pytest.warns(UserWarning, match="no working") as said:
         results = [routed_activation(*arguments)[0] for _ in range(2)]
     assert len(said) == 1
     for x in results:
         torch.testing.assert_close(x, (h.relu() + h.tanh()) / 2)
     assert kernels.active(torch.device("cpu")).name == "closed_form"
-
-
-def test_a_compiler_without_a_folder_to_work_in_is_given_up_too(fresh: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise FileNotFoundError("/proc/nope")
-
-    fresh.setattr(kernels, "_broken_compiler", "")
-    fresh.setattr(kernels, "_forced", "compiled")
-    fresh.setattr(kernels, "has_compiler", lambda: True)
-    fresh.setattr(compiled, "forward", fail)
-    with pytest.warns(UserWarning, match="/proc/nope"):
-        assert flexact.FlexAct()(torch.randn(6)).shape == (6,)
 
 
 def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.MonkeyPatch) -> None:
