@@ -1,0 +1,1 @@
+"""The benchmark of picks: ten tasks, and what picking gains and costs on each."""

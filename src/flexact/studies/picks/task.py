@@ -1,0 +1,77 @@
+"""What a task of the benchmark is. A new one is one file in `tasks/`, named there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Problem(ABC):
+    """A task with its data on a device, for one seed: what is split or drawn depends on the seed alone."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """A network with the original activation, as modules. Called after torch's seed was set; on the CPU."""
+
+    @abstractmethod
+    def order(self, steps: int, generator: torch.Generator) -> Tensor:
+        """Which data each step takes: an integer tensor on the CPU with one row per step."""
+
+    @abstractmethod
+    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
+        """The training loss of one step. It must not wait for the device: a CUDA graph holds it."""
+
+    @abstractmethod
+    def held_out_loss(self, network: nn.Module) -> Tensor:
+        """The loss on data that is neither trained on nor scored, for the race."""
+
+    @abstractmethod
+    def score(self, network: nn.Module) -> float:
+        """On the test data; higher is better."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the benchmark."""
+
+    name: str
+    title: str
+    unit: str
+    """Of the score."""
+    candidates: tuple[str, ...]
+    """The original activation first."""
+    steps: int
+    lr: float
+    problem: type[Problem]
+    """Called with (seed, device, folder of the data, settings)."""
+    optimizer: str = "adamw"
+    """"adamw" or "sgd" (Nesterov, 0.9)."""
+    weight_decay: float = 0.0
+    half: bool = False
+    """Whether a GPU computes in bfloat16."""
+    network: str | None = None
+    """Tasks with one name here train the same networks, so that what one trained need not be trained again."""
+
+    def set_up(self, seed: int, device: torch.device, data: Path | None) -> Problem:
+        """The problem of a seed."""
+        build: Any = self.problem
+        problem: Problem = build(seed, device, data)
+        return problem
+
+    def make_optimizer(self, groups: list[dict[str, Any]], lr: Tensor, device: torch.device) -> Optimizer:
+        """One whose step a CUDA graph can hold, with a learning rate that it reads there."""
+        on_gpu = device.type == "cuda"
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Without the cache of cast weights, which must not outlive a capture."""
+        half = self.half and device.type == "cuda"
+        return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)

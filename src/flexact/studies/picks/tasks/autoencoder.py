@@ -1,0 +1,51 @@
+"""An autoencoder of CIFAR-100 images."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks.cifar import Classification
+
+SIDE, WIDTHS = 16, (768, 256, 128, 32, 128, 256, 768)
+
+
+class Reconstruction(Classification):
+    """Images of 16 × 16 pixels through a bottleneck of 32."""
+
+    def network(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        for inside, outside in zip(WIDTHS[:-2], WIDTHS[1:-1], strict=True):
+            layers += [nn.Linear(inside, outside), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(*WIDTHS[-2:]))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, x.shape[-1] // SIDE).flatten(1)
+
+    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
+        x = self._inputs(self.images.train_x.index_select(0, rows[0]))
+        return F.mse_loss(network(x), x)
+
+    def held_out_loss(self, network: nn.Module) -> Tensor:
+        return self._error(network, self.images.train_x[self.count :])
+
+    def score(self, network: nn.Module) -> float:
+        """Signal to noise in dB."""
+        return -10 * float(torch.log10(self._error(network, self.images.test_x)))
+
+    def _error(self, network: nn.Module, images: Tensor) -> Tensor:
+        x = self._inputs(images)
+        return F.mse_loss(network(x), x) / x.var()
+
+
+TASK = Task(
+    name="autoencoder",
+    title="autoencoder, CIFAR-100",
+    unit="dB",
+    candidates=("relu", "gelu", "silu", "elu", "tanh", "identity", "sigmoid"),
+    steps=8_000,
+    lr=1e-3,
+    problem=Reconstruction,
+)

@@ -1,0 +1,80 @@
+"""An image as a function of its coordinates, scored on the pixels that were not trained on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flexact.errors import FlexActError
+from flexact.studies.picks.task import Problem, Task
+
+SIDE, OCTAVES, BATCH, WIDTH = 128, 5, 1024, 128
+PARTS = {"train": 0.5, "held_out": 0.05, "test": 0.45}
+
+
+@lru_cache(maxsize=1)
+def photograph() -> Tensor:
+    """scikit-learn's photograph of a temple at half its size, (3, height, width) from 0 to 1."""
+    try:
+        from sklearn.datasets import load_sample_image
+    except ImportError:
+        raise FlexActError("the task coordinates needs scikit-learn: pip install 'flexact[studies]'.") from None
+    pixels = torch.tensor(load_sample_image("china.jpg")).permute(2, 0, 1).float() / 255
+    return F.avg_pool2d(pixels, 2)
+
+
+class Pixels(Problem):
+    """A part of the photograph, 128 × 128, another one for each seed; half of its pixels are trained on."""
+
+    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+        generator = torch.Generator().manual_seed(2_000 + seed)
+        image = photograph()
+        top, left = (int(torch.randint(size - SIDE, (), generator=generator)) for size in image.shape[1:])
+        colours = image[:, top : top + SIDE, left : left + SIDE].flatten(1).T
+        line = torch.linspace(-1, 1, SIDE)
+        places = torch.stack(torch.meshgrid(line, line, indexing="ij"), dim=-1).view(-1, 2)
+        angles = (places.unsqueeze(-1) * torch.pi * 2.0 ** torch.arange(OCTAVES)).flatten(1)
+        inputs = torch.cat([places, angles.sin(), angles.cos()], dim=1)
+        sizes = [round(share * len(places)) for share in PARTS.values()]
+        chosen = torch.randperm(len(places), generator=generator)[: sum(sizes)].split(sizes)
+        self.x = {part: inputs[rows].to(device) for part, rows in zip(PARTS, chosen, strict=True)}
+        self.y = {part: (2 * colours[rows] - 1).to(device) for part, rows in zip(PARTS, chosen, strict=True)}
+
+    def network(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        inside = 2 + 4 * OCTAVES
+        for _ in range(4):
+            layers += [nn.Linear(inside, WIDTH), nn.ReLU()]
+            inside = WIDTH
+        return nn.Sequential(*layers, nn.Linear(WIDTH, 3))
+
+    def order(self, steps: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(len(self.x["train"]), (steps, BATCH), generator=generator)
+
+    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
+        return F.mse_loss(network(self.x["train"][rows]), self.y["train"][rows])
+
+    def held_out_loss(self, network: nn.Module) -> Tensor:
+        return self._error(network, "held_out")
+
+    def score(self, network: nn.Module) -> float:
+        """Peak signal to noise in dB."""
+        return -10 * float(torch.log10(self._error(network, "test") / 4))
+
+    def _error(self, network: nn.Module, part: str) -> Tensor:
+        return F.mse_loss(network(self.x[part]), self.y[part])
+
+
+TASK = Task(
+    name="coordinates",
+    title="image as a function of coordinates",
+    unit="dB",
+    candidates=("relu", "gelu", "silu", "sine", "tanh", "sigmoid", "identity"),
+    steps=8_000,
+    lr=1e-3,
+    problem=Pixels,
+)

@@ -1,0 +1,96 @@
+"""A byte-level GPT on the sources of Python's own standard library."""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flexact.studies.picks.task import Problem, Task
+from flexact.studies.picks.tasks.transformer import Block
+
+DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 128, 32
+BYTES = 8_000_000
+PARTS = {"train": (0.0, 0.9), "held_out": (0.9, 0.92), "test": (0.92, 1.0)}
+
+
+@lru_cache(maxsize=1)
+def text() -> Tensor:
+    """Modules of the standard library, one after another, shuffled once: uint8."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(library.glob("*.py")) + sorted(library.glob("[a-z]*/*.py"))
+    files = [file for file in files if file.parent.name not in ("site-packages", "dist-packages", "test")]
+    contents = [file.read_bytes() for file in files]
+    order = torch.randperm(len(contents), generator=torch.Generator().manual_seed(0)).tolist()
+    joined = bytearray(b"".join(contents[i] for i in order))[:BYTES]
+    return torch.frombuffer(joined, dtype=torch.uint8)
+
+
+class GPT(nn.Module):
+    """Learned positions, four blocks, 256 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, DIM)
+        self.positions = nn.Parameter(0.02 * torch.randn(CONTEXT, DIM))
+        self.blocks = nn.Sequential(*(Block(DIM, HEADS, causal=True) for _ in range(DEPTH)))
+        self.norm = nn.LayerNorm(DIM)
+        self.head = nn.Linear(DIM, 256)
+        nn.init.normal_(self.bytes.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.blocks(self.bytes(tokens) + self.positions)))
+        return out
+
+
+class Bytes(Problem):
+    """The next byte, from up to 128 before it."""
+
+    def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
+        every = text()
+        self.parts = {
+            name: every[int(first * len(every)) : int(last * len(every))].to(device)
+            for name, (first, last) in PARTS.items()
+        }
+        self._span = torch.arange(CONTEXT + 1, device=device)
+
+    def network(self) -> nn.Module:
+        return GPT()
+
+    def order(self, steps: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(len(self.parts["train"]) - CONTEXT - 1, (steps, BATCH), generator=generator)
+
+    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
+        return self._loss(network, self.parts["train"], rows)
+
+    def held_out_loss(self, network: nn.Module) -> Tensor:
+        return self._mean_loss(network, self.parts["held_out"], 256)
+
+    def score(self, network: nn.Module) -> float:
+        """The mean log-likelihood of a byte."""
+        return -float(self._mean_loss(network, self.parts["test"], 2048))
+
+    def _mean_loss(self, network: nn.Module, part: Tensor, count: int) -> Tensor:
+        starts = torch.linspace(0, len(part) - CONTEXT - 1, count, device=part.device).long()
+        return torch.stack([self._loss(network, part, rows) for rows in starts.split(256)]).mean()
+
+    def _loss(self, network: nn.Module, part: Tensor, starts: Tensor) -> Tensor:
+        tokens = part[starts.unsqueeze(1) + self._span].long()
+        return F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+TASK = Task(
+    name="gpt",
+    title="byte-level GPT, Python sources",
+    unit="nats",
+    candidates=("relu", "gelu", "silu", "relu_squared", "tanh", "identity", "sigmoid"),
+    steps=8_000,
+    lr=1e-3,
+    problem=Bytes,
+    weight_decay=0.05,
+    half=True,
+)

@@ -1,0 +1,48 @@
+"""ResNet-18 on CIFAR-100 for 30 epochs, with the rectifiers, and with bad candidates besides."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from flexact.studies.cifar_resnets import resnet18
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks.cifar import Classification
+
+EPOCHS = 30
+
+
+class ResNet18(Classification):
+    """The usual recipe: SGD at 0.1, a cosine, weight decay 5e-4, batches of 128."""
+
+    def network(self) -> nn.Module:
+        network: nn.Module = resnet18(self.images.classes).to(memory_format=torch.channels_last)
+        return network
+
+
+RECTIFIERS = Task(
+    name="resnet-rectifiers",
+    title="ResNet-18, CIFAR-100, rectifiers",
+    unit="%",
+    candidates=("relu", "leaky_relu", "gelu", "silu"),
+    steps=EPOCHS * (49_000 // ResNet18.batch),
+    lr=0.1,
+    problem=ResNet18,
+    optimizer="sgd",
+    weight_decay=5e-4,
+    half=True,
+    network="resnet18",
+)
+SEVEN = Task(
+    name="resnet-seven",
+    title="ResNet-18, CIFAR-100, seven candidates",
+    unit="%",
+    candidates=("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid"),
+    steps=RECTIFIERS.steps,
+    lr=0.1,
+    problem=ResNet18,
+    optimizer="sgd",
+    weight_decay=5e-4,
+    half=True,
+    network="resnet18",
+)

@@ -1,0 +1,152 @@
+"""Training one network of a task, step by step; on a GPU a step is a CUDA graph.
+
+What changes from step to step (the data, the learning rate) is read from tables on the device at a place that the step
+itself moves on. So the host only asks for the next step, and beginning again is setting the place to 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexact import Schedule, param_groups
+from flexact.candidates import lookup
+from flexact.errors import FlexActError
+from flexact.sites import routers_of, sites_of
+from flexact.studies.overhead.steps import captured
+from flexact.studies.picks.task import Problem, Task
+
+WARM_UP_STEPS = 100
+"""Over which the learning rate of AdamW rises."""
+DIRECT_STEPS = 3
+"""Steps that run directly before one is captured."""
+
+
+def build(task: Task, problem: Problem, seed: int) -> nn.Module:
+    """The network with its original activation: the same weights for every method of a seed."""
+    torch.manual_seed(_number("weights", seed))
+    return problem.network()
+
+
+def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
+    """Put plain activations in the place of the named modules."""
+    for name, pick in picks.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(network.get_submodule(parent), attribute, lookup(pick).module())
+    return network
+
+
+def activation_names(task: Task, network: nn.Module) -> list[str]:
+    """The names of the modules that have the task's original activation."""
+    kind = type(lookup(task.candidates[0]).module())
+    return [name for name, module in network.named_modules() if type(module) is kind]
+
+
+class Training:
+    """A network in training. `step` is one step; `restart` goes back to the first step's data and learning rate."""
+
+    def __init__(
+        self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
+    ) -> None:
+        self.task, self.problem, self.device = task, problem, device
+        self.network = network.to(device).train()
+        generator = torch.Generator().manual_seed(_number("order", seed))
+        self._order = problem.order(steps, generator).to(device)
+        self._rates = torch.tensor([_rate(task, step, steps) for step in range(steps)], device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._lr = torch.full((), task.lr, device=device)
+        self.optimizer = task.make_optimizer(param_groups(network, weight_decay=task.weight_decay), self._lr, device)
+        self.schedule: Schedule | None = None
+        self.loss = torch.zeros((), device=device)
+        self._replay: Callable[[], None] | None = None
+        self._read_by_graph: list[Any] = []
+        self._directly = 0
+
+    def restart(self) -> None:
+        """Begin again with the first step's data and learning rate."""
+        self._place.zero_()
+
+    def run(self, steps: int) -> None:
+        """So many steps; waits for the device at the end."""
+        for _ in range(steps):
+            self.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if not math.isfinite(float(self.loss)):
+            raise FlexActError(f"the loss of {self.task.name} is {float(self.loss)}; the network diverged.")
+
+    def step(self) -> None:
+        """One step; nothing waits for the device."""
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._work()
+            self._directly += 1
+        if self.schedule is not None:
+            before = self._routing()
+            self.schedule.step()
+            if self._routing() != before:
+                self.forget_graph()
+        if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
+            self._capture()
+
+    @torch.no_grad()
+    def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
+        """A figure of the network in eval mode."""
+        self.network.eval()
+        with self.task.autocast(self.device):
+            value = float(what(self.network))
+        self.network.train()
+        return value
+
+    def forget_graph(self) -> None:
+        """Capture the step again: the network runs other functions."""
+        if self._replay is not None:
+            torch.cuda.synchronize(self.device)
+        self._replay, self._read_by_graph, self._directly = None, [], 0
+
+    def _work(self) -> None:
+        self._lr.copy_(self._rates.index_select(0, self._place).squeeze(0))
+        rows = self._order.index_select(0, self._place).squeeze(0)
+        with self.task.autocast(self.device):
+            loss = self.problem.loss(self.network, rows)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = loss.detach()
+        self._place += 1
+
+    def _capture(self) -> None:
+        self._replay = captured(self._work, self.device)
+        # Tables that the router may replace must live as long as the graph that reads them.
+        sites = sites_of(self.network)
+        self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
+
+    def _routing(self) -> tuple[tuple[bool, int], ...]:
+        """Another tuple whenever a candidate was dropped or a warm-up ended."""
+        return tuple((site.router.waiting, site.dropped_at._version) for site in sites_of(self.network))
+
+
+def _rate(task: Task, step: int, steps: int) -> float:
+    """A cosine to 0; AdamW's begins with a warm-up."""
+    rise = min(1.0, (step + 1) / WARM_UP_STEPS) if task.optimizer == "adamw" else 1.0
+    return task.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def _number(kind: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"picks, {kind}, seed {seed}".encode()).digest()[:7], "big")
+
+
+def plain_score(
+    task: Task, problem: Problem, seed: int, picks: Mapping[str, str], device: torch.device, steps: int | None = None
+) -> float:
+    """Train the network with these picks alone, and score it."""
+    steps = task.steps if steps is None else steps
+    training = Training(task, problem, put(build(task, problem, seed), picks), seed, device, steps)
+    training.run(steps)
+    return training.evaluate(problem.score)
