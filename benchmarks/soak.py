@@ -29,7 +29,7 @@ from pathlib import Path
 WIDTH, BATCH, BLOCK = 64, 64, 10
 POLICIES: dict[str, dict[str, object]] = {
     "memory": {"round_steps": None},
-    "routing": {"eliminate": False, "commit_at": None},
+    "routing": {"eliminate": "none", "commit_at": None},
     "committed": {"round_steps": 1},
 }
 MEMORY, SPEED = 0.01, 0.05

@@ -37,6 +37,7 @@ NoiseAcrossRanks = Literal["shared", "per_rank"]
 LogitStep = Literal["paced", "optimizer"]
 Granularity = Literal["layer", "channel"]
 Init = Literal["uniform", "original"]
+Eliminate = Literal["half", "third", "one", "none"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class FlexConfig:
     settle: float = 0.5
     """The fraction of each round but the first for which paced logits hold still: the weights first have to get used to
     the candidate that was dropped."""
-    eliminate: bool = True
-    """Drop each site's weakest candidate at evenly spaced rounds until one is left at the commitment."""
+    eliminate: Eliminate = "half"
+    """What each site drops at the end of a round, until one candidate is left at the commitment: the weaker half of its
+    candidates, the weakest one, or none before the commitment."""
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing begin. With init="original" and paced logits every site
     runs its original function alone until then."""
@@ -136,7 +138,7 @@ class FlexConfig:
                 lam=0.3,
                 kl_on="pi",
                 logit_step="optimizer",
-                eliminate=False,
+                eliminate="none",
                 commit_at=0.5,
             ),
             **changes,
@@ -168,10 +170,11 @@ class FlexConfig:
                 raise FlexActError(
                     f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
                 )
-        elif self.eliminate:
-            raise FlexActError("eliminate=True ends in a commitment; give commit_at, or set eliminate=False.")
-        if not isinstance(self.eliminate, bool):
-            raise FlexActError(f"eliminate must be True or False; got {self.eliminate!r}.")
+        elif self.eliminate != "none":
+            raise FlexActError(
+                f"eliminate={self.eliminate!r} ends in a commitment, and commit_at is None. Give commit_at, or set "
+                "eliminate='none'."
+            )
         if self.round_steps is not None and (
             isinstance(self.round_steps, bool)
             or not isinstance(self.round_steps, Integral)
@@ -278,6 +281,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "logit_step": get_args(LogitStep),
     "granularity": get_args(Granularity),
     "init": get_args(Init),
+    "eliminate": get_args(Eliminate),
 }
 
 

@@ -88,6 +88,7 @@ class FlexAct(nn.Module):
             config = dataclasses.replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
         self.config = config
         self.name = ""
+        self.group: Any = None  # sites with the same one pick together
         # How conversion put the site here, which extraction undoes.
         self.function: Callable[..., Tensor] | None = None
         self.added = False

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flexact import corrections
 from flexact.config import FlexConfig
+from flexact.evidence import Evidence
 from flexact.gathering import mean_over_ranks, rank_count
 from flexact.pace import MEAN_DECAY, SQUARE_DECAY, RunningGradient
 from flexact.routing import Router, log_pi
@@ -18,6 +19,8 @@ from flexact.sites import bound_sites, routers_of
 
 if TYPE_CHECKING:
     from flexact.ops.policy_kernels import Rule
+
+_TINY = 1e-30
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -54,10 +57,11 @@ def acts_before_steps(config: FlexConfig) -> bool:
     return config.logit_step == "paced" or corrects or _is_relative(config)
 
 
-def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> None:
+def before_step(router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor) -> None:
     """Correct the gradients that the sites' logits hold; then move the logits, or leave that to the optimizer.
 
     step_size: of a paced logit, a scalar. Its gradient is taken away, so that the optimizer passes it over.
+    evidence: gets the step's advantages.
 
     The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
@@ -69,8 +73,13 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
     if not router.ready or all(logits.grad is None for logits in every):
         return
     running.to(router.device)
+    evidence.to(router.device)
     with torch.no_grad():
+        gradient = router.table(router.gradients())
         changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
+        evidence.add(router.shared(_advantage(router, gradient, running)))
+        if router.shares:
+            changes = router.split(router.shared(router.table([own.flatten() for own in changes])))
         router.gathered.clear()  # this step's are used up
         held = [
             (local(logits), local(logits.grad), own_part(own, logits))
@@ -83,6 +92,12 @@ def before_step(router: Router, running: RunningGradient, step_size: Tensor) -> 
         torch._foreach_sub_([logits for logits, _, _ in held], [own for _, _, own in held])
         for logits in every:
             logits.grad = None
+
+
+def _advantage(router: Router, gradient: Tensor, running: RunningGradient) -> Tensor:
+    """⟨δ, a_k − x⟩ in units of the site's running gradient, (rows, K); 0 for what is out."""
+    p = router.p
+    return torch.where(p > 0, gradient * router.temperature() / (p.clamp(min=_TINY) * running.size()), 0.0)
 
 
 def _changes(

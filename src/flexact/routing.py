@@ -250,6 +250,20 @@ class Router:
             for site, gradient in zip(self.sites, gradients, strict=True)
         ]
 
+    @property
+    def shares(self) -> bool:
+        """Whether several sites pick together."""
+        return len({site.group for site in self.sites if site.group is not None}) < sum(
+            site.group is not None for site in self.sites
+        )
+
+    def shared(self, table: Tensor) -> Tensor:
+        """A (rows, K) table in which the rows of each group of sites have their mean."""
+        if not self.shares:
+            return table
+        sums = torch.zeros_like(table).index_add_(0, self._group_of_row, table)
+        return (sums / self._group_size)[self._group_of_row]
+
     def table(self, flat: list[Tensor]) -> Tensor:
         """The sites' own flat tensors as one (rows, K) table, padded with 0."""
         joined = torch.cat(flat)
@@ -279,6 +293,7 @@ class Router:
         own = torch.tensor([site.k for site in self.sites], device=cpu)[site_of_row]
         start, column = own.cumsum(0) - own, torch.arange(self.k, device=cpu)
         self._site_of_row = site_of_row.to(self.device)
+        self._place_groups(site_of_row)
         self._index: Tensor | None = None
         if any(site.k != self.k for site in self.sites):
             index = torch.where(column < own.unsqueeze(1), start.unsqueeze(1) + column, self.size)
@@ -288,6 +303,15 @@ class Router:
         self.layout = torch.stack([start, own, self.size + site_of_row], dim=1).to(self.device)
         self.noise = self._drawn().to(self.device)
         self.alpha = torch.tensor(self.config.alpha, device=self.device)
+
+    def _place_groups(self, site_of_row: Tensor) -> None:
+        """Number the groups of sites that pick together; a site without one is a group of its own."""
+        names = [("site", i) if site.group is None else ("group", site.group) for i, site in enumerate(self.sites)]
+        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        of_site = torch.tensor([number[name] for name in names], device=site_of_row.device)
+        of_row = of_site[site_of_row]
+        size = torch.zeros(self.rows, 1, device=of_row.device).index_add_(0, of_row, torch.ones(self.rows, 1, device=of_row.device))
+        self._group_of_row, self._group_size = of_row.to(self.device), size.clamp(min=1).to(self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """π and p, each (rows, K)."""

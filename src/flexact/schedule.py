@@ -16,10 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from flexact.config import MOST_STEPS, Anneal
 from flexact.errors import FlexActError
+from flexact.evidence import Evidence
 from flexact.layer import FlexAct, version_of
 from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
+from flexact.rounds import drops, left_after_rounds, picking_steps
 from flexact.routing import Router
 from flexact.sites import bind, routers_of, sites_of
 
@@ -76,13 +78,14 @@ class Schedule:
         self.router = _one_router(model, sites)
         self.router.scheduled = True
         self.config = self.router.config
-        self._milestones = {site: self._rounds_of(site) for site in sites}
-        self._steps_with_drops = {step for steps in self._milestones.values() for step in steps}
+        self._drops = {site: drops(site.k, self.config, total_steps, self.commit_step) for site in sites}
+        self._steps_with_drops = {step for left in self._drops.values() for step in left}
         if self.config.commit_at is not None:
             self._steps_with_drops.add(self.commit_step)
         self._settled_after = _settled_after(sorted(self._steps_with_drops), self.config.settle)
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
+        self._evidence = Evidence(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         self._apply()
         self._saw_optimizer = False
@@ -94,13 +97,7 @@ class Schedule:
     @property
     def commit_step(self) -> int:
         """The step from which on every site runs its pick alone; past the end if the policy never commits."""
-        config = self.config
-        if config.commit_at is None:
-            return self.total_steps + 1
-        latest = config.commit_at * self.total_steps
-        if config.eliminate and config.round_steps is not None:
-            latest = min(latest, self._warmup_steps + config.round_steps * (self.router.k - 1))
-        return max(1, round(latest))
+        return int(min(picking_steps(self.router.k, self.config, self.total_steps), self.total_steps + 1))
 
     @property
     def committed(self) -> bool:
@@ -121,6 +118,7 @@ class Schedule:
             self._drop()
         if self.steps_done in self._settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
+            self._evidence.reset()
         if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
         self._apply()
@@ -128,7 +126,7 @@ class Schedule:
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
         self._step_size = self._step_size.to(self.router.device)
-        before_step(self.router, self._running, self._step_size)
+        before_step(self.router, self._running, self._evidence, self._step_size)
 
     def _warn_of_arbitrary_picks(self) -> None:
         """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
@@ -186,15 +184,8 @@ class Schedule:
     def _round_steps(self) -> float:
         """The length of an elimination round, also where nothing is eliminated."""
         end = min(self.commit_step, self.total_steps)
-        return max((end - self._warmup_steps) / (self.router.k - 1), 1.0)
-
-    def _rounds_of(self, site: FlexAct) -> list[int]:
-        """The steps at which a site's elimination rounds end, evenly spaced; the last one is the commitment."""
-        if not self.config.eliminate:
-            return []
-        rounds = site.k - 1
-        span = self.commit_step - self._warmup_steps
-        return [max(1, round(self._warmup_steps + span * i / rounds)) for i in range(1, rounds + 1)]
+        rounds = len(left_after_rounds(self.router.k, self.config)) or self.router.k - 1
+        return max((end - self._warmup_steps) / rounds, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands; the sites' own state travels with the model's."""
@@ -250,8 +241,9 @@ class Schedule:
 
     def _drop(self) -> None:
         self._running.reset()  # what is left is another contest, with gradients of another size
-        for site, steps in self._milestones.items():
-            left = site.k - sum(step <= self.steps_done for step in steps)
+        self._evidence.reset()
+        for site, left_from in self._drops.items():
+            left = min((count for step, count in left_from.items() if step <= self.steps_done), default=site.k)
             while int((site.dropped_at < 0).sum(-1).max()) > left:
                 site.drop_weakest(self.steps_done)
         if self.steps_done >= self.commit_step:

@@ -26,7 +26,7 @@ _ABLATED: dict[str, dict[str, Any]] = {
     # Every ḡ is clipped, which makes all candidates alike: at the config's own bound none would be.
     "clipped_norm_kl": {"correction": "clipped_norm_kl", "clip": 0.05},
     # A committed site runs its function as it is; the paper's errors are those of normalised outputs.
-    "output_norm": {"correction": "output_norm", "commit_at": None, "eliminate": False},
+    "output_norm": {"correction": "output_norm", "commit_at": None, "eliminate": "none"},
 }
 _FALLING_FROM = 5.0
 """Where the learning rate of a model that does not route starts, as a factor on that of one that does."""

@@ -1,0 +1,73 @@
+"""How surely one candidate is better than another: the margins of a round, with their standard errors.
+
+The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
+⟨δ, a_k − x⟩ of Proposition 1, in units of the site's running gradient: negative where more of it would lower the loss.
+The difference of two candidates' advantages, averaged over the steps of a round, over its standard error is a test
+statistic: how surely the loss asks for one rather than for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.errors import FlexActError
+
+
+class Evidence:
+    """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""
+
+    def __init__(self, rows: int, k: int, device: torch.device) -> None:
+        self.count = torch.zeros((), device=device)
+        self.total = torch.zeros(rows, k, device=device)
+        self.products = torch.zeros(rows, k, k, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.count, self.total, self.products
+
+    def to(self, device: torch.device) -> None:
+        """Go where the model went."""
+        if self.total.device != device:
+            self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
+
+    def add(self, advantage: Tensor) -> None:
+        """One step's. In place: a captured CUDA graph writes to this memory."""
+        self.count += 1
+        self.total += advantage
+        self.products += advantage.unsqueeze(2) * advantage.unsqueeze(1)
+
+    def reset(self) -> None:
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much each row's leader is ahead of each candidate, and the standard error of that: (rows, K) each.
+
+        leader: (rows,), the index of one candidate per row. The error is infinite before the third step.
+        """
+        n = float(self.count)
+        if n < 3:
+            return torch.zeros_like(self.total), torch.full_like(self.total, torch.inf)
+        at = leader.view(-1, 1)
+        margin = (self.total - self.total.gather(1, at)) / n
+        square = torch.diagonal(self.products, dim1=1, dim2=2)
+        crossed = self.products.gather(1, at.unsqueeze(2).expand(-1, 1, self.products.shape[2])).squeeze(1)
+        variance = (square + square.gather(1, at) - 2 * crossed) / n - margin.square()
+        return margin, (variance.clamp(min=0) / (n - 1)).sqrt()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, own in self.state_dict().items():
+            saved = state.get(name)
+            if not isinstance(saved, Tensor) or saved.shape != own.shape:
+                raise FlexActError(
+                    f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}."
+                )
+        for name, own in self.state_dict().items():
+            own.copy_(state[name])
