@@ -38,7 +38,7 @@ from flexact.ops.basis_parts import (
     TANH,
 )
 
-FEW = 6
+FEW = 10
 """Functions that cost next to nothing."""
 
 _log = logging.getLogger(__name__)

@@ -55,6 +55,8 @@ class Task:
     weight_decay: float = 0.0
     half: bool = False
     """Whether a GPU computes in bfloat16."""
+    clip: float | None = None
+    """The largest norm of the gradient."""
     network: str | None = None
     """Tasks with one name here train the same networks, so that what one trained need not be trained again."""
 

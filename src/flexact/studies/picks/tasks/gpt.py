@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks.transformer import Block
 
-DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 128, 32
+DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 64, 32
 BYTES = 8_000_000
 PARTS = {"train": (0.0, 0.9), "held_out": (0.9, 0.92), "test": (0.92, 1.0)}
 
@@ -48,7 +48,7 @@ class GPT(nn.Module):
 
 
 class Bytes(Problem):
-    """The next byte, from up to 128 before it."""
+    """The next byte, from up to 64 before it."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         every = text()
@@ -93,4 +93,5 @@ TASK = Task(
     problem=Bytes,
     weight_decay=0.05,
     half=True,
+    clip=1.0,
 )
