@@ -102,6 +102,10 @@ class FlexConfig:
     the picks alone. None lets the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
+    rewind: bool = False
+    """At the commitment, put the weights back to where the run began and clear the optimizer's state, so that the rest
+    of the run trains the picks as if they had been there from the start. It keeps a copy of the weights in host memory
+    until then."""
     granularity: Granularity = "layer"
     """One pick a site, or one a channel of it."""
     channel_dim: int = 1
@@ -138,6 +142,7 @@ class FlexConfig:
                 logit_step="optimizer",
                 eliminate=False,
                 commit_at=0.5,
+                rewind=False,
             ),
             **changes,
         )
@@ -170,8 +175,14 @@ class FlexConfig:
                 )
         elif self.eliminate:
             raise FlexActError("eliminate=True ends in a commitment; give commit_at, or set eliminate=False.")
-        if not isinstance(self.eliminate, bool):
-            raise FlexActError(f"eliminate must be True or False; got {self.eliminate!r}.")
+        for name in ("eliminate", "rewind"):
+            if not isinstance(getattr(self, name), bool):
+                raise FlexActError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+        if self.rewind and self.commit_at is None:
+            raise FlexActError(
+                "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
+                "rewind=False."
+            )
         if self.round_steps is not None and (
             isinstance(self.round_steps, bool)
             or not isinstance(self.round_steps, Integral)
