@@ -34,7 +34,7 @@ class StartingPoint:
         self._wanted = wanted
         self._model = model
         self._given = optimizer
-        self._others = _checked(others)
+        self._others = _checked(others) if wanted else []
         self._tensors: dict[str, Tensor] | None = None
         self._kept_others: list[dict[str, Any]] = []
         self._optimizers: OptimizerStates | None = None
