@@ -81,7 +81,8 @@ class StartingPoint:
         assert self._optimizers is not None
         _reshard(self._model)
         now = _tensors(self._model)
-        _check_same(now, self._tensors, _derived(self._model))
+        derived = _derived(self._model)
+        _check_same(now, self._tensors, derived)
         self._check_groups()
         if not self._optimizers.seen:
             warnings.warn(
@@ -97,7 +98,7 @@ class StartingPoint:
                 restore_groups(stepped, kept["groups"])
         with torch.no_grad():
             for name, tensor in self._tensors.items():
-                if name in now and now[name].shape == tensor.shape:
+                if name not in derived or _shape(now.get(name)) == _shape(tensor):
                     local(now[name]).copy_(local(tensor))
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -254,9 +255,12 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 def _like(saved: Any, own: Tensor | None) -> Any:
     """A saved tensor, split as the model's own is where that is sharded and the saved one is not."""
-    if own is None or not isinstance(saved, Tensor) or is_sharded(saved) or saved.shape != own.shape:
+    splits = own is not None and is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved)
+    if own is None or not splits or saved.shape != own.shape:
         return saved
-    return own_part(saved.to(own.device), own).to("cpu") if is_sharded(own) else saved
+    part = _on_host(own)
+    local(part).copy_(own_part(saved.to(own.device), own))
+    return part
 
 
 def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set[str]) -> None:
