@@ -287,6 +287,37 @@ def test_a_commitment_at_the_last_step_rewinds_nothing_and_says_so() -> None:
     assert int(model.norm.num_batches_tracked) == STEPS
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
+def test_on_a_gpu_the_run_is_that_of_the_plain_network(options: dict[str, bool]) -> None:
+    def run(model: nn.Module, schedule: bool, count: int) -> list[float]:
+        groups = param_groups(model) if schedule else [{"params": list(model.parameters())}]
+        optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.01, device="cuda"), **options)
+        scaler = torch.amp.GradScaler("cuda")
+        runs = Schedule(model, STEPS, optimizer, rewinds=[scaler]) if schedule else None
+        losses = []
+        for step in range(count):
+            x, y = (one.cuda() for one in batch(step - ((runs.rewound_at or 0) if runs else 0)))
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+            if runs is not None:
+                assert runs.rewound_at is not None or not any(one.is_cuda for one in runs._start._tensors.values())
+                runs.step()
+        return losses
+
+    model = convert(Network(), config=CONFIG).cuda()
+    losses = run(model, True, STEPS)[10:]
+    plain = plain_with_picks(model).cuda()
+    assert losses == pytest.approx(run(plain, False, 10), rel=1e-4)
+    for name, tensor in weights(plain).items():
+        torch.testing.assert_close(weights(model)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 # Several optimizers, and those that the Schedule was not given
 
 

@@ -254,10 +254,10 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _like(saved: Any, own: Tensor | None) -> Any:
-    """A saved tensor, split as the model's own is where that is sharded and the saved one is not."""
+    """A saved tensor in host memory, split as the model's own is where that is sharded and the saved one is not."""
     splits = own is not None and is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved)
     if own is None or not splits or saved.shape != own.shape:
-        return saved
+        return saved.to("cpu") if isinstance(saved, Tensor) else saved
     part = _on_host(own)
     local(part).copy_(own_part(saved.to(own.device), own))
     return part
