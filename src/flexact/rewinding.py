@@ -60,7 +60,7 @@ class StartingPoint:
         if absent:
             raise FlexActError(
                 f"rewind=True needs the weights that the run begins with, but {absent[0]!r} has none yet. Run one "
-                "batch through a lazy model, or load a model on the meta device, before you make the Schedule."
+                "batch through a lazy model, or load the weights of one on the meta device, before making the Schedule."
             )
         try:
             self._tensors = {name: _on_host(tensor) for name, tensor in now.items()}

@@ -119,6 +119,28 @@ def test_a_learning_rate_schedule_of_the_users_own_is_restarted_as_it_is(routed:
     assert rates[12:] == rates[:12] == pytest.approx([1e-3 * 0.9**step for step in range(12)])
 
 
+def test_what_accelerate_wraps_begins_again_too() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = flexact.convert(network(), config=flexact.FlexConfig(**REWINDS))
+    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.05)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, warmed_up(optimizer))
+    schedule = flexact.Schedule(model, 24, optimizer, rewinds=[scheduler])
+    losses, rates = [], []
+    for x, y in 4 * list(DataLoader(rows(), batch_size=8)):
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        schedule.step()
+        losses.append(loss.item())
+    plain = flexact.load_picks(network(), flexact.selection(model))
+    assert losses[12:] == by_hand(plain)[0]
+    assert rates[12:] == rates[:12] == by_hand(network())[1]
+
+
 # Lightning
 
 
@@ -156,6 +178,21 @@ def warmed_up(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 5, 1.0) * 0.95**step)
 
 
+def by_hand(plain: nn.Module) -> tuple[list[float], list[float]]:
+    """Losses and learning rates of two epochs of a plain network."""
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.05)
+    scheduler, losses, rates = warmed_up(optimizer), [], []
+    for x, y in 2 * list(DataLoader(rows(), batch_size=8)):
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = nn.functional.cross_entropy(plain(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses, rates
+
+
 def fitted(module: Lit, folder: Path, ckpt_path: Any = None, callbacks: Any = ()) -> Any:
     callback = in_lightning.FlexActCallback()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -179,16 +216,7 @@ def test_lightning_goes_on_as_the_plain_network_bit_for_bit(tmp_path: Path) -> N
     plain = network()
     for name, pick in picks.items():
         plain[int(name)] = candidates[pick]()
-    optimizer = torch.optim.Adam(plain.parameters(), lr=0.05)
-    scheduler, losses, rates = warmed_up(optimizer), [], []
-    for x, y in 2 * list(DataLoader(rows(), batch_size=8)):
-        rates.append(optimizer.param_groups[0]["lr"])
-        loss = nn.functional.cross_entropy(plain(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
+    losses, rates = by_hand(plain)
     assert module.losses[12:] == losses
     assert module.rates[12:] == module.rates[:12] == rates
     for (name, ours), theirs in zip(
