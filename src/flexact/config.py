@@ -37,7 +37,9 @@ NoiseAcrossRanks = Literal["shared", "per_rank"]
 LogitStep = Literal["paced", "optimizer"]
 Granularity = Literal["layer", "channel"]
 Init = Literal["uniform", "original"]
-Eliminate = Literal["half", "third", "one", "none"]
+Eliminate = Literal["half", "one", "none"]
+Share = Literal["model", "site"]
+PickBy = Literal["auto", "blend", "trial"]
 
 
 @dataclass(frozen=True)
@@ -93,21 +95,29 @@ class FlexConfig:
     settle: float = 0.5
     """The fraction of each round but the first for which paced logits hold still: the weights first have to get used to
     the candidate that was dropped."""
-    eliminate: Eliminate = "half"
-    """What each site drops at the end of a round, until one candidate is left at the commitment: the weaker half of its
-    candidates, the weakest one, or none before the commitment."""
+    pick_by: PickBy = "auto"
+    """"blend": sites blend their candidates, and drop those that the loss asks for least. "trial": candidates are
+    trained alone, one after another from the same start, and compared by their loss; this needs `share="model"` and
+    `schedule.step(loss)`. "auto": a trial in a network without normalisation layers, a blend in others."""
+    share: Share = "model"
+    """"model": sites with the same candidates pick together, by the evidence of all. "site": each for itself."""
+    trial_steps: int = 300
+    """For how many steps each of the last two candidates of a trial is trained."""
+    eliminate: Eliminate | None = None
+    """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
+    candidates, the weakest "one", or "none" before the commitment. None: half where sites pick together, else one."""
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing begin. With init="original" and paced logits every site
     runs its original function alone until then."""
-    round_steps: int | None = 400
-    """The most steps of an elimination round: what a round tells, it tells in so many, and the rest of the run trains
-    the picks alone. None lets the rounds fill the time until `commit_at`."""
+    round_steps: int | None = 350
+    """Maximum steps per elimination round. The remaining steps of the run train the picks. None lets the rounds fill
+    the time until `commit_at`."""
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
-    rewind: bool = False
+    rewind: bool | None = None
     """At the commitment, put the weights back to where the run began and clear the optimizer's state, so that the rest
     of the run trains the picks as if they had been there from the start. It keeps a copy of the weights in host memory
-    until then."""
+    until then. None: where at least half of the run is left to train the picks."""
     granularity: Granularity = "layer"
     """One pick a site, or one a channel of it."""
     channel_dim: int = 1
@@ -142,6 +152,8 @@ class FlexConfig:
                 lam=0.3,
                 kl_on="pi",
                 logit_step="optimizer",
+                pick_by="blend",
+                share="site",
                 eliminate="none",
                 commit_at=0.5,
                 rewind=False,
@@ -153,7 +165,7 @@ class FlexConfig:
         object.__setattr__(self, "candidates", _checked_candidates(self.candidates))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed:
+            if value not in allowed and not (name == "eliminate" and value is None):
                 raise FlexActError(
                     f"{name}={value!r} is not a choice{suggestion(str(value), allowed)} "
                     f"Expected one of: {', '.join(allowed)}."
@@ -175,31 +187,48 @@ class FlexConfig:
                 raise FlexActError(
                     f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
                 )
-        elif self.eliminate != "none":
+        elif self.eliminate not in (None, "none"):
             raise FlexActError(
                 f"eliminate={self.eliminate!r} ends in a commitment, and commit_at is None. Give commit_at, or set "
                 "eliminate='none'."
             )
-        if not isinstance(self.rewind, bool):
-            raise FlexActError(f"rewind must be True or False; got {self.rewind!r}.")
+        if not isinstance(self.rewind, bool | None):
+            raise FlexActError(f"rewind must be True, False or None; got {self.rewind!r}.")
         if self.rewind and self.commit_at is None:
             raise FlexActError(
                 "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
                 "rewind=False."
             )
-        if self.round_steps is not None and (
-            isinstance(self.round_steps, bool)
-            or not isinstance(self.round_steps, Integral)
-            or not 1 <= self.round_steps <= MOST_STEPS
+        if self.round_steps is not None:
+            self._check_steps("round_steps", " or None")
+        self._check_steps("trial_steps")
+        if self.pick_by == "trial" and (
+            self.share != "model" or self.granularity != "layer" or self.rewind is False
         ):
             raise FlexActError(
-                f"round_steps must be a number of steps, at least 1, or None; got {self.round_steps!r:.80}."
+                f"pick_by='trial' trains the whole network with one candidate after another, and this config has "
+                f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}. Use share='model', "
+                "granularity='layer' and leave rewind out, or pick_by='blend'."
             )
         for name in ("seed", "channel_dim"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise FlexActError(f"{name} must be an integer; got {value!r}.")
             object.__setattr__(self, name, int(value))
+
+    @property
+    def elimination(self) -> Eliminate:
+        """What a blend drops at the end of a round; see `eliminate`."""
+        if self.eliminate is not None:
+            return self.eliminate
+        if self.commit_at is None:
+            return "none"
+        return "half" if self.share == "model" and self.granularity == "layer" else "one"
+
+    def _check_steps(self, name: str, otherwise: str = "") -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MOST_STEPS:
+            raise FlexActError(f"{name} must be a number of steps, at least 1{otherwise}; got {value!r:.80}.")
 
     def _check_number(
         self,
@@ -294,6 +323,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "granularity": get_args(Granularity),
     "init": get_args(Init),
     "eliminate": get_args(Eliminate),
+    "share": get_args(Share),
+    "pick_by": get_args(PickBy),
 }
 
 

@@ -7,10 +7,11 @@ leaves the model as it was.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import fnmatch
 import logging
 import warnings
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from flexact.finding import Findings, Found, find, is_kind_of_activation
 from flexact.fusing import Fused, find_fused, unfused_class
 from flexact.layer import FlexAct
 from flexact.sharding import has_shards
-from flexact.sites import bind, sites_of, unbind
+from flexact.sites import bind, groups_of, sites_of, unbind
 from flexact.sources import settings_read
 from flexact.tracing import Rewritten, first_class
 
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _NESTED = "flexact_used_nested_tensor"
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+Share = str | Callable[[str], Hashable]
 
 
 def convert(
@@ -41,6 +43,7 @@ def convert(
     example_inputs: Any = None,
     per_call: bool = False,
     fuse: bool = False,
+    share: Share | None = None,
 ) -> nn.Module:
     """Make the activations of a model pick, and return the model. Do it before you build optimizer, DDP or compile.
 
@@ -53,6 +56,8 @@ def convert(
     fuse: run a site in one go with the nn.BatchNorm2d before it, and with the residual addition between them. The
     forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without. The
     logger "flexact" says at level INFO how many sites were fused, and what kept the others from it.
+    share: which sites pick together: "model", "site" (none), or a function from a site's name to its group, None for a
+    site that picks for itself. By default the config's `share`.
 
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -62,6 +67,12 @@ def convert(
     config = FlexConfig() if config is None else config
     _check_convertible(model)
     _check_choices(where, config)
+    if isinstance(share, str):
+        config = dataclasses.replace(config, share=share)  # type: ignore[arg-type]  # checked there
+    elif share is not None and not callable(share):
+        raise FlexActError(
+            f"share must be 'model', 'site', or a function from a site's name to its group; got {share!r:.80}."
+        )
     findings = find(model, per_call)
     seen = None if example_inputs is None else run_order(model, findings, example_inputs)
     chosen = _choose(findings, where, seen)
@@ -83,12 +94,14 @@ def convert(
     told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
     if told:
         warnings.warn("\n".join(told), stacklevel=2)
+    group_of = share if callable(share) else None
+    groups_of(sites, group_of)  # raises an error where they make no sense
     # From here on nothing can fail.
     for owner, cls in classes.items():
         owner.__class__ = cls
     model = _swap_in(model, chosen, sites)
     if not isinstance(model, FlexAct):
-        bind(model, sites)
+        bind(model, sites, group_of)
     return model
 
 

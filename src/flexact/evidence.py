@@ -17,6 +17,9 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 
+SIGNIFICANT = 2.0
+"""Standard errors from which on a margin counts."""
+
 
 class Evidence:
     """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""

@@ -67,7 +67,7 @@ def _fits(
     return (
         isinstance(site, FlexAct)
         and (site.training or not site.committed)  # what is evaluated is the plain network, to the bit
-        and not site.waits
+        and site.alone is None
         and is_untouched(site)
         and _takes(norm, y)
         and (residual_norm is None or (_takes(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))

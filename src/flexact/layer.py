@@ -51,7 +51,8 @@ class FlexAct(nn.Module):
     a converted model, or of one under a Schedule, draw together and differ.
 
     State: `logits` (rows·K,), one row for the layer or one a channel; `dropped_at` (rows, K), the step at which a
-    candidate was dropped, −1 while it is in; `temperature`, τ; `signature` (K,), which candidates these are.
+    candidate was dropped, −1 while it is in; `evidence` (rows, K, 3), by how much it was behind then, the standard
+    error of that, and over how many steps; `temperature`, τ; `signature` (K,), which candidates these are.
 
     >>> import torch, flexact
     >>> act = flexact.FlexAct(candidates=("relu", "tanh"))
@@ -62,6 +63,7 @@ class FlexAct(nn.Module):
     """
 
     dropped_at: Tensor
+    evidence: Tensor
     temperature: Tensor
     signature: Tensor
     original: nn.Module | None
@@ -100,6 +102,7 @@ class FlexAct(nn.Module):
         self.rows = _rows(self.config, channels)
         self.logits = nn.Parameter(self._initial_logits())
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
+        self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan))
         self.register_buffer("temperature", torch.tensor(self.config.temperature))
         self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
         self.first_row = 0
@@ -116,8 +119,8 @@ class FlexAct(nn.Module):
             picked: Tensor = self.picked(h)
             return picked
         self.check_input(h)
-        if self.waits:
-            return lookup(self.keys[self._start]).function(h)
+        if (alone := self.alone) is not None:
+            return lookup(self.keys[alone]).function(h)
         routing = self.routing(h)
         if self.config.correction == "output_norm" and (self.training or not routing.hard):  # a pick runs as it will be
             noise = self._own(self.router.noise) if self.training else torch.zeros_like(routing.probabilities)
@@ -182,9 +185,12 @@ class FlexAct(nn.Module):
         return self.picked is not None
 
     @property
-    def waits(self) -> bool:
-        """Whether the site runs what it had before alone, until a warm-up ends; not where that was dropped."""
-        return self.router.waiting and self._start in self.alive
+    def alone(self) -> int | None:
+        """The candidate that the site runs alone for the time being: that of a trial, or what it had before in a
+        warm-up, unless that was dropped."""
+        if self.router.trying is not None:
+            return self.router.trying
+        return self._start if self.router.waiting and self._start in self.alive else None
 
     @property
     def kept_original(self) -> bool:
@@ -206,6 +212,10 @@ class FlexAct(nn.Module):
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
+    def reset(self) -> None:
+        """Put the logits back to where they were when the site was made."""
+        self.logits.copy_(self._initial_logits().to(self.logits.device))
+
     def at_start(self) -> bool:
         """Whether the logits are still what they were when the site was made."""
         logits = whole(self.logits.detach())
@@ -215,25 +225,47 @@ class FlexAct(nn.Module):
         """By row, of what is still in: also where a diverged run has left no numbers to compare."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
 
-    def drop(self, goes: Tensor, step: int) -> None:
-        """Take candidates out for good: goes is (rows, K). Each row keeps at least one, and the last is its pick."""
+    def drop(self, goes: Tensor, step: int, evidence: Tensor | None = None) -> None:
+        """Take candidates out for good. Each row keeps at least one, and the last is its pick.
+
+        goes: (rows, K). evidence: (rows, K, 3), what is kept of those that go.
+        """
         alive = self.dropped_at < 0
         goes = goes.to(alive.device) & alive
         if not bool((alive & ~goes).any(-1).all()):
             raise FlexActError(f"{self.name or 'FlexAct'} must keep at least one candidate of {self.candidates}.")
+        if evidence is not None:
+            self.evidence.copy_(torch.where(goes.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
         self.dropped_at.masked_fill_(goes, step)
         self.update_alive()
 
-    def drop_weakest(self, step: int) -> None:
-        """Take out each row's least likely candidate, where more than one is left."""
+    def drop_weakest(self, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
+        """Take out each row's least likely candidate, where more than one is left.
+
+        protected: (rows,), where the original is not to be dropped.
+        """
         alive = self.dropped_at < 0
-        weakest = self.pi().masked_fill(~alive, torch.inf).argmin(-1)
+        out = ~alive
+        if protected is not None and self.original_index >= 0:
+            out = out.clone()
+            out[:, self.original_index] |= protected.to(out.device)
+        weakest = self.pi().nan_to_num(nan=0.0).masked_fill(out, torch.inf).argmin(-1)
         goes = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
-        self.drop(goes, step)
+        self.drop(goes, step, evidence)
 
     def commit(self, step: int = 0) -> None:
         """Keep each row's likeliest candidate alone."""
-        self.drop(~nn.functional.one_hot(self._likeliest(), self.k).bool(), step)
+        self.keep(self._likeliest(), step)
+
+    def keep(self, candidates: Tensor, step: int) -> None:
+        """Drop everything but one candidate per row, given by its index: (rows,)."""
+        self.drop(~nn.functional.one_hot(candidates, self.k).bool(), step)
+
+    @property
+    def original_index(self) -> int:
+        """The candidate that stood here before; −1 if it is none of them."""
+        key = None if self.original is None else key_of(self.original)
+        return self.keys.index(key) if key in self.keys else -1
 
     def update_alive(self) -> None:
         """Bring what is derived from `dropped_at` up to date with it."""

@@ -57,12 +57,22 @@ class OptimizerStates:
             if optimizer.state.get(parameter) and name not in first:
                 first[name] = copy.deepcopy(dict(optimizer.state[parameter]))
 
-    def restore(self, names: Mapping[int, str]) -> None:
-        """Give every optimizer the state it began with. Parameters that are none of these keep theirs."""
+    def now(self, names: Mapping[int, str]) -> First:
+        """A copy of the present state of every optimizer, in the form of `first`."""
+        found: First = {}
         for optimizer in self._seen:
-            first = self.first.get(type(optimizer).__name__, {})
+            own = found.setdefault(type(optimizer).__name__, {})
             for name, parameter in _own(optimizer, names):
-                _put_back(optimizer, parameter, first.get(name))
+                if optimizer.state.get(parameter):
+                    own[name] = copy.deepcopy(dict(optimizer.state[parameter]))
+        return found
+
+    def restore(self, names: Mapping[int, str], states: First) -> None:
+        """Give every optimizer these states. Parameters that have no name keep theirs."""
+        for optimizer in self._seen:
+            own = states.get(type(optimizer).__name__, {})
+            for name, parameter in _own(optimizer, names):
+                _put_back(optimizer, parameter, own.get(name))
 
     def close(self) -> None:
         """Stop looking for optimizers."""

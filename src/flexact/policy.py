@@ -37,9 +37,9 @@ def penalty(model: nn.Module) -> Tensor:
     """
     sites = bound_sites(model)
     routers = [router for router in routers_of(sites) if _adds_to_loss(router.config) and router.ready]
-    terms = [_penalty(router) for router in routers if not (router.waiting or router.committed)]
+    terms = [_penalty(router) for router in routers if not (router.at_rest or router.committed)]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        unused = [site for site in sites if site.committed or site.router.waiting]
+        unused = [site for site in sites if site.committed or site.router.at_rest]
         idle: list[Tensor] = [
             site.logits for site in unused if site.logits.requires_grad and not is_sharded(site.logits)
         ]
@@ -66,7 +66,7 @@ def before_step(router: Router, running: RunningGradient, evidence: Evidence, st
     The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
     every = [site.logits for site in router.sites]
-    if router.waiting:
+    if router.at_rest:
         for logits in every:
             logits.grad = None  # DistributedDataParallel's zeros
         return

@@ -75,34 +75,48 @@ class StartingPoint:
         self._watch()
 
     def restore(self, step: int) -> None:
-        """Put everything back, in place, and clear the gradients. Refused before anything is written if the model has
-        changed."""
+        """Put everything back to where the run began, for the last time."""
+        self.put(None, step)
+        self.forget()
+
+    def save(self) -> dict[str, Any]:
+        """Everything as it is now, in the form of the starting point, for `put`."""
+        assert self._optimizers is not None
+        tensors = {name: _on_host(tensor) for name, tensor in _tensors(self._model).items()}
+        others = [_kept(other) for other in self._others]
+        return {"tensors": tensors, "optimizers": self._optimizers.now(_names(self._model)), "others": others}
+
+    def put(self, saved: Mapping[str, Any] | None, step: int) -> None:
+        """Put back what `save` returned, or the starting point, in place, and clear the gradients. Refused before
+        anything is written if the model has changed."""
         assert self._tensors is not None
         assert self._optimizers is not None
+        tensors = self._tensors if saved is None else saved["tensors"]
+        states = self._optimizers.first if saved is None else saved["optimizers"]
+        others = self._kept_others if saved is None else saved["others"]
         _reshard(self._model)
         now = _tensors(self._model)
         derived = _derived(self._model)
-        _check_same(now, self._tensors, derived)
+        _check_same(now, tensors, derived)
         self._check_groups()
         if not self._optimizers.seen:
             warnings.warn(
                 "no optimizer of torch.optim that holds weights of this model was seen, so none was cleared when the "
                 "weights were rewound. Give an optimizer of another kind to Schedule(..., rewinds=[optimizer]).",
-                stacklevel=3,
+                stacklevel=4,
             )
-        for other, kept in zip(self._others, self._kept_others, strict=True):
+        for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
-        self._optimizers.restore(_names(self._model))
-        for other, kept in zip(self._others, self._kept_others, strict=True):
+        self._optimizers.restore(_names(self._model), states)
+        for other, kept in zip(self._others, others, strict=True):
             if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
                 restore_groups(stepped, kept["groups"])
         with torch.no_grad():
-            for name, tensor in self._tensors.items():
+            for name, tensor in tensors.items():
                 if name not in derived or _shape(now.get(name)) == _shape(tensor):
                     local(now[name]).copy_(local(tensor))
         for parameter in self._model.parameters():
             parameter.grad = None
-        self._forget()
         self.rewound_at = step
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,7 +150,7 @@ class StartingPoint:
         if start is not None:
             self._load(start)
         else:
-            self._forget()
+            self.forget()
         self.rewound_at = rewound_at
 
     def _load(self, start: Any) -> None:
@@ -172,7 +186,8 @@ class StartingPoint:
                     self._optimizers.note(optimizer)
         return self._optimizers
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Keep nothing any more."""
         if self._optimizers is not None:
             self._optimizers.close()
         self._tensors, self._optimizers, self._kept_others = None, None, []

@@ -85,6 +85,7 @@ class Router:
         self.standalone = standalone
         self.scheduled = False
         self.waiting = False  # in a warm-up: every site is what it was before, and nothing is routed
+        self.trying: int | None = None  # in a trial: the candidate that every site runs alone
         self.ready = False  # whether there are probabilities and statistics at all
         self.current = False  # whether they are this step's; a site called outside of the model's forward asks
         self.begun = False  # whether this step had a forward in training mode
@@ -108,13 +109,18 @@ class Router:
     def device(self) -> torch.device:
         return self.sites[0].logits.device
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is routed: in a warm-up, and in a trial."""
+        return self.waiting or self.trying is not None
+
     def refresh(self, training: bool) -> None:
         """Turn the logits into this forward's probabilities; begin a step where a forward is one."""
         self.place()
         if not torch.compiler.is_compiling():
             for site in self.sites:
                 site.notice_copied_buffers()
-        if all(site.waits for site in self.sites):
+        if all(site.alone is not None for site in self.sites):
             return
         if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
             if not self.scheduled:
@@ -253,9 +259,13 @@ class Router:
     @property
     def shares(self) -> bool:
         """Whether several sites pick together."""
-        return len({site.group for site in self.sites if site.group is not None}) < sum(
-            site.group is not None for site in self.sites
-        )
+        groups = [site.group for site in self.sites if site.group is not None]
+        return len(set(groups)) < len(groups)
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether all sites pick together."""
+        return len({site.group for site in self.sites}) == 1 and self.sites[0].group is not None
 
     def shared(self, table: Tensor) -> Tensor:
         """A (rows, K) table in which the rows of each group of sites have their mean."""
@@ -310,8 +320,8 @@ class Router:
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
         of_site = torch.tensor([number[name] for name in names], device=site_of_row.device)
         of_row = of_site[site_of_row]
-        size = torch.zeros(self.rows, 1, device=of_row.device).index_add_(0, of_row, torch.ones(self.rows, 1, device=of_row.device))
-        self._group_of_row, self._group_size = of_row.to(self.device), size.clamp(min=1).to(self.device)
+        size = torch.bincount(of_row, minlength=self.rows).clamp(min=1).unsqueeze(1)
+        self._group_of_row, self._group_size = of_row.to(self.device), size.to(self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """π and p, each (rows, K)."""
@@ -336,7 +346,7 @@ class Router:
             return (self.config.noise * gumbel_noise(self.rows, self.k, seed, self.step)).float()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = vars(self) | {"waiting": False}  # no schedule would tell a copy that the warm-up has ended
+        state = vars(self) | {"waiting": False, "trying": None}  # no schedule would tell a copy that these have ended
         if self.ready and is_wrapped(self.p):  # what torch.func leaves behind cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False

@@ -6,27 +6,29 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from flexact.config import MOST_STEPS, Anneal
+from flexact.elimination import Elimination
 from flexact.errors import FlexActError
-from flexact.evidence import Evidence
 from flexact.layer import FlexAct, version_of
 from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import drops, left_after_rounds, picking_steps
+from flexact.rounds import Rung, left_after_rounds, picking_steps, rungs, trial_steps
 from flexact.routing import Router
 from flexact.sites import bind, routers_of, sites_of
+from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
-VERSION = 1
+VERSION = 2
+SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
+"""Steps of a round, or of the last rung of a trial, under which picks are close to random."""
 
 _in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
 """The schedule of each router, by its id."""
@@ -82,32 +84,31 @@ class Schedule:
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.total_steps = total_steps
         self.steps_done = 0
+        self._steps_lost = 0
         self.router = _one_router(model, sites)
         self.router.scheduled = True
         self.config = self.router.config
-        self._drops = {site: drops(site.k, self.config, total_steps, self.commit_step) for site in sites}
-        self._steps_with_drops = {step for left in self._drops.values() for step in left}
-        if self.config.commit_at is not None:
-            self._steps_with_drops.add(self.commit_step)
-        self._settled_after = _settled_after(sorted(self._steps_with_drops), self.config.settle)
+        self._acts = acts_before_steps(self.config)
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
-        self._evidence = Evidence(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
-        self._start = StartingPoint(model, optimizer, rewinds, wanted=self.config.rewind)
+        tries = not self.committed and self._trains_weights and tries_candidates(model, self.router)
+        found = rungs(self.router.k, self.config, total_steps) if tries else []
+        self.commit_step = trial_steps(found) if tries else self._steps_to_blend
+        """The step from which on every site runs its pick alone; past the end if the policy never commits."""
+        self._elimination = Elimination(self.router, self.config, total_steps, self.commit_step)
+        left = total_steps - self.commit_step
+        wanted = tries or (2 * left >= total_steps if self.config.rewind is None else self.config.rewind)
+        self._start = StartingPoint(model, optimizer, rewinds, wanted)
         if not self.committed:
-            self._start.keep(steps_after=total_steps - self.commit_step)
+            self._start.keep(steps_after=left)
+        self._trial = TrialRun(self.router, self._start, found) if tries and self._start.kept else None
+        self._warn_if_short(found)
         self._apply()
         self._saw_optimizer = False
-        self._acts = acts_before_steps(self.config)
         self._hook = _watch_steps(self, optimizer)
         if self._acts:
             _only_newest(self)
-
-    @property
-    def commit_step(self) -> int:
-        """The step from which on every site runs its pick alone; past the end if the policy never commits."""
-        return int(min(picking_steps(self.router.k, self.config, self.total_steps), self.total_steps + 1))
 
     @property
     def committed(self) -> bool:
@@ -116,35 +117,104 @@ class Schedule:
 
     @property
     def rewound_at(self) -> int | None:
-        """The step after which the weights were put back to where the run began; None if they were not (yet). A loop
-        that restarts its data as well does so where `schedule.rewound_at == schedule.steps_done`."""
+        """The last step after which the weights were put back to an earlier state; None if they were not (yet)."""
         return self._start.rewound_at
 
-    def step(self) -> None:
-        """Go on to the next step: call it after the optimizer's."""
+    @property
+    def network_steps(self) -> int:
+        """The number of steps that the present weights have been trained for. It is less than `steps_done` after a
+        rewind: a loop that rewinds its data and learning rate as well takes those of this step."""
+        if self._trial is not None:
+            return self._trial.steps
+        return self.steps_done - self._steps_lost
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Go on to the next step: call it after the optimizer's.
+
+        loss: of this step. A trial compares the candidates by it; see `FlexConfig.pick_by`.
+        """
         if self.steps_done >= self.total_steps:
             raise FlexActError(
                 f"the schedule was made for {self.total_steps} steps, and all of them are done. Make it with the "
                 "number of optimizer steps of the whole run (epochs times batches, divided by accumulation)."
             )
         self.steps_done += 1
-        if self.steps_done in self._steps_with_drops:
-            if self.steps_done == min(self._steps_with_drops):
+        if self._trial is not None:
+            self._try(loss)
+        elif self.steps_done in self._elimination.steps:
+            if self.steps_done == min(self._elimination.steps):
                 self._warn_of_arbitrary_picks()
             self._drop()
         if self._start.kept and self.committed and self.steps_done < self.total_steps:
             self._start.restore(self.steps_done)
-        if self.steps_done in self._settled_after.values():
+            self._steps_lost = self.steps_done
+        if self.steps_done in self._elimination.settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
-            self._evidence.reset()
+            self._elimination.evidence.reset()
         if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
         self._apply()
 
+    def _try(self, loss: Tensor | float | None) -> None:
+        """One step of a trial."""
+        assert self._trial is not None
+        if loss is None:
+            if self.steps_done > 1:
+                raise FlexActError(
+                    "schedule.step() was called without a loss in the middle of a trial, which compares candidates by "
+                    "it. Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
+                )
+            self._blend_instead()
+            return
+        try:
+            self._trial.step(loss, self.steps_done)
+        except NothingTrains:
+            self._give_up("the loss of every candidate is NaN or infinite")
+        if self.committed:
+            self._steps_lost = self.steps_done - self._trial.steps
+            self._trial = None
+            self._start.forget()
+
+    def _blend_instead(self) -> None:
+        """Blend the candidates where no loss was given to compare them by."""
+        warnings.warn(
+            "this network has no normalisation layers, and there a trial picks better than a blend, but needs the "
+            "loss: call schedule.step(loss). Blending now; FlexConfig(pick_by='blend') leaves this warning out.",
+            stacklevel=4,
+        )
+        self._trial = None
+        self.router.trying = None
+        self._start.put(None, self.steps_done)
+        self._steps_lost = self.steps_done
+        self.commit_step = self._steps_to_blend
+        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        if self.config.rewind is None and 2 * (self.total_steps - self.commit_step) < self.total_steps:
+            self._start.forget()
+
+    def _give_up(self, reason: str) -> None:
+        """Stop picking: every site keeps what it had before. Raises an error where a site had nothing."""
+        without = [site.name or "FlexAct" for site in self.router.sites if site.original_index < 0]
+        if without:
+            raise FlexActError(
+                f"{reason}, so nothing can be picked, and {without[0]} has no original among its candidates to keep. "
+                "Lower the learning rate, or leave out the candidates that diverge."
+            )
+        warnings.warn(
+            f"{reason}, so picking stops here, undecided: every site keeps its original function. Lower the learning "
+            "rate, or leave out the candidates that diverge.",
+            stacklevel=4,
+        )
+        self.router.trying = None
+        for site in self.router.sites:
+            if not site.committed:
+                with torch.no_grad():
+                    site.reset()
+                site.keep(torch.full((site.rows,), site.original_index, device=site.dropped_at.device), self.steps_done)
+
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
         self._step_size = self._step_size.to(self.router.device)
-        before_step(self.router, self._running, self._evidence, self._step_size)
+        before_step(self.router, self._running, self._elimination.evidence, self._step_size)
 
     def _warn_of_arbitrary_picks(self) -> None:
         """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
@@ -168,7 +238,7 @@ class Schedule:
     @property
     def _awaits_optimizer(self) -> bool:
         """Whether a drop is still to come that would be arbitrary without a step of an optimizer before it."""
-        return not self._saw_optimizer and self.steps_done < min(self._steps_with_drops, default=0)
+        return not self._saw_optimizer and self.steps_done < min(self._elimination.steps, default=0)
 
     def _logits_moved(self) -> bool:
         """Whether any logit has left its start: what no hook sees, as another library's optimizer, may move them."""
@@ -184,7 +254,7 @@ class Schedule:
     @property
     def _moves(self) -> bool:
         """Whether paced logits move at this step."""
-        settling = any(drop <= self.steps_done < end for drop, end in self._settled_after.items())
+        settling = any(drop <= self.steps_done < end for drop, end in self._elimination.settled_after.items())
         return self.steps_done >= self._warmup_steps and not settling
 
     @property
@@ -193,6 +263,28 @@ class Schedule:
         hold still. Not where nothing but these is trained: a step needs something to train."""
         starts_there = self.config.init == "original" and self.config.logit_step == "paced"
         return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
+
+    @property
+    def _steps_to_blend(self) -> int:
+        """The commitment of a blend."""
+        return int(min(picking_steps(self.router.k, self.config, self.total_steps), self.total_steps + 1))
+
+    def _warn_if_short(self, found: list[Rung]) -> None:
+        """Warn where the run has too few steps to tell the candidates apart."""
+        if self.config.commit_at is None or self.committed:
+            return
+        if self._trial is not None:
+            length, enough = found[-1].until, min(SHORTEST_TRIAL, self.config.trial_steps)
+            needed = trial_steps(rungs(self.router.k, self.config, MOST_STEPS))
+        else:
+            length, enough = self._round_steps, min(SHORTEST_ROUND, self.config.round_steps or SHORTEST_ROUND)
+            needed = SHORTEST_ROUND * max(len(left_after_rounds(self.router.k, self.config)), 1)
+        if length < enough and self._acts:
+            warnings.warn(
+                f"{self.total_steps} steps are few for a pick from {self.router.k} candidates, which takes about "
+                f"{needed} steps. Train longer, or give fewer candidates.",
+                stacklevel=3,
+            )
 
     @property
     def _warmup_steps(self) -> float:
@@ -209,14 +301,16 @@ class Schedule:
         """Where the run stands; the sites' own state travels with the model's. While a rewind is still to come, this
         has the weights that the run began with."""
         place = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
+        place["steps_lost"] = self._steps_lost
         running = {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
-        return place | running | self._start.state_dict()
+        trial = {"trial": None if self._trial is None else self._trial.state_dict()}
+        return place | running | self._elimination.state_dict() | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stood. Load the model's state as well, before or after."""
         if not isinstance(state, dict):
             raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
-        missing = [key for key in ("version", "step", "total_steps") if not isinstance(state.get(key), int)]
+        missing = [key for key in ("version", "step", "total_steps", "steps_lost") if not isinstance(state.get(key), int)]
         if missing:
             raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or no integer in {state!r}.")
         if state["version"] > VERSION:
@@ -230,7 +324,12 @@ class Schedule:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
         self._start.load_state_dict(state, is_over=state["step"] >= self.commit_step)
         self._running.load_state_dict(state)
-        self.steps_done = state["step"]
+        self._elimination.load_state_dict(state)
+        self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
+        if self._trial is not None and state["trial"] is not None:
+            self._trial.load_state_dict(state["trial"])
+        elif self._trial is not None:
+            self._trial = self.router.trying = None
         self._apply()
 
     def _apply(self) -> None:
@@ -261,15 +360,11 @@ class Schedule:
         self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])
 
     def _drop(self) -> None:
+        if lost := self._elimination.lost():
+            self._give_up(f"the logits of {', '.join(lost[:5])} are NaN or infinite")
+            return
         self._running.reset()  # what is left is another contest, with gradients of another size
-        self._evidence.reset()
-        for site, left_from in self._drops.items():
-            left = min((count for step, count in left_from.items() if step <= self.steps_done), default=site.k)
-            while int((site.dropped_at < 0).sum(-1).max()) > left:
-                site.drop_weakest(self.steps_done)
-        if self.steps_done >= self.commit_step:
-            for site in self.router.sites:
-                site.commit(self.steps_done)
+        self._elimination.drop(self.steps_done)
 
 
 def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
@@ -285,12 +380,6 @@ def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
     if kind == "linear":
         return first + (last - first) * progress
     return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
-    """For each step at which something is dropped, but the last: the step from which on logits move again."""
-    spans = {drop: following - drop for drop, following in pairwise(drops)}
-    return {drop: drop + min(round(settle * span), span - 1) for drop, span in spans.items()}
 
 
 def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from torch import nn
@@ -38,12 +38,47 @@ def routers_of(sites: list[FlexAct]) -> list[Router]:
     return list({id(site.router): site.router for site in sites}.values())
 
 
-def bind(model: nn.Module, sites: list[FlexAct]) -> Router:
-    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards."""
+def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> Router:
+    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards.
+
+    group_of: from a site's name to its group, whose sites pick together; by default the config's `share` decides.
+    """
+    groups = groups_of(sites, group_of)
     router = Router(sites, sites[0].config, standalone=False)
+    for site, group in zip(sites, groups, strict=True):
+        site.group = group
     model.register_forward_pre_hook(router)
     model.register_load_state_dict_pre_hook(_check_all_before_loading)
     return router
+
+
+def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) -> list[Hashable]:
+    """The group of each site; None for one that picks for itself."""
+    config = sites[0].config
+    if group_of is None:
+        together = config.share == "model" and config.granularity == "layer"
+        return [site.keys if together else None for site in sites]
+    if config.granularity == "channel":
+        raise FlexActError(
+            "share has groups of sites, and granularity='channel' lets every channel pick for itself. Use "
+            "granularity='layer', or leave share out."
+        )
+    groups = [group_of(site.name) for site in sites]
+    if all(group is None for group in groups):
+        raise FlexActError(
+            f"share put none of the {len(sites)} sites into a group: it returned None for "
+            f"{', '.join(site.name for site in sites[:5])}. Return the same value for sites that are to pick together."
+        )
+    candidates: dict[Hashable, FlexAct] = {}
+    for site, group in zip(sites, groups, strict=True):
+        first = candidates.setdefault(group, site)
+        if group is not None and first.keys != site.keys:
+            raise FlexActError(
+                f"share put {first.name} and {site.name} into the group {group!r}, but their candidates differ: "
+                f"{', '.join(first.candidates)} and {', '.join(site.candidates)}. Give them different groups, or the "
+                "same candidates."
+            )
+    return groups
 
 
 def unbind(model: nn.Module) -> None:

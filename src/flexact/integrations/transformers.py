@@ -208,7 +208,7 @@ class FlexActCallback(TrainerCallback):
         if schedule is None or not model.training:
             return loss
         inner = self._trainer.model
-        if schedule.committed or schedule.router.waiting:
+        if schedule.committed or schedule.router.at_rest:
             # DistributedDataParallel waits for a gradient of every parameter, unless it looks for those without.
             if not isinstance(model, nn.parallel.DistributedDataParallel) or model.find_unused_parameters:
                 return loss

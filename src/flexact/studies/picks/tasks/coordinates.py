@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flexact.errors import FlexActError
 from flexact.studies.picks.task import Problem, Task
 
-SIDE, OCTAVES, BATCH, WIDTH = 128, 5, 1024, 128
+SIDE, OCTAVES, BATCH, WIDTH = 192, 5, 1024, 128
 PARTS = {"train": 0.5, "held_out": 0.05, "test": 0.45}
 
 
@@ -28,7 +28,7 @@ def photograph() -> Tensor:
 
 
 class Pixels(Problem):
-    """A part of the photograph, 128 × 128, another one for each seed; half of its pixels are trained on."""
+    """A part of the photograph, 192 × 192, another one for each seed; half of its pixels are trained on."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(2_000 + seed)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks.cifar import epochs
 
-ROWS, FEATURES, NOISE, BATCH, WIDTH = {"train": 1_000, "held_out": 200, "test": 10_000}, 10, 1.0, 64, 64
+ROWS, FEATURES, NOISE, BATCH, WIDTH = {"train": 20_000, "held_out": 500, "test": 10_000}, 10, 1.0, 64, 64
 
 
 class Friedman(Problem):

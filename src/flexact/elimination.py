@@ -1,0 +1,84 @@
+"""Elimination: which candidates of a blend are dropped when, and on what evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.config import FlexConfig
+from flexact.errors import FlexActError
+from flexact.evidence import SIGNIFICANT, Evidence
+from flexact.rounds import drops
+from flexact.routing import Router
+
+
+class Elimination:
+    """Drops each site's weaker candidates at the end of every round.
+
+    What a site had before is dropped only once another candidate was significantly better over a round: without
+    evidence the site keeps it.
+    """
+
+    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
+        self._router, self._commit_step = router, commit_step
+        self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
+        self.steps = {step for left in self._left.values() for step in left}
+        """At which something is dropped."""
+        if config.commit_at is not None:
+            self.steps.add(commit_step)
+        self.settled_after = _settled_after(sorted(self.steps), config.settle)
+        """For each of these but the last: the step from which on logits move again."""
+        self.evidence = Evidence(router.rows, router.k, router.device)
+        self.protected = torch.ones(router.rows, dtype=torch.bool)
+        """The rows whose original was never significantly worse than another candidate."""
+
+    def drop(self, step: int) -> None:
+        """Drop what a round that ends at this step leaves behind."""
+        sites = self._router.sites
+        leader = torch.cat([site._likeliest() for site in sites])
+        margin, error = self.evidence.leads(leader)
+        count = self.evidence.count.expand_as(margin)
+        found = torch.stack([margin, error, count], dim=-1)
+        significant = (margin > SIGNIFICANT * error).cpu()
+        for site in sites:
+            rows = slice(site.first_row, site.first_row + site.rows)
+            if site.original_index >= 0:
+                self.protected[rows] &= ~significant[rows, site.original_index]
+            own = found[rows, : site.k]
+            left = min((count for at, count in self._left[site].items() if at <= step), default=site.k)
+            while int((site.dropped_at < 0).sum(-1).max()) > left:
+                site.drop_weakest(step, own, self.protected[rows])
+        if step >= self._commit_step:
+            for site in sites:
+                site.commit(step)
+        self.evidence.reset()
+
+    def lost(self) -> list[str]:
+        """The names of the sites whose logits are no numbers any more."""
+        return [
+            site.name or "FlexAct"
+            for site in self._router.sites
+            if not site.committed and not bool(site.logits.detach().isfinite().all())
+        ]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {name: tensor.clone() for name, tensor in self.evidence.state_dict().items()}
+        return state | {"protected": self.protected.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        protected = state.get("protected")
+        if not isinstance(protected, Tensor) or protected.shape != self.protected.shape:
+            raise FlexActError(
+                f"not a state of these sites: 'protected' must be a tensor of shape {tuple(self.protected.shape)}."
+            )
+        self.evidence.load_state_dict(state)
+        self.protected.copy_(protected)
+
+
+def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
+    spans = {drop: following - drop for drop, following in pairwise(drops)}
+    return {drop: drop + min(round(settle * span), span - 1) for drop, span in spans.items()}
