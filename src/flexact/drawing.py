@@ -63,7 +63,7 @@ def drawn(picture: Picture) -> Figure:
 def _inches(panel: Panel) -> float:
     if not panel.rows:
         return 2.5
-    per_row = 0.22 * max(1, len(panel.bars) if not panel.stacked else 1)
+    per_row = 0.22 * max(1, 1 if panel.stacked else 1.5 if panel.marks else len(panel.bars))
     return min(12.0, 0.6 + per_row * len(panel.rows))
 
 
@@ -112,6 +112,10 @@ def _draw_line(ax: Axes, line: Line) -> None:
 
 
 def _draw_bars(ax: Axes, panel: Panel) -> None:
+    if panel.marks:
+        for bars in panel.bars:
+            ax.plot(bars.values, range(len(panel.rows)), "o", color=bars.colour, markersize=7, alpha=0.85)
+        return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
     height = 0.8 if panel.stacked else 0.8 / len(panel.bars)

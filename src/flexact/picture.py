@@ -106,6 +106,8 @@ class Panel:
     rows: Sequence[str] = ()
     """What the bars or the grid's rows belong to, from top to bottom."""
     bars: Sequence[Bars] = ()
+    marks: bool = False
+    """Of bars: only their ends are drawn, as points on one line a row; for values on both sides of 0."""
     stacked: bool = False
     totals: bool = False
     """Of stacked bars: the sum of each row stands at its end."""

@@ -28,8 +28,8 @@ class Burgers(Problem):
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(3_000 + seed)
-        self.inside = torch.rand(POOL, 2, generator=generator).mul_(torch.tensor([2.0, 1.0])).sub_(
-            torch.tensor([1.0, 0.0])
+        self.inside = (
+            torch.rand(POOL, 2, generator=generator).mul_(torch.tensor([2.0, 1.0])).sub_(torch.tensor([1.0, 0.0]))
         )
         self.held_out = self.inside[-1_000:].to(device)
         self.inside = self.inside[:-1_000].to(device)
