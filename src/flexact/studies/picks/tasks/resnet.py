@@ -1,4 +1,4 @@
-"""ResNet-18 on CIFAR-100 for 30 epochs, as two tasks: four rectifiers to pick from, and three bad candidates besides."""
+"""ResNet-18 on CIFAR-100 for 30 epochs, as two tasks: four rectifiers to pick from, and bad candidates besides."""
 
 from __future__ import annotations
 
