@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import flexact
 from flexact.candidates import known_names
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.store import Result
 from flexact.studies.picks.tasks import TASKS
 
 CPU = torch.device("cpu")
@@ -38,3 +39,15 @@ def setting(tmp_path: Path) -> Callable[..., Setting]:
         return Setting(task, task.set_up(seed, CPU, None), seed, CPU, tmp_path / FOLDER, f"{name}-test-{seed}")
 
     return set_up
+
+
+@pytest.fixture(scope="session")
+def rows() -> Callable[..., list[Result]]:
+    """A function that makes up rows of results.csv: one finished row for each seed from 0 on."""
+
+    def make(task: str, method: str, scores: Sequence[float], **changes: Any) -> list[Result]:
+        fields = {"state": "done", "steps": 100, "seconds": 10.0, "picks": "", "error": "", "device": "cpu"}
+        made = {**fields, "torch": "2", "commit": "c", "date": "d", **changes}
+        return [Result(task=task, method=method, seed=seed, score=score, **made) for seed, score in enumerate(scores)]
+
+    return make
