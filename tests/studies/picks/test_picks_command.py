@@ -124,7 +124,7 @@ def test_a_cell_that_diverges_fails_and_the_others_go_on(
     told = {cell.task: (row.state, row.error) for cell, row in rows.items()}
     assert told["coordinates"] == ("done", "")
     assert told["tabular"][0] == "failed"
-    assert "the network diverged" in told["tabular"][1]
+    assert "a network of tabular diverged: its training loss is nan" in told["tabular"][1]
     monkeypatch.undo()
     again = go("tabular,coordinates", "fixed-relu", retry_failed=True).results()
     assert again[Cell("tabular", "fixed-relu", 0)].state == "done"

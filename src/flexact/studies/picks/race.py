@@ -45,9 +45,8 @@ def picked_by_race(setting: Setting) -> Picked:
 def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:
     """The held-out loss of a short run, infinite where it diverged, and its seconds."""
     training = setting.plain(setting.everywhere(candidate), steps)
+    training.run(steps, setting.stop)
     try:
-        training.run(steps, setting.stop)
-        loss = training.evaluate(setting.problem.held_out_loss)
+        return training.evaluate(setting.problem.held_out_loss), training.seconds
     except Diverged:
-        loss = math.inf
-    return loss if math.isfinite(loss) else math.inf, training.seconds
+        return math.inf, training.seconds

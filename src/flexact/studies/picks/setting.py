@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ class Setting:
     """Of the cell."""
     stop: Callable[[], bool] = never
 
-    @property
+    @cached_property
     def sites(self) -> list[str]:
         """The names of the network's activations, in the order of definition."""
         return activation_names(self.task, self.network())

@@ -26,12 +26,10 @@ WARM_UP_STEPS = 100
 """Over which the learning rate of AdamW rises."""
 DIRECT_STEPS = 3
 """Steps that run directly before one is captured."""
-STEPS_BETWEEN_STOPS = 200
-"""Steps from one question whether to stop to the next."""
 
 
 class Diverged(FlexActError):
-    """The loss is not finite."""
+    """A loss or a score is not finite."""
 
 
 class Stopped(FlexActError):
@@ -94,21 +92,15 @@ class Training:
         self._place.zero_()
 
     def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
-        """So many steps; waits for the device at the end. stop: asked every few hundred steps."""
+        """So many steps; waits for the device at the end. stop: asked before each step; True raises `Stopped`."""
         self._wait()
         start = time.perf_counter()
         for done in range(steps):
-            if done % STEPS_BETWEEN_STOPS == 0 and stop():
+            if stop():
                 raise Stopped(f"stopped after {done} of {steps} steps.")
             self.step()
         self._wait()
         self.seconds += time.perf_counter() - start
-        loss = float(self.loss)
-        if not math.isfinite(loss):
-            raise Diverged(
-                f"the loss of {self.task.name} is {loss} after {steps} steps: the network diverged. Give the task a "
-                "smaller learning rate, or leave the candidate out."
-            )
 
     def step(self) -> None:
         """One step; nothing waits for the device."""
@@ -130,11 +122,17 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
-        """A figure of the network in eval mode."""
+        """A figure of the network in eval mode. Raises `Diverged` if it or the last training loss is not finite."""
         self.network.eval()
         with self.task.autocast(self.device):
             value = float(what(self.network))
         self.network.train()
+        loss = float(self.loss)
+        if not (math.isfinite(loss) and math.isfinite(value)):
+            raise Diverged(
+                f"a network of {self.task.name} diverged: its training loss is {loss}, its evaluation {value}. Give "
+                "the task a smaller learning rate, or leave the candidate out."
+            )
         return value
 
     def forget_graph(self) -> None:
