@@ -17,6 +17,9 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Probability from 0 to 1: light to dark, so that it reads without colour too."""
 
+SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
+"""Of a panel's marks, in the order of its bars: matplotlib's name and plotly's, so that two in one place both show."""
+
 # Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
 # than the five have dashes too.
 _COLOURS = {

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flexact.picture import INK, SHADES, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
+from flexact.picture import INK, SHADES, SYMBOLS, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
 
 Chart = dict[str, Any]
 
@@ -114,7 +114,9 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
     }
     if panel.marks:
         del trace["orientation"]
-        return trace | {"type": "scatter", "mode": "markers", "marker": {"color": bars.colour, "size": 11}}
+        symbol = list(SYMBOLS.values())[list(panel.bars).index(bars) % len(SYMBOLS)]
+        marker = {"color": bars.colour, "size": 11, "symbol": symbol}
+        return trace | {"type": "scatter", "mode": "markers", "marker": marker}
     if bars.errors is not None:
         low = (value_range(panel) or (0.0, 0.0))[0]
         down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]
