@@ -18,7 +18,7 @@ from flexact.activations import (
     key_of,
     module_of_call,
 )
-from flexact.candidates import known_names, lookup
+from flexact.candidates import ReLUSquared, Sine, known_names, lookup
 
 POINTS = torch.linspace(-7, 7, 141)
 
@@ -36,11 +36,13 @@ BY_NAME = {
     "hardswish": nn.Hardswish(),
     "relu6": nn.ReLU6(),
     "softsign": nn.Softsign(),
+    "relu_squared": ReLUSquared(),
+    "sine": Sine(),
 }
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_torch_type_of_the_candidate_list_is_its_candidate(name: str) -> None:
+def test_every_type_of_the_candidate_list_is_its_candidate(name: str) -> None:
     assert is_activation(BY_NAME[name])
     assert key_of(BY_NAME[name]) == name
     assert function_name(BY_NAME[name]) == name
@@ -88,6 +90,25 @@ def test_same_type_and_settings_are_one_function_and_others_are_not() -> None:
 )
 def test_other_modules_are_none(module: nn.Module) -> None:
     assert not is_activation(module)
+
+
+def test_transformers_squared_relu_is_a_candidate() -> None:
+    from transformers.activations import ACT2FN
+
+    assert is_activation(ACT2FN["relu2"])
+    assert key_of(ACT2FN["relu2"]) == function_name(ACT2FN["relu2"]) == "relu_squared"
+    assert torch.equal(lookup("relu_squared").function(POINTS), ACT2FN["relu2"](POINTS))
+
+
+@pytest.mark.parametrize("name", ["relu_squared", "sine"])
+def test_an_extracted_network_with_a_module_of_flexacts_can_be_converted_again(name: str) -> None:
+    config = flexact.FlexConfig(candidates=("relu", name))
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 3), lookup(name).module()), config=config)
+    with torch.no_grad():
+        model[1].logits[1] = 1.0
+    plain = flexact.extract(model, commit=True)
+    assert type(plain[1]) is type(lookup(name).module())
+    assert flexact.convert(plain, config=config)[1].candidates == ("relu", name)
 
 
 def _converts(act: nn.Module) -> nn.Module | str:
@@ -179,6 +200,13 @@ def test_a_call_with_a_computed_setting_or_an_output_is_no_site() -> None:
     assert module_of_call("call_function", torch.tanh, (), {"out": torch.empty(3)}) is None
 
 
-@pytest.mark.parametrize("value", [F.dropout, torch.add, "relu", [F.relu], None, 3])
+def test_a_sine_that_is_called_is_no_site() -> None:
+    """Positional encodings and rotary embeddings are made with it."""
+    assert module_of_call("call_function", torch.sin, (), {}) is None
+    assert module_of_call("call_method", "sin", (), {}) is None
+    assert not is_method("sin")
+
+
+@pytest.mark.parametrize("value", [F.dropout, torch.add, torch.sin, "relu", [F.relu], None, 3])
 def test_other_values_are_no_activation_functions(value: object) -> None:
     assert not is_activation_function(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from unittest import mock
 
@@ -15,6 +16,17 @@ from torch import Tensor, nn
 import flexact
 from flexact import FlexActError, candidates
 from flexact.candidates import lookup, original, register_candidate
+
+
+class SquaredReLU(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return nn.ReLU()(h) ** 2
+
+
+class Wave(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h.sin()
+
 
 TORCH_MODULES: dict[str, nn.Module] = {
     "relu": nn.ReLU(),
@@ -31,7 +43,10 @@ TORCH_MODULES: dict[str, nn.Module] = {
     "hardswish": nn.Hardswish(),
     "relu6": nn.ReLU6(),
     "softsign": nn.Softsign(),
+    "relu_squared": SquaredReLU(),
+    "sine": Wave(),
 }
+OWN_MODULES = {"relu_squared": "ReLUSquared()", "sine": "Sine()"}  # torch has none
 KINKS = (0.0, -0.0, 3.0, -3.0, 6.0, 20.0)
 EXTREMES = (1e-30, -1e-30, 1e4, -1e4, 1e30, -1e30, 88.0, -88.0, -104.0, 19.999, 20.001)
 
@@ -70,8 +85,21 @@ def test_value_is_torchs_bit_for_bit(name: str, dtype: torch.dtype) -> None:
 
 
 @every_candidate
-def test_module_is_torchs_own_type_with_its_settings(name: str) -> None:
-    assert repr(lookup(name).module()) == repr(TORCH_MODULES[name])
+def test_module_is_torchs_own_type_with_its_settings_where_there_is_one(name: str) -> None:
+    assert repr(lookup(name).module()) == OWN_MODULES.get(name, repr(TORCH_MODULES[name]))
+
+
+@every_candidate
+def test_module_is_the_function_without_parameters_and_can_be_pickled(name: str) -> None:
+    h, module = points(torch.float32), lookup(name).module()
+    again = pickle.loads(pickle.dumps(module))
+    assert torch.equal(again(h), lookup(name).function(h))
+    assert not module.state_dict()
+
+
+def test_a_square_that_overflows_half_precision_is_infinite_as_torchs_is() -> None:
+    h = torch.tensor([255.0, 256.0, -256.0, 1e4], dtype=torch.float16)
+    assert lookup("relu_squared").function(h).tolist() == [65024.0, torch.inf, 0.0, torch.inf]
 
 
 @every_candidate
@@ -107,21 +135,21 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_a_function_alone_gets_its_derivative_by_autograd_and_a_module() -> None:
-    register_candidate("sine", torch.sin)
+    register_candidate("wave", torch.sin)
     h = torch.linspace(-4, 4, 50, dtype=torch.float64)
-    sine = lookup("sine")
-    torch.testing.assert_close(sine.derivative(h, sine.function(h)), torch.cos(h))
-    module = sine.module()
+    wave = lookup("wave")
+    torch.testing.assert_close(wave.derivative(h, wave.function(h)), torch.cos(h))
+    module = wave.module()
     assert torch.equal(module(h), torch.sin(h))
-    assert repr(module) == "_Function(sine)"
+    assert repr(module) == "_Function(wave)"
 
 
 def test_autograd_derivative_works_where_gradients_are_off() -> None:
-    register_candidate("sine", torch.sin)
+    register_candidate("wave", torch.sin)
     with torch.no_grad():
-        assert torch.equal(lookup("sine").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
+        assert torch.equal(lookup("wave").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
     with torch.inference_mode():
-        assert torch.equal(lookup("sine").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
+        assert torch.equal(lookup("wave").derivative(torch.zeros(3), torch.zeros(3)), torch.ones(3))
 
 
 def test_a_constant_function_has_derivative_zero() -> None:
@@ -129,15 +157,10 @@ def test_a_constant_function_has_derivative_zero() -> None:
     assert torch.equal(lookup("one").derivative(torch.randn(3), torch.ones(3)), torch.zeros(3))
 
 
-class Sine(nn.Module):
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return torch.sin(h)
-
-
 def test_given_derivative_and_module_are_used() -> None:
-    register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h) + 1e-7, module=Sine)
-    assert float(lookup("sine").derivative(torch.zeros((), dtype=torch.float64), torch.zeros(()))) == 1 + 1e-7
-    assert isinstance(lookup("sine").module(), Sine)
+    register_candidate("wave", torch.sin, derivative=lambda h: torch.cos(h) + 1e-7, module=Wave)
+    assert float(lookup("wave").derivative(torch.zeros((), dtype=torch.float64), torch.zeros(()))) == 1 + 1e-7
+    assert isinstance(lookup("wave").module(), Wave)
 
 
 def test_a_registered_candidate_can_be_routed_to() -> None:
@@ -159,10 +182,10 @@ def test_derivative_that_returns_its_input_does_not_get_it_overwritten() -> None
 
 def test_a_wrong_derivative_is_refused_and_the_error_shows_where_it_differs() -> None:
     with pytest.raises(FlexActError, match=r"worst at h = -?[\d.]+: given -?[\d.]+, numerical -?[\d.]+") as refusal:
-        register_candidate("sine", torch.sin, derivative=torch.sin)
-    assert "sine" in str(refusal.value)
+        register_candidate("wave", torch.sin, derivative=torch.sin)
+    assert "wave" in str(refusal.value)
     with pytest.raises(FlexActError, match="unknown"):
-        lookup("sine")
+        lookup("wave")
 
 
 @given(at=st.floats(-5.5, 5.0), off=st.sampled_from([1.0, -0.1, torch.nan]))
@@ -171,7 +194,7 @@ def test_a_derivative_wrong_in_one_place_is_refused_there(at: float, off: float)
         return torch.where((h > at) & (h < at + 0.5), torch.cos(h) + off, torch.cos(h))
 
     with pytest.raises(FlexActError, match="worst at h = ") as refusal:
-        register_candidate("sine", torch.sin, derivative=wrong)
+        register_candidate("wave", torch.sin, derivative=wrong)
     shown = float(str(refusal.value).split("worst at h = ")[1].split(":")[0])
     assert at - 1e-3 <= shown <= at + 0.5 + 1e-3
 
@@ -184,7 +207,7 @@ def test_a_kink_of_the_users_function_is_no_wrong_derivative() -> None:
 
 def test_a_derivative_of_another_shape_is_refused() -> None:
     with pytest.raises(FlexActError, match="shape"):
-        register_candidate("sine", torch.sin, derivative=lambda h: torch.cos(h).sum())
+        register_candidate("wave", torch.sin, derivative=lambda h: torch.cos(h).sum())
 
 
 @pytest.mark.parametrize(
@@ -273,7 +296,7 @@ def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_i
         (nn.Tanh, r"another function than the one given: at h = .* it gives"),
         (lambda: torch.sin, "must build a torch.nn.Module"),
         (lambda: nn.Linear(1, 1), "raised RuntimeError"),
-        (lambda wanted: Sine(), "raised TypeError"),
+        (lambda wanted: Wave(), "raised TypeError"),
         (lambda: nn.Flatten(0, -1), "another function"),
     ],
 )

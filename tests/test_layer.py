@@ -21,7 +21,9 @@ from flexact.ops import reference
 from flexact.sites import sites_of
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-ALL = (*FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign")
+ALL = (
+    *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
+)  # fmt: skip
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LOGITS = [0.3, -0.2, 0.9, 0.1, -0.5]
 
@@ -132,6 +134,11 @@ def test_integer_and_complex_input_is_refused(dtype: torch.dtype) -> None:
         FlexAct()(torch.ones(3).to(dtype))
 
 
+def overflows(name: str, dtype: torch.dtype) -> bool:
+    """Whether a candidate is infinite at 1e4 in a dtype, as torch's own square is."""
+    return name == "relu_squared" and dtype == torch.float16
+
+
 @settings(max_examples=200)
 @given(
     dtype=st.sampled_from(DTYPES),
@@ -153,7 +160,7 @@ def test_a_finite_input_never_yields_nan(
 ) -> None:
     """|h| up to 1e4, all candidates, any temperature: output and gradients stay numbers."""
     config = FlexConfig.paper(
-        candidates=ALL,
+        candidates=[name for name in ALL if not overflows(name, dtype)],
         temperature=temperature,
         forward=forward,
         correction=correction,
@@ -181,10 +188,11 @@ def test_a_finite_input_never_yields_nan(
 @pytest.mark.parametrize("forward", ["soft", "hard"])
 def test_each_candidate_stays_finite_up_to_1e4(name: str, dtype: torch.dtype, forward: str) -> None:
     other = "sigmoid" if name == "tanh" else "tanh"
+    size = 200.0 if overflows(name, dtype) else 1e4
     for temperature in (10.0, 1.0, 0.001):
         config = FlexConfig.paper(candidates=(name, other), temperature=temperature, forward=forward)
         site = FlexAct(config=config)
-        h = torch.linspace(-1e4, 1e4, 41).to(dtype).requires_grad_()
+        h = torch.linspace(-size, size, 41).to(dtype).requires_grad_()
         x = site(h)
         gradients = torch.autograd.grad(x.float().sum(), (h, site.logits))
         assert all(value.isfinite().all() for value in (x, *gradients))

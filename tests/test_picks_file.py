@@ -66,12 +66,43 @@ def test_a_selection_that_was_saved_does_as_well(tmp_path: Path) -> None:
     assert torch.equal(loaded(h), plain(h))
 
 
+@pytest.mark.parametrize("form", ["selection", "dictionary"])
+def test_a_selection_itself_does_as_well(form: str) -> None:
+    trained = flexact.commit(flexact.convert(network(), config=flexact.FlexConfig(candidates=("tanh", "silu"))))
+    picks = flexact.selection(trained)
+    loaded = flexact.load_picks(network(), picks if form == "selection" else picks.to_dict())
+    loaded.load_state_dict(flexact.extract(trained).state_dict())
+    h = torch.randn(5, 2)
+    assert torch.equal(loaded(h), trained(h))
+
+
+def test_a_selection_that_does_not_fit_is_told() -> None:
+    deeper = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2), nn.ReLU())
+    undecided = flexact.convert(deeper)
+    with pytest.raises(
+        flexact.FlexActError, match=r"the selection is of a run that had not committed .*commit\(model\)"
+    ):
+        flexact.load_picks(network(), flexact.selection(undecided))
+    picks = flexact.selection(flexact.commit(undecided))
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with pytest.raises(flexact.FlexActError, match=r"the selection is of another network: .* has no activation '3'"):
+        flexact.load_picks(model[:2], flexact.selection(flexact.commit(flexact.convert(network(), where=["3"]))))
+    with pytest.raises(flexact.FlexActError, match="the selection is of another network"):
+        flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())), picks)
+    with pytest.raises(flexact.FlexActError, match="the selection has no picks of flexact"):
+        flexact.load_picks(model, {"1": "tanh"})
+    with pytest.raises(flexact.FlexActError, match="the selection: row 0 of a selection needs the fields"):
+        flexact.load_picks(model, {"flexact_selection": 1, "rows": [3]})
+    assert isinstance(model[1], nn.ReLU)
+
+
 def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
     config = flexact.FlexConfig(granularity="channel")
     trained = flexact.commit(flexact.convert(network(), config=config, example_inputs=torch.randn(3, 2)))
     content = flexact.selection(trained).to_dict()
-    with pytest.raises(flexact.FlexActError, match="picks by channel"):
-        flexact.load_picks(network(), write(tmp_path, content))
+    for given in (write(tmp_path, content), content):
+        with pytest.raises(flexact.FlexActError, match="picks by channel"):
+            flexact.load_picks(network(), given)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +154,5 @@ def test_what_is_no_plain_network_is_told(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     with pytest.raises(flexact.FlexActError, match="it is still picking"):
         flexact.load_picks(flexact.convert(network()), tmp_path)
-    with pytest.raises(flexact.FlexActError, match=r"needs a torch\.nn\.Module and a path"):
+    with pytest.raises(flexact.FlexActError, match=r"needs a torch\.nn\.Module and its picks"):
         flexact.load_picks(tmp_path, network())  # type: ignore[arg-type]

@@ -42,6 +42,9 @@ _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers.activations.GELUActivation": ("gelu", {}),
     "transformers.activations.SiLUActivation": ("silu", {}),
     "transformers.activations.MishActivation": ("mish", {}),
+    "transformers.activations.ReLUSquaredActivation": ("relu_squared", {}),
+    "flexact.candidates.ReLUSquared": ("relu_squared", {}),
+    "flexact.candidates.Sine": ("sine", {}),
 }
 
 # Elementwise activations without a candidate of their own: sites all the same, with "original" as their function.
@@ -55,10 +58,10 @@ _OTHER_MODULES = {
     "transformers.activations.ClippedGELUActivation",
     "transformers.activations.AccurateGELUActivation",
     "transformers.activations.LaplaceActivation",
-    "transformers.activations.ReLUSquaredActivation",
     "transformers.activations.SqrtSoftplusActivation",
 }
 
+# Without torch.sin: in most models that call it, it makes positional encodings.
 _FUNCTIONS: dict[Callable[..., Any], str] = {
     F.relu: "relu",
     F.relu_: "relu",

@@ -47,6 +47,25 @@ class _Function(nn.Module):
         return self.name
 
 
+class ReLUSquared(nn.Module):
+    """max(h, 0)², the module of the candidate "relu_squared": torch has none."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return relu_squared(h)
+
+
+class Sine(nn.Module):
+    """sin(h), the module of the candidate "sine": torch has none. A frequency belongs to the weights before it."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sin(h)
+
+
+def relu_squared(h: Tensor) -> Tensor:
+    """max(h, 0)²; infinite where that overflows, in float16 from 256 on."""
+    return torch.square(F.relu(h))
+
+
 def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """The derivative of an elementwise function, by differentiating the sum of its values."""
 
@@ -91,6 +110,8 @@ _BUILT_IN = (
     Candidate("hardswish", F.hardswish, lambda h, a: _aten.hardswish_backward(_one(h), h), nn.Hardswish),
     Candidate("relu6", F.relu6, lambda h, a: _aten.hardtanh_backward(_one(h), h, 0, 6), nn.ReLU6),
     Candidate("softsign", F.softsign, _softsign_derivative, nn.Softsign),
+    Candidate("relu_squared", relu_squared, lambda h, a: 2 * F.relu(h), ReLUSquared),
+    Candidate("sine", torch.sin, lambda h, a: torch.cos(h), Sine),
 )
 
 ORIGINAL = "original"

@@ -104,6 +104,10 @@ class FlexConfig:
     the picks alone. None lets the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
+    rewind: bool = False
+    """At the commitment, put the weights back to where the run began and clear the optimizer's state, so that the rest
+    of the run trains the picks as if they had been there from the start. It keeps a copy of the weights in host memory
+    until then."""
     granularity: Granularity = "layer"
     """One pick a site, or one a channel of it."""
     channel_dim: int = 1
@@ -140,6 +144,7 @@ class FlexConfig:
                 logit_step="optimizer",
                 eliminate="none",
                 commit_at=0.5,
+                rewind=False,
             ),
             **changes,
         )
@@ -174,6 +179,13 @@ class FlexConfig:
             raise FlexActError(
                 f"eliminate={self.eliminate!r} ends in a commitment, and commit_at is None. Give commit_at, or set "
                 "eliminate='none'."
+            )
+        if not isinstance(self.rewind, bool):
+            raise FlexActError(f"rewind must be True or False; got {self.rewind!r}.")
+        if self.rewind and self.commit_at is None:
+            raise FlexActError(
+                "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
+                "rewind=False."
             )
         if self.round_steps is not None and (
             isinstance(self.round_steps, bool)

@@ -1,7 +1,8 @@
 """How surely one candidate is better than another: the margins of a round, with their standard errors.
 
 The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
-⟨δ, a_k − x⟩ of Proposition 1, in units of the site's running gradient: negative where more of it would lower the loss.
+⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. Each step's advantages are divided by
+their root-mean-square over the candidates, so that a few large gradients do not decide.
 The difference of two candidates' advantages, averaged over the steps of a round, over its standard error is a test
 statistic: how surely the loss asks for one rather than for the other.
 """

@@ -48,11 +48,8 @@ class RunningGradient:
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
         self.weights.lerp_(torch.ones_like(self.weights), self._rates)
-        return self.mean / self.weights[:, :1], self.size()
-
-    def size(self) -> Tensor:
-        """The root-mean-square over a row, (rows, 1)."""
-        return (self.square / self.weights[:, 1:].clamp(min=_TINY)).sqrt().clamp(min=_TINY)
+        mean_weight, square_weight = self.weights.split(1, dim=1)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().clamp(min=_TINY)
 
     def reset(self) -> None:
         for tensor in self.tensors:

@@ -27,6 +27,8 @@ CONFIG_FIELD = "flexact"
 """The field of a configuration of transformers that holds the same; it travels with `save_pretrained`."""
 VERSION = 1
 _KEY = "flexact_picks"
+_GIVEN = "the selection"
+"""What errors call picks that came from no file."""
 
 
 class Unpicked(nn.Module):
@@ -52,11 +54,12 @@ def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
     write_whole(folder / FILE, json.dumps(description, indent=2) + "\n")
 
 
-def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
+def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, Any]) -> nn.Module:
     """Put the activations that a trained network picked into a network that was built anew; returns the model.
 
-    path: flexact.json, or the folder of a checkpoint that it lies in; or a JSON file of `selection(model).to_dict()`.
-    The folder of a plain checkpoint, whose own config.json says what was picked, leaves the model as it is.
+    picks: what `selection` returned for the trained network, or its `to_dict()`; or a JSON file of that; or
+    flexact.json, or the folder of a checkpoint that it lies in. The folder of a plain checkpoint, whose own config.json
+    says what was picked, leaves the model as it is.
 
     >>> import json, pathlib, tempfile, torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -65,19 +68,34 @@ def load_picks(model: nn.Module, path: str | Path) -> nn.Module:
     >>> _ = pathlib.Path(folder.name, "flexact.json").write_text(json.dumps(picks))
     >>> flexact.load_picks(model, folder.name)[1]
     Tanh()
+    >>> trained = flexact.commit(flexact.convert(model, config=flexact.FlexConfig(candidates=("silu", "gelu"))))
+    >>> fresh = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> flexact.load_picks(fresh, flexact.selection(trained))[1]
+    SiLU()
     """
     if not isinstance(model, nn.Module):
-        raise FlexActError(f"load_picks needs a torch.nn.Module and a path, in this order; got {model!r:.80}.")
+        raise FlexActError(f"load_picks needs a torch.nn.Module and its picks, in this order; got {model!r:.80}.")
     if sites_of(model):
         raise FlexActError("this model has FlexAct sites: it is still picking. load_picks is for a plain network.")
-    file, description = read_picks(path_of(path, FILE))
+    given = picks.to_dict() if isinstance(picks, Selection) else picks
+    file: Path | str = _GIVEN
+    description: dict[str, Any] | None
+    if isinstance(given, Mapping):
+        description = _checked(file, dict(given))
+    else:
+        file, description = read_picks(path_of(given, FILE))
     if description is None:
         if any(isinstance(module, Unpicked) for module in model.modules()):
             raise FlexActError(
-                f"there is no {FILE} in {path}, and {file} names no picks, but this model's activations are not in "
+                f"there is no {FILE} in {picks}, and {file} names no picks, but this model's activations are not in "
                 "place yet; give the folder that it was loaded from."
             )
         return model
+    if not description["committed"] and file is _GIVEN:
+        raise FlexActError(
+            f"{file} is of a run that had not committed to its picks yet. Take the selection after the commitment, or "
+            "of flexact.commit(model)."
+        )
     if not description["committed"]:
         raise FlexActError(
             f"{file} is of a run that had not committed to its picks yet; go on with that run "
@@ -116,28 +134,35 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
                 "that the trained network was saved to."
             )
         data = data[inside]
+    data = _checked(file, data)
+    if inside is None and path.is_dir():
+        _check_agrees(file, data, path / "config.json")
+    return file, data
+
+
+def _checked(file: Path | str, data: Any) -> dict[str, Any]:
+    """What flexact.json holds, or a selection in that form; refused where it is neither."""
     if isinstance(data, dict) and "flexact_selection" in data:
         data = _of_selection(file, data)
-    version = data.get(_KEY) if isinstance(data, dict) else None
+    checked: dict[str, Any] = data if isinstance(data, dict) else {}
+    version = checked.get(_KEY)
     if isinstance(version, bool) or not isinstance(version, int):
         raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r}, a version.")
     if version > VERSION:
         raise FlexActError(f"{file} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
     for name in ("picks", "original"):
-        named = data.get(name)
+        named = checked.get(name)
         if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
             raise FlexActError(f"{file}: {name!r} must have a name for each site or setting; got {named!r:.80}.")
-    if not isinstance(data.get("committed"), bool):
-        raise FlexActError(f"{file}: 'committed' must be true or false; got {data.get('committed')!r}.")
-    for site, pick in data["picks"].items():
+    if not isinstance(checked.get("committed"), bool):
+        raise FlexActError(f"{file}: 'committed' must be true or false; got {checked.get('committed')!r}.")
+    for site, pick in checked["picks"].items():
         if pick != ORIGINAL:
             try:
                 lookup(pick)
             except FlexActError as error:
                 raise FlexActError(f"{file}, site {site!r}: {error}") from None
-    if inside is None and path.is_dir():
-        _check_agrees(file, data, path / "config.json")
-    return file, data
+    return checked
 
 
 def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
@@ -154,7 +179,7 @@ def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
         )
 
 
-def _of_selection(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
     """The same from what `Selection.to_dict` gave."""
     try:
         rows = Selection.from_dict(data).rows
@@ -199,7 +224,7 @@ def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> list[tu
     return places
 
 
-def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path) -> dict[str, str]:
+def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path | str) -> dict[str, str]:
     """The picks by the sites' names in this model, which may be the trained one without its head, or with another."""
     here = {name for found in find(model, per_call=False).found for name in found.names}
     prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
@@ -215,9 +240,10 @@ def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path) -> dict[
         raise FlexActError(_by_channel(file))
     if len(absent) < len(missing) or len(missing) == len(named) > 0:
         wrong = next((name for name in missing if name not in absent), missing[0])
+        how = "as before flexact.convert" if file is _GIVEN else "from the checkpoint that the file lies beside"
         raise FlexActError(
             f"{file} is of another network: this {type(model).__name__} has no activation {wrong!r}. Build the model "
-            "from the checkpoint that the file lies beside, with the class that was trained, or its encoder alone."
+            f"{how}, with the class that was trained, or its encoder alone."
         )
     if absent:
         warnings.warn(
@@ -234,14 +260,14 @@ def _has_part(model: nn.Module, name: str, prefix: str) -> bool:
     return getattr(owner, rest.partition(".")[0], None) is not None
 
 
-def _by_channel(file: Path) -> str:
+def _by_channel(file: Path | str) -> str:
     return (
         f"{file} has picks by channel, and load_picks puts one function in each site; save the extracted network as a "
         "whole instead."
     )
 
 
-def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path) -> None:
+def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path | str) -> None:
     there = {found.name: found.original for found in find(model, per_call=False).found}
     apart = [name for name in picks if name not in there]
     if apart:

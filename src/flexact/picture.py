@@ -37,6 +37,8 @@ _COLOURS = {
     "hardswish": "#7f7f7f",
     "relu6": "#5c6bc0",
     "softsign": "#b15928",
+    "relu_squared": "#2e7d32",
+    "sine": "#c62828",
     "original": "#999999",
 }
 _PAPERS_FIVE = ("relu", "leaky_relu", "sigmoid", "tanh", "identity")

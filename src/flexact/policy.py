@@ -77,7 +77,7 @@ def before_step(router: Router, running: RunningGradient, evidence: Evidence, st
     with torch.no_grad():
         gradient = router.table(router.gradients())
         changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
-        evidence.add(router.shared(_advantage(router, gradient, running)))
+        evidence.add(router.shared(_advantage(router, gradient)))
         if router.shares:
             changes = router.split(router.shared(router.table([own.flatten() for own in changes])))
         router.gathered.clear()  # this step's are used up
@@ -94,10 +94,12 @@ def before_step(router: Router, running: RunningGradient, evidence: Evidence, st
             logits.grad = None
 
 
-def _advantage(router: Router, gradient: Tensor, running: RunningGradient) -> Tensor:
-    """⟨δ, a_k − x⟩ in units of the site's running gradient, (rows, K); 0 for what is out."""
-    p = router.p
-    return torch.where(p > 0, gradient * router.temperature() / (p.clamp(min=_TINY) * running.size()), 0.0)
+def _advantage(router: Router, gradient: Tensor) -> Tensor:
+    """⟨δ, a_k − x⟩ over its root-mean-square over the candidates of a row, (rows, K); 0 for what is out."""
+    alive = router.p > 0
+    advantage = torch.where(alive, gradient / router.p.clamp(min=_TINY), 0.0)
+    square = advantage.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
+    return advantage / square.sqrt().clamp(min=_TINY)
 
 
 def _changes(

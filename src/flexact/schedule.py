@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from flexact.layer import FlexAct, version_of
 from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
+from flexact.rewinding import StartingPoint
 from flexact.rounds import drops, left_after_rounds, picking_steps
 from flexact.routing import Router
 from flexact.sites import bind, routers_of, sites_of
@@ -38,9 +39,13 @@ class Schedule:
     total_steps: the number of optimizer steps of the whole run.
     optimizer: if given, it is checked to hold the logits, and is the one whose steps are corrected; otherwise any
     optimizer that holds them is.
+    rewinds: with `FlexConfig(rewind=True)`, what begins again together with the weights: learning-rate schedulers (and
+    with them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
+    `load_state_dict()`. Optimizers of torch need not be named.
 
-    Call `step()` once after each optimizer step. The logits are moved, or their gradients corrected, just before the
-    optimizer's step, when gradients are accumulated, averaged over ranks and unscaled.
+    Call `step()` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved, or
+    their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks and
+    unscaled.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
@@ -53,7 +58,9 @@ class Schedule:
     True
     """
 
-    def __init__(self, model: nn.Module, total_steps: int, optimizer: Optimizer | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, total_steps: int, optimizer: Optimizer | None = None, rewinds: Sequence[Any] = ()
+    ) -> None:
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or not 1 <= total_steps <= MOST_STEPS:
             raise FlexActError(
                 f"total_steps must be the number of optimizer steps of the run, at least 1; got {total_steps!r:.80}."
@@ -87,6 +94,9 @@ class Schedule:
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._evidence = Evidence(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
+        self._start = StartingPoint(model, optimizer, rewinds, wanted=self.config.rewind)
+        if not self.committed:
+            self._start.keep(steps_after=total_steps - self.commit_step)
         self._apply()
         self._saw_optimizer = False
         self._acts = acts_before_steps(self.config)
@@ -104,6 +114,12 @@ class Schedule:
         """Whether every site is."""
         return self.router.committed
 
+    @property
+    def rewound_at(self) -> int | None:
+        """The step after which the weights were put back to where the run began; None if they were not (yet). A loop
+        that restarts its data as well does so where `schedule.rewound_at == schedule.steps_done`."""
+        return self._start.rewound_at
+
     def step(self) -> None:
         """Go on to the next step: call it after the optimizer's."""
         if self.steps_done >= self.total_steps:
@@ -116,6 +132,8 @@ class Schedule:
             if self.steps_done == min(self._steps_with_drops):
                 self._warn_of_arbitrary_picks()
             self._drop()
+        if self._start.kept and self.committed and self.steps_done < self.total_steps:
+            self._start.restore(self.steps_done)
         if self.steps_done in self._settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
             self._evidence.reset()
@@ -188,9 +206,11 @@ class Schedule:
         return max((end - self._warmup_steps) / rounds, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands; the sites' own state travels with the model's."""
+        """Where the run stands; the sites' own state travels with the model's. While a rewind is still to come, this
+        has the weights that the run began with."""
         place = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
-        return place | {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
+        running = {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
+        return place | running | self._start.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a saved run stood. Load the model's state as well, before or after."""
@@ -208,6 +228,7 @@ class Schedule:
             )
         if not 0 <= state["step"] <= self.total_steps:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
+        self._start.load_state_dict(state, is_over=state["step"] >= self.commit_step)
         self._running.load_state_dict(state)
         self.steps_done = state["step"]
         self._apply()

@@ -71,9 +71,9 @@ def test_an_example_picks_commits_and_gives_a_plain_network_that_works(name: str
     assert "FlexAct(" not in text  # the network that is printed is plain
     assert float(found[1]) >= least
     if name == "custom_candidate":
-        assert table == {"1": "sine"}
+        assert table == {"1": "snake"}
         assert float(found[1]) < 0.01
-        assert "(1): Sine()" in text
+        assert "(1): Snake()" in text
     if name == "per_channel":
         assert len(set(table.values())) > 1
         assert "ChannelPicks(" in text

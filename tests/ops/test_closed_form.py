@@ -16,7 +16,9 @@ from flexact.candidates import lookup
 from flexact.ops import DEVIATION, SENSITIVITY, _routed_activation, closed_form, reference, routed_activation
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-ALL = (*FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign")
+ALL = (
+    *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
+)  # fmt: skip
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DENSE = ("contiguous", "permuted", "channels_last", "offset")
 GAPPED = ("slice", "permuted slice", "expanded")
@@ -36,6 +38,11 @@ class Case:
     hard: bool
     channel_dim: int
     block: int
+
+    def size(self) -> Tensor:
+        """How large a candidate's value can be at each element: 1 + 1.1·|h|, or 1 + h²."""
+        h = self.h.double().abs()
+        return 1 + (torch.maximum(1.1 * h, h.square()) if "relu_squared" in self.names else 1.1 * h)
 
     def p(self) -> Tensor:
         log_pi = torch.log_softmax(self.logits.masked_fill(~self.alive, -torch.inf), -1)
@@ -130,11 +137,10 @@ def test_equals_the_reference_whatever_shape_layout_dtype_and_mode(case: Case) -
     expected_x, expected_to_h, expected_to_logits = case.run_reference()
     assert (x.dtype, x.shape) == (case.h.dtype, case.h.shape)
     assert (to_h.dtype, to_h.shape) == (case.h.dtype, case.h.shape)
-    largest = float(case.h.abs().max()) if case.h.numel() else 0.0
-    close(x, expected_x, case.h.dtype, 1 + largest)
+    close(x, expected_x, case.h.dtype, float(case.size().max()) if case.h.numel() else 1.0)
     close(to_h, expected_to_h, case.h.dtype, 10.0)
     computed = torch.float64 if case.h.dtype == torch.float64 else torch.float32
-    summed = float((case.delta.double().abs() * (1 + 1.1 * case.h.double().abs())).sum()) / case.temperature
+    summed = float((case.delta.double().abs() * case.size()).sum()) / case.temperature
     close(to_logits, expected_to_logits, computed, 1 + summed)
 
 
@@ -153,7 +159,7 @@ def test_statistics_are_the_plain_means(case: Case) -> None:
     someone = case.alive.any(0)
     dtype = torch.float64 if case.h.dtype == torch.float64 else torch.float32
     close(gathered[0], sensitivity * someone, dtype, 2.0)
-    close(gathered[1], torch.stack(by_row, -1) * someone, dtype, 1 + float(h.abs().max()) ** 2)
+    close(gathered[1], torch.stack(by_row, -1) * someone, dtype, float(case.size().max()) ** 2)
     assert torch.equal(x, case.run()[0]), "gathering statistics must not change the output"
 
 
@@ -237,16 +243,17 @@ def test_proposition_1(seed: int, temperature: float) -> None:
     """∂L/∂log π_k = (p_k/τ)·⟨δ, a_k − x⟩."""
     generator = torch.Generator().manual_seed(seed)
     h, delta = (torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
-    logits, noise = (torch.randn(1, 14, generator=generator, dtype=torch.float64) for _ in range(2))
+    logits, noise = (torch.randn(1, len(ALL), generator=generator, dtype=torch.float64) for _ in range(2))
     logits.requires_grad_()
     p = torch.softmax((torch.log_softmax(logits.detach(), -1) + noise) / temperature, -1)
     tau = torch.tensor(temperature, dtype=torch.float64)
-    x, _ = routed_activation(h, logits.flatten(), p, p, tau, ALL, range(14))
+    x, _ = routed_activation(h, logits.flatten(), p, p, tau, ALL, range(len(ALL)))
     (ours,) = torch.autograd.grad(x, logits, delta)
     blend = sum(p[0, k] * lookup(name).module()(h) for k, name in enumerate(ALL))
     formula = [p[0, k] / temperature * (delta * (lookup(n).module()(h) - blend)).sum() for k, n in enumerate(ALL)]
     torch.testing.assert_close(ours[0], torch.stack(formula))
-    plain = reference.routed_activation(h, logits, noise, temperature, ALL, torch.ones(1, 14, dtype=torch.bool))
+    everyone = torch.ones(1, len(ALL), dtype=torch.bool)
+    plain = reference.routed_activation(h, logits, noise, temperature, ALL, everyone)
     torch.testing.assert_close(ours, *torch.autograd.grad(plain, logits, delta))
 
 
@@ -316,8 +323,9 @@ def test_input_and_upstream_gradient_are_never_written_to() -> None:
     for dtype in DTYPES:
         h, delta = torch.randn(4, 6).to(dtype).requires_grad_(), torch.randn(4, 6).to(dtype)
         before = (h.detach().clone(), delta.clone())
-        logits, p = torch.zeros(14, requires_grad=True), torch.full((1, 14), 1 / 14)
-        x, _ = routed_activation(h, logits, p, p, torch.ones(()), ALL, range(14), statistics=3)
+        k = len(ALL)
+        logits, p = torch.zeros(k, requires_grad=True), torch.full((1, k), 1 / k)
+        x, _ = routed_activation(h, logits, p, p, torch.ones(()), ALL, range(k), statistics=3)
         torch.autograd.grad(x, (h, logits), delta)
         assert torch.equal(h.detach(), before[0])
         assert torch.equal(delta, before[1])
@@ -330,10 +338,10 @@ SPECIAL = (torch.nan, torch.inf, -torch.inf, 1.0, -2.0, 0.0)
 @pytest.mark.parametrize("statistics", [0, SENSITIVITY | DEVIATION])
 @pytest.mark.parametrize("name", ALL)
 def test_hard_passes_nan_and_infinity_as_the_picked_function_would(name: str, statistics: int, rows: int) -> None:
-    h = torch.tensor([SPECIAL])
-    weights = nn.functional.one_hot(torch.full((rows,), ALL.index(name)), 14).float()
-    p = torch.full((rows, 14), 1 / 14)
-    x, _ = routed_activation(h, torch.zeros(rows * 14), weights, p, torch.ones(()), ALL, range(14), 1, statistics)
+    h, k = torch.tensor([SPECIAL]), len(ALL)
+    weights = nn.functional.one_hot(torch.full((rows,), ALL.index(name)), k).float()
+    p = torch.full((rows, k), 1 / k)
+    x, _ = routed_activation(h, torch.zeros(rows * k), weights, p, torch.ones(()), ALL, range(k), 1, statistics)
     torch.testing.assert_close(x, lookup(name).module()(h), equal_nan=True)
 
 

@@ -24,7 +24,9 @@ from flexact.ops import DEVIATION, SENSITIVITY, basis, kernels, reference, route
 from flexact.ops.basis import blend, without_form
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-ALL = (*FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign")
+ALL = (
+    *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
+)  # fmt: skip
 HALF = {torch.bfloat16: 1e-2, torch.float16: 1e-2}
 BOTH = SENSITIVITY | DEVIATION
 
@@ -112,9 +114,10 @@ class Case:
         assert float((result.to_logits - exact.to_logits).abs().max()) < summed * self.largest_inner_product()
 
     def check_deviation(self, ours: Tensor, exact: Result, rounding: float) -> None:
-        """A rounding of a_k and x by r of h's size s changes (a_k − x)² by r·2s|a_k − x| and a little more."""
+        """A rounding of a_k and x by r of their size s changes (a_k − x)² by r·2s|a_k − x| and a little more."""
         theirs, h = exact.statistics[1], self.h.double()
-        size = self.mean([(1 + h.abs()).square() for _ in self.names])
+        largest = 1 + (torch.maximum(h.abs(), h.square()) if "relu_squared" in self.names else h.abs())
+        size = self.mean([largest.square() for _ in self.names])
         allowed = rounding * (theirs + 2 * (theirs * size).sqrt() + rounding * size)
         assert bool(((ours - theirs).abs() <= allowed).all())
 
@@ -221,6 +224,34 @@ def test_extreme_values_do_not_overflow(name: str, device: torch.device) -> None
     for ours, theirs in zip(alone(name, h), exact, strict=True):
         assert ours.isfinite().all()
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_sine_is_right_however_many_turns_away(device: torch.device) -> None:
+    h = torch.tensor([3.0, 105.0, 1e5, 106000.0, -1e6, 3e7, -1e12, 1e30], device=device)
+    for ours, theirs in zip(alone("sine", h), torchs_own("sine", h.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_a_sine_in_half_precision_is_right_to_11_bits_for_thousands_of_turns(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    sizes = torch.logspace(-4, 4.8, 301, dtype=torch.float64)
+    h = torch.cat([sizes, -sizes]).to(device, dtype)
+    for ours, theirs in zip(alone("sine", h), torchs_own("sine", h.double()), strict=True):
+        size = torch.where(h.double().abs() < 0.1, theirs.abs(), theirs.abs().clamp(min=0.1))  # near 0 the value's own
+        rounding = torch.finfo(dtype).eps  # the interpreter rounds towards 0
+        assert bool(((ours.double() - theirs).abs() <= (rounding + 2**-11) * size).all())
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_a_square_that_overflows_is_infinite_and_its_slope_is_not(dtype: torch.dtype, device: torch.device) -> None:
+    above = 300.0 if dtype == torch.float16 else 2e19
+    h = torch.tensor([above, -above, 2.0], device=device, dtype=dtype)
+    value, slope = alone("relu_squared", h)
+    assert value.tolist() == [torch.inf, 0.0, 4.0]
+    assert torch.equal(slope, 2 * h.clamp(min=0))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -101,7 +101,7 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         (optimizer,) = trainer.optimizers  # automatic optimization has one
         _check_not_decayed(optimizer, pl_module)
-        self.schedule = Schedule(pl_module, _steps(trainer), optimizer)
+        self.schedule = Schedule(pl_module, _steps(trainer), optimizer, _begins_again(trainer))
         if self._saved is not None:
             self.schedule.load_state_dict(self._saved)
         if self.schedule.steps_done != trainer.global_step:
@@ -193,6 +193,13 @@ def _check_not_decayed(optimizer: Optimizer, module: nn.Module) -> None:
                 f"{group['weight_decay']}. In {type(module).__name__}.configure_optimizers give it "
                 "flexact.param_groups(self, weight_decay=...) instead of self.parameters()."
             )
+
+
+def _begins_again(trainer: Any) -> list[Any]:
+    """What a Trainer has that begins again with the weights: its learning-rate schedules, and its gradient scaler."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return schedulers if scaler is None else [*schedulers, scaler]
 
 
 def _steps(trainer: Any) -> int:

@@ -23,6 +23,14 @@ from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
 from flexact.integrations.transformers_checks import check_arguments, check_model, says_so_or_warns
 from flexact.integrations.transformers_config import say_loudly, say_picks, unsay_picks
+from flexact.integrations.transformers_rewinding import (
+    START,
+    begins_again,
+    inner,
+    read_start,
+    restart_learning_rate,
+    write_start,
+)
 from flexact.layer import FlexAct
 from flexact.picks_file import FILE, write_picks
 from flexact.policy import penalty
@@ -120,11 +128,9 @@ class FlexActCallback(TrainerCallback):
                 "this FlexActCallback has run already; a callback, its Trainer and its converted model are for one "
                 "run. Make them anew for the next."
             )
-        optimizer = kwargs["optimizer"]
-        while not type(optimizer).__module__.startswith("torch.") and hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer  # accelerate's wrapper steps the one inside
+        optimizer = inner(kwargs["optimizer"])
         self._check_not_decayed(optimizer)
-        self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer)
+        self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer, begins_again(self._trainer))
         if self._checkpoint is not None:
             _load_schedule(self._checkpoint, self.schedule)
         if self.schedule.steps_done != state.global_step:
@@ -132,6 +138,7 @@ class FlexActCallback(TrainerCallback):
                 f"the Trainer goes on at step {state.global_step}, its policy at step {self.schedule.steps_done}; "
                 "resume from a checkpoint that a Trainer with a FlexActCallback wrote."
             )
+        restart_learning_rate(self._trainer, optimizer, self.schedule)
         self.say_so_far()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -148,6 +155,8 @@ class FlexActCallback(TrainerCallback):
         if self._running is not None:
             before = self._running.committed
             self._running.step()
+            if self._running.rewound_at == self._running.steps_done:
+                restart_learning_rate(self._trainer, inner(kwargs["optimizer"]), self._running)
             if self._running.committed and not before:
                 self.say_so_far()
 
@@ -243,9 +252,11 @@ class FlexActCallback(TrainerCallback):
     def write_beside(self, folder: Path) -> None:
         """What a checkpoint's folder holds besides the network."""
         if self._running is not None:
+            whole = self._running.state_dict()
+            if "start" in whole:
+                whole["start"] = write_start(folder, whole["start"])
             state = {
-                name: value.tolist() if isinstance(value, torch.Tensor) else value
-                for name, value in self._running.state_dict().items()
+                name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in whole.items()
             }
             write_whole(folder / SCHEDULE, json.dumps(state) + "\n")
         if self._description is not None:
@@ -347,6 +358,8 @@ def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:
         raise FlexActError(f"{path} is cut off or damaged: no valid JSON ({error}). Resume from another one.") from None
     own: Mapping[str, Any] = schedule.state_dict()
     state: dict[str, Any] = dict(saved) if isinstance(saved, dict) else {}
+    if state.get("start") == START:
+        state["start"] = read_start(checkpoint)
     try:
         for name, value in own.items():
             if isinstance(value, torch.Tensor) and isinstance(state.get(name), list):

@@ -29,14 +29,16 @@ from flexact.ops.basis_parts import (
     NEGATIVE_EXP,
     RELU,
     RELU6,
+    RELU_SQUARED,
     SIGMOID,
     SILU,
+    SINE,
     SOFTPLUS,
     SOFTSIGN,
     TANH,
 )
 
-FEW = 6
+FEW = 10
 """Functions that cost next to nothing."""
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ _FORMS: dict[str, dict[int, float]] = {
     "hardswish": {HARDSWISH.value: 1.0},
     "relu6": {RELU6.value: 1.0},
     "softsign": {SOFTSIGN.value: 1.0},
+    "relu_squared": {RELU_SQUARED.value: 1.0},
+    "sine": {SINE.value: 1.0},
 }
 
 

@@ -14,8 +14,10 @@ from flexact.ops.basis_parts import (
     NEGATIVE_EXP,
     RELU,
     RELU6,
+    RELU_SQUARED,
     SIGMOID,
     SILU,
+    SINE,
     SOFTPLUS,
     SOFTSIGN,
     TANH,
@@ -53,9 +55,14 @@ def exact_value(h, PART: tl.constexpr):
         v = h * tl.where(h <= -3, 0.0, tl.where(h >= 3, 6.0, h + 3)) * (1 / 6)
     elif PART == RELU6:
         v = tl.where(h <= 0, 0.0, tl.where(h >= 6, 6.0, h))
-    else:
-        tl.static_assert(PART == SOFTSIGN)
+    elif PART == SOFTSIGN:
         v = h * (1 / (1 + tl.abs(h)))
+    elif PART == RELU_SQUARED:
+        r = tl.where(h <= 0, 0.0, h)
+        v = r * r
+    else:
+        tl.static_assert(PART == SINE)
+        v = tl.sin(h)
     return v
 
 
@@ -87,10 +94,14 @@ def exact_slope(h, v, PART: tl.constexpr):
         d = tl.where(h <= -3, 0.0, tl.where(h >= 3, 1.0, h * (1 / 3) + 0.5))
     elif PART == RELU6:
         d = tl.where((h <= 0) | (h >= 6), 0.0, 1.0)
-    else:
-        tl.static_assert(PART == SOFTSIGN)
+    elif PART == SOFTSIGN:
         reciprocal = 1 / (1 + tl.abs(h))
         d = reciprocal * reciprocal
+    elif PART == RELU_SQUARED:
+        d = tl.where(h <= 0, 0.0, 2 * h)
+    else:
+        tl.static_assert(PART == SINE)
+        d = tl.cos(h)
     return d
 
 

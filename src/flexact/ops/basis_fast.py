@@ -4,6 +4,10 @@ Right to about 11 bits of the larger of 0.1 and the value, and near 0 of the val
 In the far tails, where a sigmoid or a gelu is nearly 0, fewer bits are right. A site that picks among many candidates
 is bound by arithmetic, so what counts here is the number of instructions. Everything is written with e = exp(−|h|) and
 t = tanh(h/2), which the compiler evaluates once for all.
+
+Over all numbers of both half precisions, on an H200, the sine and its slope are off by less than 6e-7 up to |h| = 1e7
+(the sine by 4.2e-4 of itself where it is taken for h, below 0.05), and by 1.1e-5 up to 1e9. Beyond that they are some
+number from −1 to 1: neighbours in bfloat16 are hundreds of thousands of turns apart there.
 """
 
 import triton
@@ -17,8 +21,10 @@ from flexact.ops.basis_parts import (
     NEGATIVE_EXP,
     RELU,
     RELU6,
+    RELU_SQUARED,
     SIGMOID,
     SILU,
+    SINE,
     SOFTPLUS,
     SOFTSIGN,
     TANH,
@@ -27,6 +33,8 @@ from flexact.ops.basis_parts import (
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 _DENSITY = tl.constexpr(0.3989422804014327)
+_TURN = tl.constexpr(6.2831854820251465)  # 2π in float32, and what is missing of it
+_TURN_REST = tl.constexpr(-1.7484556025237907e-07)
 
 
 @triton.jit
@@ -54,9 +62,14 @@ def fast_value(h, PART: tl.constexpr):
         v = h * _sixth_part(h)
     elif PART == RELU6:
         v = tl.minimum(_at_least_0(h), 6.0, tl.PropagateNan.ALL)
-    else:
-        tl.static_assert(PART == SOFTSIGN)
+    elif PART == SOFTSIGN:
         v = h * _fast_reciprocal(1 + tl.abs(h))
+    elif PART == RELU_SQUARED:
+        r = _at_least_0(h)
+        v = r * r
+    else:
+        tl.static_assert(PART == SINE)
+        v = tl.where(tl.abs(h) < 0.05, h, _fast_sin(_within_half_a_turn(h)))  # the card's is off by 3e-7
     return v
 
 
@@ -88,10 +101,14 @@ def fast_slope(h, v, PART: tl.constexpr):
         d = _sixth_part(h) + tl.where(tl.abs(h) >= 3, 0.0, h * (1 / 6))
     elif PART == RELU6:
         d = tl.where((h <= 0) | (h >= 6), 0.0, 1.0)
-    else:
-        tl.static_assert(PART == SOFTSIGN)
+    elif PART == SOFTSIGN:
         reciprocal = _fast_reciprocal(1 + tl.abs(h))
         d = reciprocal * reciprocal
+    elif PART == RELU_SQUARED:
+        d = 2 * _at_least_0(h)
+    else:
+        tl.static_assert(PART == SINE)
+        d = _fast_cos(_within_half_a_turn(h))
     return d
 
 
@@ -116,6 +133,23 @@ def _fast_normal_cdf(h):
     t = _fast_reciprocal(1 + (0.47047 * 0.7071067811865476) * tl.abs(h))
     tail = t * (0.1740121 + t * (-0.0479399 + t * 0.3739278)) * _fast_exp(-0.5 * h * h)
     return tl.where(h < 0, tail, 1 - tail)
+
+
+@triton.jit
+def _within_half_a_turn(h):
+    """h − 2πn, from −π to π, where the card's sine is most accurate; 2π is subtracted in two parts."""
+    n = tl.floor(h * (0.5 / 3.141592653589793) + 0.5)
+    return tl.fma(n, -_TURN_REST, tl.fma(n, -_TURN, h))
+
+
+@triton.jit
+def _fast_sin(x):
+    return tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _fast_cos(x):
+    return tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -34,6 +34,8 @@ CANDIDATES = (
     "hardswish",
     "relu6",
     "softsign",
+    "relu_squared",
+    "sine",
 )
 """All built-in ones, the paper's five first; K of them are the first K."""
 PAPERS_K = 5

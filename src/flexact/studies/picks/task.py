@@ -60,6 +60,8 @@ class Task:
     weight_decay: float = 0.0
     half: bool = False
     """Whether a GPU computes in bfloat16."""
+    clip: float | None = None
+    """The largest norm of the gradient."""
     network: str | None = None
     """Tasks that share a name here differ in their candidates alone: a network that one trained is not trained again
     for the other."""

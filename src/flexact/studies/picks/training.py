@@ -81,6 +81,8 @@ class Training:
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._lr = torch.full((), task.lr, device=device)
         self.optimizer = task.make_optimizer(param_groups(network, weight_decay=task.weight_decay), self._lr, device)
+        logits = {id(site.logits) for site in sites_of(network)}
+        self._weights = [one for one in network.parameters() if id(one) not in logits]
         self.schedule: Schedule | None = None
         self.loss = torch.zeros((), device=device)
         self._replay: Callable[[], None] | None = None
@@ -147,6 +149,8 @@ class Training:
         with self.task.autocast(self.device):
             loss = self.problem.loss(self.network, rows)
         loss.backward()
+        if self.task.clip is not None:
+            nn.utils.clip_grad_norm_(self._weights, self.task.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks.transformer import Block
 
-DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 128, 32
+DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 64, 32
 BYTES = 8_000_000
 WINDOWS = {"held_out": 256, "test": 2048}
 """Pieces of text that the held-out loss and the score are means over."""
@@ -50,7 +50,7 @@ class GPT(nn.Module):
 
 
 class Bytes(Problem):
-    """The next byte, from up to 128 before it."""
+    """The next byte, from up to 64 before it."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         every = text()
@@ -96,4 +96,5 @@ TASK = Task(
     problem=Bytes,
     weight_decay=0.05,
     half=True,
+    clip=1.0,
 )

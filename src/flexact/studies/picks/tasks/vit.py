@@ -9,7 +9,7 @@ from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import Classification
 from flexact.studies.picks.tasks.transformer import Block
 
-DIM, DEPTH, HEADS, PATCH = 192, 6, 3, 4
+DIM, DEPTH, HEADS, PATCH = 128, 4, 4, 4
 
 
 class ViT(nn.Module):
@@ -47,4 +47,5 @@ TASK = Task(
     dataset="cifar100",
     weight_decay=0.05,
     half=True,
+    clip=1.0,
 )

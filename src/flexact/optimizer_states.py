@@ -1,0 +1,103 @@
+"""The state that the optimizers of a model begin with, kept so that it can be given back to them."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+First = dict[str, dict[str, dict[str, Any]]]
+"""By the optimizer's class and the parameter's name: the state of that parameter. Most optimizers begin with none."""
+
+
+class OptimizerStates:
+    """Finds every torch optimizer that steps one of the given parameters, and keeps the state it begins with.
+
+    names: of the parameters, by their id.
+
+    Optimizers are found by a hook that runs before each step of any of them, so at its first step an optimizer still
+    has the state it was built with. `first` may be replaced by that of an interrupted run.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.first: First = {}
+        self.resumed = False
+        """Whether `first` is that of an interrupted run: what an optimizer has here at its first step is from later."""
+        self._names = names
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        reference = weakref.ref(self)
+
+        def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+            alive = reference()
+            if alive is not None:
+                alive.note(stepping)
+
+        self._hook = register_optimizer_step_pre_hook(hook)
+        weakref.finalize(self, self._hook.remove).atexit = False
+
+    @property
+    def seen(self) -> int:
+        """The number of optimizers found so far."""
+        return len(self._seen)
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Keep the state of an optimizer, where it steps any of the parameters and is not known yet."""
+        if optimizer in self._seen or not any(True for _ in _own(optimizer, self._names)):
+            return
+        self._seen.add(optimizer)
+        if self.resumed:
+            return
+        first = self.first.setdefault(type(optimizer).__name__, {})
+        for name, parameter in _own(optimizer, self._names):
+            if optimizer.state.get(parameter) and name not in first:
+                first[name] = copy.deepcopy(dict(optimizer.state[parameter]))
+
+    def restore(self, names: Mapping[int, str]) -> None:
+        """Give every optimizer the state it began with. Parameters that are none of these keep theirs."""
+        for optimizer in self._seen:
+            first = self.first.get(type(optimizer).__name__, {})
+            for name, parameter in _own(optimizer, names):
+                _put_back(optimizer, parameter, first.get(name))
+
+    def close(self) -> None:
+        """Stop looking for optimizers."""
+        self._hook.remove()
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """A copy of an optimizer's hyperparameters, group by group."""
+    return [copy.deepcopy({key: group[key] for key in group if key != "params"}) for group in optimizer.param_groups]
+
+
+def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give an optimizer the hyperparameters of `groups_of` back; a learning rate that is a tensor keeps its memory."""
+    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in kept.items():
+            group[key] = _written(group.get(key), value)
+
+
+def _own(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of an optimizer that have a name."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in names:
+                yield names[id(parameter)], parameter
+
+
+def _put_back(optimizer: Optimizer, parameter: Tensor, first: Mapping[str, Any] | None) -> None:
+    now = optimizer.state.pop(parameter, {})
+    if first:
+        optimizer.state[parameter] = {key: _written(now.get(key), value) for key, value in first.items()}
+
+
+def _written(now: Any, value: Any) -> Any:
+    """A value in the place of the present one: in its own memory and on its own device where both are tensors."""
+    if isinstance(now, Tensor) and isinstance(value, Tensor) and now.shape == value.shape:
+        with torch.no_grad():
+            return now.copy_(value)
+    return copy.deepcopy(value)

@@ -1,0 +1,35 @@
+"""The closed form as torch.compile fuses it, against the one that is swept in blocks."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from flexact.candidates import _BUILT_IN
+from flexact.ops import DEVIATION, SENSITIVITY, closed_form, compiled
+
+NAMES = tuple(candidate.name for candidate in _BUILT_IN)
+
+needs_a_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch.compile needs a C++ compiler on a CPU"
+)
+
+
+@pytest.mark.slow
+@needs_a_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_all_candidates_compile_to_what_the_sweep_computes(dtype: torch.dtype) -> None:
+    generator, k = torch.Generator().manual_seed(0), len(NAMES)
+    h, delta = (3 * torch.randn(40, 50, generator=generator).to(dtype) for _ in range(2))
+    p, everyone, tau = torch.softmax(torch.randn(1, k, generator=generator), -1), range(k), torch.tensor(0.7)
+    rounding = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    x, statistics = compiled.forward(h, p, NAMES, everyone, 1, SENSITIVITY | DEVIATION)
+    expected_x, expected_statistics = closed_form.forward(h, p, NAMES, everyone, 1, SENSITIVITY | DEVIATION)
+    torch.testing.assert_close(x, expected_x, **rounding)
+    torch.testing.assert_close(statistics, expected_statistics, rtol=1e-5, atol=1e-5)
+    to_h, to_logits = compiled.backward(delta, h, p, p, tau, NAMES, everyone, 1, True)
+    expected_to_h, expected_to_logits = closed_form.backward(delta, h, p, p, tau, NAMES, everyone, 1, True)
+    torch.testing.assert_close(to_h, expected_to_h, **rounding)
+    torch.testing.assert_close(to_logits, expected_to_logits, rtol=1e-4, atol=1e-3)

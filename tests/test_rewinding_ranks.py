@@ -1,0 +1,64 @@
+"""Rewinding over two gloo ranks, in processes of their own: under DistributedDataParallel and under FSDP2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank had at the end of each row."""
+    folder, here = tmp_path_factory.mktemp("ranks"), str(Path(__file__).parent)
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rewinding_ranks", str(folder)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2"},
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        try:
+            process.wait(timeout=150)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    rows = ("ddp", "fsdp")
+    every = {row: [torch.load(folder / f"{row}-{rank}.pt", weights_only=False) for rank in range(2)] for row in rows}
+    for row in rows:
+        for one in every[row]:
+            assert isinstance(one, dict), one
+    return every
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("row", ["ddp", "fsdp"])
+def test_every_rank_goes_on_as_with_the_plain_network(row: str, optimizer: str, found: Found) -> None:
+    for one in (rank[optimizer] for rank in found[row]):
+        assert one["rewound_at"] == 8
+        ours, theirs = one["losses"]
+        assert ours == theirs
+        assert one["state"].keys() == one["plain"].keys()
+        for name, tensor in one["plain"].items():
+            assert torch.equal(one["state"][name], tensor), name
+    if row == "ddp":
+        first, second = (rank[optimizer]["state"] for rank in found[row])
+        assert all(torch.equal(second[name], tensor) for name, tensor in first.items() if "running" not in name)
+    else:
+        assert all(rank[optimizer]["kinds"] == {"DTensor"} for rank in found[row]), "a rank keeps its own shards"
+
+
+@pytest.mark.parametrize("form", ["as it was saved", "with whole tensors"])
+def test_a_sharded_run_that_was_stopped_rewinds_to_the_same_place(form: str, found: Found) -> None:
+    ends = found["fsdp"][0]["resumed"]
+    for name, tensor in ends["whole"].items():
+        assert torch.equal(ends[form][name], tensor), name
