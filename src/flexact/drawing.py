@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from flexact.errors import missing_extra
-from flexact.picture import INK, SHADES, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
+from flexact.picture import INK, SHADES, SYMBOLS, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def drawn(picture: Picture) -> Figure:
 def _inches(panel: Panel) -> float:
     if not panel.rows:
         return 2.5
-    per_row = 0.22 * max(1, len(panel.bars) if not panel.stacked else 1)
+    per_row = 0.22 * max(1, 1 if panel.stacked else 1.5 if panel.marks else len(panel.bars))
     return min(12.0, 0.6 + per_row * len(panel.rows))
 
 
@@ -112,6 +112,15 @@ def _draw_line(ax: Axes, line: Line) -> None:
 
 
 def _draw_bars(ax: Axes, panel: Panel) -> None:
+    if panel.marks:
+        for number, bars in enumerate(panel.bars):
+            aside = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
+            symbol = list(SYMBOLS)[number % len(SYMBOLS)]
+            ax.plot(
+                bars.values, [row + aside for row in range(len(panel.rows))], symbol, color=bars.colour, markersize=6
+            )
+        ax.grid(axis="y", visible=False)
+        return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
     height = 0.8 if panel.stacked else 0.8 / len(panel.bars)
@@ -143,7 +152,9 @@ def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
         low, high = 0.0, 1.0
     ax.grid(visible=False)
     ax.pcolormesh(_edges(centres), rows, grid.values, cmap=colours, vmin=low, vmax=high, rasterized=True)
-    if all(float(centre).is_integer() for centre in centres):  # there is no step 2.5
+    if len(centres) == 1:
+        ax.set_xticks(centres)
+    elif all(float(centre).is_integer() for centre in centres):  # there is no step 2.5
         ax.locator_params(axis="x", integer=True)
     if named:
         ax.set_xticks(centres, [str(column) for column in grid.columns], rotation=30, ha="right")

@@ -17,6 +17,9 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Probability from 0 to 1: light to dark, so that it reads without colour too."""
 
+SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
+"""Of a panel's marks, in the order of its bars: matplotlib's name and plotly's, so that two in one place both show."""
+
 # Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
 # than the five have dashes too.
 _COLOURS = {
@@ -108,6 +111,8 @@ class Panel:
     rows: Sequence[str] = ()
     """What the bars or the grid's rows belong to, from top to bottom."""
     bars: Sequence[Bars] = ()
+    marks: bool = False
+    """Of bars: only their ends are drawn, as points on one line a row; for values on both sides of 0."""
     stacked: bool = False
     totals: bool = False
     """Of stacked bars: the sum of each row stands at its end."""

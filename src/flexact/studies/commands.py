@@ -16,6 +16,7 @@ from flexact.studies.images.command import cifar
 from flexact.studies.images.data_command import data
 from flexact.studies.options import Options
 from flexact.studies.overhead.command import overhead
+from flexact.studies.picks.command import picks
 from flexact.studies.progress import Progress
 from flexact.studies.runner import Study, run
 from flexact.studies.store import TABLE
@@ -123,6 +124,7 @@ reproduce.command("overhead")(overhead)
 app.command()(data)
 reproduce.command("cifar")(cifar)
 reproduce.command("glue")(glue)
+reproduce.command("picks")(picks)
 
 
 @app.command()

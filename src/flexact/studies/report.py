@@ -125,6 +125,10 @@ def _study_sections(folder: Path, config: Mapping[str, Any]) -> list[Section]:
         from flexact.studies.text.report import sections as text_sections
 
         return text_sections(folder)
+    if config["study"] == "picks":
+        from flexact.studies.picks.report import sections as picks_sections
+
+        return picks_sections(folder)
     return [_study_section(folder, config)]
 
 

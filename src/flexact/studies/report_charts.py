@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flexact.picture import INK, SHADES, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
+from flexact.picture import INK, SHADES, SYMBOLS, Bars, Grid, Line, Panel, Picture, shade_ink, short_names, value_range
 
 Chart = dict[str, Any]
 
@@ -57,7 +57,7 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
 
 
 def _height(panel: Panel) -> int:
-    per_row = 20 if panel.grid else 22 if panel.stacked else 24 * max(1, len(panel.bars))
+    per_row = 20 if panel.grid else 22 if panel.stacked else 34 if panel.marks else 24 * max(1, len(panel.bars))
     return min(900, 90 + per_row * len(panel.rows))
 
 
@@ -112,6 +112,11 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
         "marker": {"color": bars.colour},
         "hovertemplate": f"%{{y}}<br><b>{plain(bars.name)}</b><br>{plain(panel.x_label)}: %{{x:.4~g}}<extra></extra>",
     }
+    if panel.marks:
+        del trace["orientation"]
+        symbol = list(SYMBOLS.values())[list(panel.bars).index(bars) % len(SYMBOLS)]
+        marker = {"color": bars.colour, "size": 11, "symbol": symbol}
+        return trace | {"type": "scatter", "mode": "markers", "marker": marker}
     if bars.errors is not None:
         low = (value_range(panel) or (0.0, 0.0))[0]
         down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]

@@ -1,13 +1,12 @@
 """What the protocols of studies that run as grids have in common.
 
-The policy of the methods that pick, the checks of their fields, and the dictionary they are saved as.
+The checks of their fields and the dictionary they are saved as; and the policy of the methods that pick.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -20,31 +19,19 @@ POLICIES: tuple[str, ...] = ("default", "paper")
 PRECISIONS: tuple[str, ...] = ("bf16", "float32")
 _KEY = "flexact_protocol"
 
-Protocol = TypeVar("Protocol", bound="PickingProtocol")
+Protocol = TypeVar("Protocol", bound="GridProtocol")
 
 
 @dataclass(frozen=True)
-class PickingProtocol(ABC):
-    """How every cell is trained, as far as all studies have it."""
+class GridProtocol:
+    """How every cell is trained: fields that are checked, and saved as a dictionary."""
 
-    policy: str = "default"
-    """"default" is `FlexConfig()`, "paper" `FlexConfig.paper()`."""
-    candidates: tuple[str, ...] | None = None
-    """What a site picks from; None for the study's own."""
-    changes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Other fields of the policy's `FlexConfig` that are changed."""
-    precision: str = "bf16"
-    """On a GPU; a CPU computes in float32."""
-
-    OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
-    """What each policy picks from where nothing else is said."""
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {}
-    """What the study changes in every policy."""
     WHOLE: ClassVar[tuple[str, ...]] = ()
     """The fields that are whole numbers from 1 on, or None where that is their default."""
     FROM_ZERO: ClassVar[tuple[str, ...]] = ()
     """The fields that are finite numbers from 0 on."""
-    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The fields that are one of several names."""
 
     def __post_init__(self) -> None:
         default = {one.name: one.default for one in dataclasses.fields(self)}
@@ -64,28 +51,18 @@ class PickingProtocol(ABC):
                 raise FlexActError(
                     f"unknown {name} {value!r}{suggestion(str(value), known)} Known: {', '.join(known)}."
                 )
-        if self.candidates is None:
-            object.__setattr__(self, "candidates", self.OWN_CANDIDATES[self.policy])
-        elif not isinstance(self.candidates, str):
-            object.__setattr__(self, "candidates", tuple(self.candidates))
-        self.config(seed=0)  # checks the candidates and the changes
 
-    def config(self, seed: int) -> FlexConfig:
-        """The policy of the methods that pick."""
-        if not isinstance(self.changes, dict):
-            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
-        base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
-        changed = {"candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
-        return FlexConfig.from_dict({**base.to_dict(), **changed})
-
-    @abstractmethod
     def epochs_of(self, dataset: str) -> int:
-        """Passes over a data set."""
+        """Passes over a data set; 0 in a study whose cells have no curve over epochs."""
+        return 0
+
+    def about(self) -> list[str]:
+        """What `--status` says of the protocol, besides its epochs."""
+        return []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version."""
-        fields = dataclasses.asdict(self)
-        return {_KEY: VERSION, **fields, "candidates": list(self.candidates or ())}
+        return {_KEY: VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls: type[Protocol], data: dict[str, Any]) -> Protocol:
@@ -101,3 +78,45 @@ class PickingProtocol(ABC):
             if key not in known:
                 raise FlexActError(f"unknown field {key!r}{suggestion(str(key), known)} Known: {', '.join(known)}.")
         return cls(**given)
+
+
+@dataclass(frozen=True)
+class PickingProtocol(GridProtocol):
+    """How every cell of a study is trained whose methods pick by one policy."""
+
+    policy: str = "default"
+    """"default" is `FlexConfig()`, "paper" `FlexConfig.paper()`."""
+    candidates: tuple[str, ...] | None = None
+    """What a site picks from; None for the study's own."""
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Other fields of the policy's `FlexConfig` that are changed."""
+    precision: str = "bf16"
+    """On a GPU; a CPU computes in float32."""
+
+    OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
+    """What each policy picks from where nothing else is said."""
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {}
+    """What the study changes in every policy."""
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates is None:
+            object.__setattr__(self, "candidates", self.OWN_CANDIDATES[self.policy])
+        elif not isinstance(self.candidates, str):
+            object.__setattr__(self, "candidates", tuple(self.candidates))
+        self.config(seed=0)  # checks the candidates and the changes
+
+    def config(self, seed: int) -> FlexConfig:
+        """The policy of the methods that pick."""
+        if not isinstance(self.changes, dict):
+            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
+        base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
+        changed = {"candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
+        return FlexConfig.from_dict({**base.to_dict(), **changed})
+
+    def about(self) -> list[str]:
+        return [f"policy {self.policy}", f"candidates {', '.join(self.candidates or ())}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "candidates": list(self.candidates or ())}

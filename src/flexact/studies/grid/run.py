@@ -19,7 +19,7 @@ from flexact.errors import FlexActError
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
-from flexact.studies.grid.protocol import PickingProtocol
+from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.running import Answer, Task, disk_is_full
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, GridStudy
@@ -41,7 +41,7 @@ def run(
     store: Store[Any],
     config: dict[str, Any],
     task_of: Callable[[Cell, Path], Task],
-    sha256_of: Callable[[str], str],
+    sha256_of: Callable[[str], str | None],
     engine: Engine,
     *,
     resume: bool = False,
@@ -53,7 +53,8 @@ def run(
 
     config: of `configuration`. Where it asks for no grid, the cells are those that the folder was asked for before.
     task_of: what it takes to run a cell in a folder of its own.
-    sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read.
+    sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read. None
+    where a cell needs no data set from a folder.
     """
     goes_on = resume or retry_failed
     if goes_on:
@@ -68,14 +69,15 @@ def run(
         ]
         # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
         digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
-        config = config | {"data": config["data"] | {DIGESTS: digests}}
+        known = {name: digest for name, digest in digests.items() if digest is not None}
+        config = config | {"data": config["data"] | {DIGESTS: known}}
         store.open(config, goes_on, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 
 
 def configuration(
-    study: GridStudy, grids: Sequence[Choices], protocol: PickingProtocol, data: Mapping[str, Any]
+    study: GridStudy, grids: Sequence[Choices], protocol: GridProtocol, data: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What config.json holds: the grids asked for, if any are, and what the answers depend on."""
     made = provenance()

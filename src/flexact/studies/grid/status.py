@@ -34,7 +34,7 @@ def states(store: Store[Any]) -> list[State]:
         epochs = protocol.epochs_of(cell.dataset)
         folder = store.cell_folder(cell)
         curve = read_curve(folder)
-        at = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}"
+        at = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}" if epochs else ""
         if is_locked(folder / LOCK):
             left = curve.left(epochs)
             found.append(State(cell, "running", at + ("" if math.isnan(left) else f", {duration(left)} left")))
@@ -74,11 +74,11 @@ def _about(store: Store[Any]) -> str:
     """What the grid is, in a line."""
     config, protocol = store.config(), store.protocol()
     epochs = sorted({protocol.epochs_of(cell.dataset) for cell in store.asked()})
+    told = " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs")
     parts = [
         str(config.get("title", store.study.title)),
-        " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs"),
-        f"policy {protocol.policy}",
-        f"candidates {', '.join(protocol.candidates)}",
+        *([told] if any(epochs) else []),
+        *protocol.about(),
         *(f"{name} {config[name]}" for name in ("commit", "date") if config.get(name)),
     ]
     return "; ".join(parts) + "."

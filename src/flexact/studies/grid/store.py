@@ -221,7 +221,7 @@ class Store(Generic[R]):
         """Remove what a grid writes, and nothing else."""
         for name in (RESULTS, TABLE, "report.html", CONFIG):
             (self.folder / name).unlink(missing_ok=True)
-        for name in (CELLS, "figures"):
+        for name in (CELLS, "figures", *self.study.folders):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
 

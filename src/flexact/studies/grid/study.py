@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flexact.studies.grid.choices import Choices
-from flexact.studies.grid.protocol import PickingProtocol
+from flexact.studies.grid.protocol import GridProtocol
 
 BLANK: Mapping[str, Any] = {"loss": math.nan, "epochs": 0, "seconds": 0.0, "step_ms": math.nan, "picks": ""}
 """The figures that every study has, in the row of a cell that failed."""
@@ -57,7 +57,7 @@ class GridStudy:
     title: str
     """Of its page."""
     grid: type[Choices]
-    protocol: type[PickingProtocol]
+    protocol: type[GridProtocol]
     row: type[Any]
     """The `Row` of its results.csv."""
     blank: Mapping[str, Any]
@@ -70,6 +70,8 @@ class GridStudy:
     """What names a cell in results.csv, and how a person calls it."""
     operational: Sequence[str] = ("checkpoint_minutes",)
     """What of the protocol decides nothing about the results: a grid can be gone on with changed."""
+    folders: Sequence[str] = ()
+    """What its cells write into besides their own folders; `--overwrite` removes it."""
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""

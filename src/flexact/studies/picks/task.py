@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,33 +48,42 @@ class Task:
     candidates: tuple[str, ...]
     """The original activation first."""
     steps: int
+    """Of a plain run."""
     lr: float
-    problem: type[Problem]
-    """Called with (seed, device, folder of the data, settings)."""
+    """The highest learning rate; it falls to 0 along a cosine, with AdamW after a warm-up."""
+    problem: Callable[[int, torch.device, Path | None], Problem]
+    """Builds the problem of a seed on a device; the path is the folder of the data sets."""
+    dataset: str | None = None
+    """The data set that it reads from the folder; None where it makes its own data."""
     optimizer: str = "adamw"
-    """"adamw" or "sgd" (Nesterov, 0.9)."""
+    """"adamw" or "sgd" (Nesterov, momentum 0.9)."""
     weight_decay: float = 0.0
     half: bool = False
     """Whether a GPU computes in bfloat16."""
     clip: float | None = None
     """The largest norm of the gradient."""
     network: str | None = None
-    """Tasks with one name here train the same networks, so that what one trained need not be trained again."""
+    """Tasks that share a name here differ in their candidates alone: a network that one trained is not trained again
+    for the other."""
+
+    @property
+    def original(self) -> str:
+        """The candidate that the network has before anything picks."""
+        return self.candidates[0]
 
     def set_up(self, seed: int, device: torch.device, data: Path | None) -> Problem:
         """The problem of a seed."""
-        build: Any = self.problem
-        problem: Problem = build(seed, device, data)
-        return problem
+        return self.problem(seed, device, data)
 
     def make_optimizer(self, groups: list[dict[str, Any]], lr: Tensor, device: torch.device) -> Optimizer:
-        """One whose step a CUDA graph can hold, with a learning rate that it reads there."""
+        """An optimizer whose step a CUDA graph can hold; `lr` is read on the device at every step."""
         on_gpu = device.type == "cuda"
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Without the cache of cast weights, which must not outlive a capture."""
+        """bfloat16 where the task asks for it and the device is a GPU. The cache of cast weights is off: it must not
+        outlive a graph's capture."""
         half = self.half and device.type == "cuda"
         return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)

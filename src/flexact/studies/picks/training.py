@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.sites import routers_of, sites_of
+from flexact.sites import bound_sites, routers_of, sites_of
 from flexact.studies.overhead.steps import captured
 from flexact.studies.picks.task import Problem, Task
 
@@ -27,9 +28,22 @@ DIRECT_STEPS = 3
 """Steps that run directly before one is captured."""
 
 
+class Diverged(FlexActError):
+    """A loss or a score is not finite."""
+
+
+class Stopped(FlexActError):
+    """The run was asked to stop."""
+
+
+def never() -> bool:
+    """A run that is not asked to stop."""
+    return False
+
+
 def build(task: Task, problem: Problem, seed: int) -> nn.Module:
     """The network with its original activation: the same weights for every method of a seed."""
-    torch.manual_seed(_number("weights", seed))
+    torch.manual_seed(number("weights", seed))
     return problem.network()
 
 
@@ -43,19 +57,25 @@ def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
 
 def activation_names(task: Task, network: nn.Module) -> list[str]:
     """The names of the modules that have the task's original activation."""
-    kind = type(lookup(task.candidates[0]).module())
+    kind = type(lookup(task.original).module())
     return [name for name, module in network.named_modules() if type(module) is kind]
 
 
 class Training:
-    """A network in training. `step` is one step; `restart` goes back to the first step's data and learning rate."""
+    """A network in training. `step` is one step; `restart` goes back to the first step's data and learning rate.
+
+    steps: of a whole run, over which the learning rate falls to 0; a longer run starts over.
+    """
+
+    seconds = 0.0
+    """Spent in `run`."""
 
     def __init__(
         self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
     ) -> None:
         self.task, self.problem, self.device = task, problem, device
         self.network = network.to(device).train()
-        generator = torch.Generator().manual_seed(_number("order", seed))
+        generator = torch.Generator().manual_seed(number("order", seed))
         self._order = problem.order(steps, generator).to(device)
         self._rates = torch.tensor([_rate(task, step, steps) for step in range(steps)], device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
@@ -73,14 +93,16 @@ class Training:
         """Begin again with the first step's data and learning rate."""
         self._place.zero_()
 
-    def run(self, steps: int) -> None:
-        """So many steps; waits for the device at the end."""
-        for _ in range(steps):
+    def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
+        """So many steps; waits for the device at the end. stop: asked before each step; True raises `Stopped`."""
+        self._wait()
+        start = time.perf_counter()
+        for done in range(steps):
+            if stop():
+                raise Stopped(f"stopped after {done} of {steps} steps.")
             self.step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        if not math.isfinite(float(self.loss)):
-            raise FlexActError(f"the loss of {self.task.name} is {float(self.loss)}; the network diverged.")
+        self._wait()
+        self.seconds += time.perf_counter() - start
 
     def step(self) -> None:
         """One step; nothing waits for the device."""
@@ -90,20 +112,29 @@ class Training:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before = self._routing()
+            before = None if self.schedule.committed else self._routing()
             self.schedule.step()
-            if self._routing() != before:
+            if before is not None and self._routing() != before:
                 self.forget_graph()
+            # Schedules have `rewound_at` once FlexConfig has `rewind`.
+            if getattr(self.schedule, "rewound_at", None) == self.schedule.steps_done:
+                self.restart()
         if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
             self._capture()
 
     @torch.no_grad()
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
-        """A figure of the network in eval mode."""
+        """A figure of the network in eval mode. Raises `Diverged` if it or the last training loss is not finite."""
         self.network.eval()
         with self.task.autocast(self.device):
             value = float(what(self.network))
         self.network.train()
+        loss = float(self.loss)
+        if not (math.isfinite(loss) and math.isfinite(value)):
+            raise Diverged(
+                f"a network of {self.task.name} diverged: its training loss is {loss}, its evaluation {value}. Give "
+                "the task a smaller learning rate, or leave the candidate out."
+            )
         return value
 
     def forget_graph(self) -> None:
@@ -123,7 +154,11 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
-        self._place += 1
+        self._place.add_(1).remainder_(len(self._rates))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _capture(self) -> None:
         self._replay = captured(self._work, self.device)
@@ -132,8 +167,8 @@ class Training:
         self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
 
     def _routing(self) -> tuple[tuple[bool, int], ...]:
-        """Another tuple whenever a candidate was dropped or a warm-up ended."""
-        return tuple((site.router.waiting, site.dropped_at._version) for site in sites_of(self.network))
+        """A tuple that changes when a candidate is dropped or a warm-up ends."""
+        return tuple((site.router.waiting, site.dropped_at._version) for site in bound_sites(self.network))
 
 
 def _rate(task: Task, step: int, steps: int) -> float:
@@ -142,15 +177,6 @@ def _rate(task: Task, step: int, steps: int) -> float:
     return task.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def _number(kind: str, seed: int) -> int:
+def number(kind: str, seed: int) -> int:
+    """The seed of one kind of random numbers, for a seed of the grid."""
     return int.from_bytes(hashlib.sha256(f"picks, {kind}, seed {seed}".encode()).digest()[:7], "big")
-
-
-def plain_score(
-    task: Task, problem: Problem, seed: int, picks: Mapping[str, str], device: torch.device, steps: int | None = None
-) -> float:
-    """Train the network with these picks alone, and score it."""
-    steps = task.steps if steps is None else steps
-    training = Training(task, problem, put(build(task, problem, seed), picks), seed, device, steps)
-    training.run(steps)
-    return training.evaluate(problem.score)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ class Reconstruction(Classification):
 
     def network(self) -> nn.Module:
         layers: list[nn.Module] = []
-        for inside, outside in zip(WIDTHS[:-2], WIDTHS[1:-1], strict=True):
+        for inside, outside in pairwise(WIDTHS[:-1]):
             layers += [nn.Linear(inside, outside), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(*WIDTHS[-2:]))
 
@@ -48,4 +50,5 @@ TASK = Task(
     steps=8_000,
     lr=1e-3,
     problem=Reconstruction,
+    dataset="cifar100",
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from flexact.studies.picks.task import Task
-from flexact.studies.picks.tasks.cifar import Classification
+from flexact.studies.picks.tasks.cifar import Classification, channels_last
 
 CHANNELS = (64, 64, 128, 128, 256, 256)
 
@@ -21,7 +20,7 @@ class Plain(Classification):
             layers += [nn.Conv2d(inside, outside, 3, 1 + (i in (1, 3)), padding=1), nn.ReLU()]
             inside = outside
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, self.images.classes)]
-        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        return channels_last(nn.Sequential(*layers))
 
 
 TASK = Task(
@@ -32,5 +31,6 @@ TASK = Task(
     steps=8_000,
     lr=1e-3,
     problem=Plain,
+    dataset="cifar100",
     half=True,
 )

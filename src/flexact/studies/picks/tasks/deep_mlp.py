@@ -34,4 +34,5 @@ TASK = Task(
     steps=8_000,
     lr=1e-3,
     problem=Deep,
+    dataset="cifar100",
 )

@@ -15,6 +15,8 @@ from flexact.studies.picks.tasks.transformer import Block
 
 DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 64, 32
 BYTES = 8_000_000
+WINDOWS = {"held_out": 256, "test": 2048}
+"""Pieces of text that the held-out loss and the score are means over."""
 PARTS = {"train": (0.0, 0.9), "held_out": (0.9, 0.92), "test": (0.92, 1.0)}
 
 
@@ -68,14 +70,15 @@ class Bytes(Problem):
         return self._loss(network, self.parts["train"], rows)
 
     def held_out_loss(self, network: nn.Module) -> Tensor:
-        return self._mean_loss(network, self.parts["held_out"], 256)
+        return self._mean_loss(network, "held_out")
 
     def score(self, network: nn.Module) -> float:
         """The mean log-likelihood of a byte."""
-        return -float(self._mean_loss(network, self.parts["test"], 2048))
+        return -float(self._mean_loss(network, "test"))
 
-    def _mean_loss(self, network: nn.Module, part: Tensor, count: int) -> Tensor:
-        starts = torch.linspace(0, len(part) - CONTEXT - 1, count, device=part.device).long()
+    def _mean_loss(self, network: nn.Module, name: str) -> Tensor:
+        part = self.parts[name]
+        starts = torch.linspace(0, len(part) - CONTEXT - 1, WINDOWS[name], device=part.device).long()
         return torch.stack([self._loss(network, part, rows) for rows in starts.split(256)]).mean()
 
     def _loss(self, network: nn.Module, part: Tensor, starts: Tensor) -> Tensor:

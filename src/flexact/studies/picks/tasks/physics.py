@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from flexact.studies.picks.task import Problem, Task
 
 VISCOSITY = 0.02
-POOL, BATCH, EDGE, WIDTH, QUADRATURE = 20_000, 512, 64, 64, 80
+POOL, HELD_OUT, BATCH, EDGE, WIDTH, QUADRATURE = 20_000, 1_000, 512, 64, 64, 80
 
 
 def solution(x: Tensor, t: Tensor) -> Tensor:
-    """Of u_t + u·u_x = ν·u_xx on [−1, 1] with u(x, 0) = −sin(πx), by the Cole-Hopf transformation, in float64."""
+    """The solution of u_t + u·u_x = ν·u_xx on [−1, 1] with u(x, 0) = −sin(πx), by the Cole-Hopf transformation.
+
+    x, t: of one shape; the values are in float64.
+    """
     points, weights = (torch.from_numpy(one) for one in numpy.polynomial.hermite.hermgauss(QUADRATURE))
     z = x.double().unsqueeze(-1) - torch.sqrt(4 * VISCOSITY * t.double().unsqueeze(-1)) * points
     factor = weights * torch.exp(-torch.cos(math.pi * z) / (2 * math.pi * VISCOSITY))
@@ -28,11 +31,8 @@ class Burgers(Problem):
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(3_000 + seed)
-        self.inside = torch.rand(POOL, 2, generator=generator).mul_(torch.tensor([2.0, 1.0])).sub_(
-            torch.tensor([1.0, 0.0])
-        )
-        self.held_out = self.inside[-1_000:].to(device)
-        self.inside = self.inside[:-1_000].to(device)
+        places = torch.rand(POOL, 2, generator=generator) * torch.tensor([2.0, 1.0]) - torch.tensor([1.0, 0.0])
+        self.inside, self.held_out = places[:-HELD_OUT].to(device), places[-HELD_OUT:].to(device)
         x, t = torch.meshgrid(torch.linspace(-1, 1, 101), torch.linspace(0.01, 1, 51), indexing="ij")
         self.test = torch.stack([x.flatten(), t.flatten()], dim=1).to(device)
         self.truth = solution(self.test[:, 0].cpu(), self.test[:, 1].cpu()).float().to(device)
@@ -68,11 +68,12 @@ class Burgers(Problem):
         places = places.detach().requires_grad_()
         u = network(places)
         (first,) = torch.autograd.grad(u.sum(), places, create_graph=True)
-        # A network without curvature, as with ReLU, has none to give.
+        # With ReLU the network is linear almost everywhere: the second derivative has no graph, and is 0.
         (second,) = torch.autograd.grad(first[:, 0].sum(), places, create_graph=True, materialize_grads=True)
         residual = first[:, 1] + u.squeeze(1) * first[:, 0] - VISCOSITY * second[:, 0]
         edge = network(self.edges).squeeze(1) - self.values
-        return residual.square().mean() + edge.square().mean()
+        loss: Tensor = residual.square().mean() + edge.square().mean()
+        return loss
 
 
 TASK = Task(

@@ -1,13 +1,12 @@
-"""ResNet-18 on CIFAR-100 for 30 epochs, with the rectifiers, and with bad candidates besides."""
+"""ResNet-18 on CIFAR-100 for 30 epochs, as two tasks: four rectifiers to pick from, and bad candidates besides."""
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from flexact.studies.cifar_resnets import resnet18
 from flexact.studies.picks.task import Task
-from flexact.studies.picks.tasks.cifar import Classification
+from flexact.studies.picks.tasks.cifar import Classification, channels_last
 
 EPOCHS = 30
 
@@ -16,8 +15,7 @@ class ResNet18(Classification):
     """The usual recipe: SGD at 0.1, a cosine, weight decay 5e-4, batches of 128."""
 
     def network(self) -> nn.Module:
-        network: nn.Module = resnet18(self.images.classes).to(memory_format=torch.channels_last)
-        return network
+        return channels_last(resnet18(self.images.classes))
 
 
 RECTIFIERS = Task(
@@ -28,6 +26,7 @@ RECTIFIERS = Task(
     steps=EPOCHS * (49_000 // ResNet18.batch),
     lr=0.1,
     problem=ResNet18,
+    dataset="cifar100",
     optimizer="sgd",
     weight_decay=5e-4,
     half=True,
@@ -41,6 +40,7 @@ SEVEN = Task(
     steps=RECTIFIERS.steps,
     lr=0.1,
     problem=ResNet18,
+    dataset="cifar100",
     optimizer="sgd",
     weight_decay=5e-4,
     half=True,

@@ -44,6 +44,7 @@ TASK = Task(
     steps=8_000,
     lr=1e-3,
     problem=Patches,
+    dataset="cifar100",
     weight_decay=0.05,
     half=True,
     clip=1.0,

@@ -1,0 +1,50 @@
+"""The methods of the benchmark: how the activations of a network are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks import TASKS
+
+FIXED = "fixed"
+"""Stands for all fixed methods of a task."""
+PREFIX = "fixed-"
+CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", "random", "race")
+"""The methods that choose among a task's candidates."""
+REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
+"""Those that as a rule need a plain run, or picks, of another method."""
+EVERY_FIXED: tuple[str, ...] = tuple(
+    dict.fromkeys(PREFIX + candidate for task in TASKS.values() for candidate in task.candidates)
+)
+KNOWN: tuple[str, ...] = (FIXED, *CHOOSING, *EVERY_FIXED)
+USUAL: tuple[str, ...] = (FIXED, *CHOOSING)
+
+
+def fixed(candidate: str) -> str:
+    """The method that has a candidate at every site.
+
+    >>> fixed("relu")
+    'fixed-relu'
+    """
+    return PREFIX + candidate
+
+
+def candidate_of(method: str) -> str | None:
+    """The candidate of a fixed method; None for one that chooses.
+
+    >>> candidate_of("fixed-relu"), candidate_of("race")
+    ('relu', None)
+    """
+    return method.removeprefix(PREFIX) if method.startswith(PREFIX) else None
+
+
+def methods_of(task: Task, asked: Sequence[str] = USUAL) -> list[str]:
+    """Those methods of a task that are asked for, "fixed" as its fixed methods; what the task lacks is left out.
+
+    >>> methods_of(TASKS["resnet-rectifiers"], ("race", "fixed", "fixed-tanh"))
+    ['fixed-relu', 'fixed-leaky_relu', 'fixed-gelu', 'fixed-silu', 'race']
+    """
+    own = [fixed(candidate) for candidate in task.candidates]
+    chosen = [method for method in own if FIXED in asked or method in asked]
+    return chosen + [method for method in CHOOSING if method in asked]

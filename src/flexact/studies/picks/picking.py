@@ -1,0 +1,75 @@
+"""How each method picks, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flexact import Schedule, convert
+from flexact.sites import sites_of
+from flexact.studies.picks.protocol import policy, run_length
+from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.training import Training, number
+from flexact.writing import write_whole
+
+FILE = "picks.json"
+"""In the folder of a flexact cell, from the end of its picking on."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The picks of a method, and the training steps and seconds that it took to make them."""
+
+    picks: Mapping[str, str]
+    steps: int
+    seconds: float
+
+    def write(self, folder: Path) -> None:
+        """Keep them for the cells that need them."""
+        write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Picked | None:
+        """What `write` wrote; None where there is nothing of it."""
+        try:
+            return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+
+def flexact_run(setting: Setting, share: bool = False) -> tuple[Training, Picked]:
+    """A run of Flex-Act up to its commitment. share: all sites pick the same."""
+    config = policy(setting.task, setting.seed)
+    picking, total = run_length(setting.task, config)
+    network = convert(setting.network(), config=config)
+    if share:
+        share_one_pick(network)
+    training = setting.training(network, setting.task.steps)
+    training.schedule = Schedule(network, total, training.optimizer)
+    training.run(picking, setting.stop)
+    picks = {site.name: site.picks[0] for site in sites_of(network)}
+    return training, Picked(picks, picking, training.seconds)
+
+
+def share_one_pick(network: nn.Module) -> None:
+    """Make all sites of a converted network pick the same candidate."""
+    for site in sites_of(network):
+        site.group = "model"
+
+
+def picked_by_flexact(setting: Setting, folder: Path) -> Picked:
+    """The picks that the flexact cell in this folder made; the same picks, made here, where it has not made any."""
+    return Picked.read(folder) or flexact_run(setting)[1]
+
+
+def picked_at_random(setting: Setting) -> Picked:
+    """A candidate at random for each site."""
+    generator = torch.Generator().manual_seed(number(f"random picks, {setting.task.name}", setting.seed))
+    candidates, sites = setting.task.candidates, setting.sites
+    chosen = torch.randint(len(candidates), (len(sites),), generator=generator).tolist()
+    return Picked({site: candidates[i] for site, i in zip(sites, chosen, strict=True)}, 0, 0.0)

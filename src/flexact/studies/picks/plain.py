@@ -1,0 +1,70 @@
+"""Plain runs, each trained once for all cells of a grid.
+
+A plain run is a network with given picks, trained alone. Its result depends on the network, the seed, the picks, the
+steps and the device, so it is kept in the grid's folder under a digest of these, and any cell that needs the same run
+takes it from there. Two cells that need it at the same time both train it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from flexact.studies.picks.setting import Picks, Setting
+from flexact.writing import write_whole
+
+FOLDER = "plain"
+"""In the grid's folder."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What is kept of a plain run."""
+
+    score: float
+    steps: int
+    seconds: float
+
+
+def trained_alone(setting: Setting, picks: Picks) -> Plain:
+    """A network with these picks, trained for the task's steps; from the grid's folder where that has it."""
+    path = setting.kept / f"{_digest(setting, picks)}.json"
+    found = _read(path)
+    if found is None:
+        found = _trained(setting, picks)
+        _keep(path, found, setting.name)
+    return found
+
+
+def _trained(setting: Setting, picks: Picks) -> Plain:
+    steps = setting.task.steps
+    training = setting.plain(picks, steps)
+    training.run(steps, setting.stop)
+    return Plain(training.evaluate(setting.problem.score), steps, training.seconds)
+
+
+def _digest(setting: Setting, picks: Picks) -> str:
+    task, on_gpu = setting.task, setting.device.type == "cuda"
+    device = torch.cuda.get_device_name(setting.device) if on_gpu else setting.device.type
+    what = [task.network or task.name, setting.seed, task.steps, sorted(picks.items()), device]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> Plain | None:
+    try:
+        return Plain(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None  # not there, or of another version: train it
+
+
+def _keep(path: Path, result: Plain, cell: str) -> None:
+    """Write it under the cell's own name first: another cell may be writing the same result."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_suffix(f".{cell}")
+    write_whole(own, json.dumps(asdict(result)) + "\n")
+    os.replace(own, path)

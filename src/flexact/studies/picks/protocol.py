@@ -1,0 +1,58 @@
+"""What all cells of a benchmark share: their length, and the policy that picks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flexact.config import FlexConfig
+from flexact.rounds import picking_steps
+from flexact.studies.grid.protocol import GridProtocol
+from flexact.studies.picks.task import Task
+
+
+@dataclass(frozen=True)
+class Protocol(GridProtocol):
+    """How every cell is trained.
+
+    >>> Protocol.from_dict(Protocol(steps=40).to_dict()) == Protocol(steps=40)
+    True
+    """
+
+    steps: int | None = None
+    """Of a plain run; None for each task's own number."""
+
+    WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
+
+    def about(self) -> list[str]:
+        return [] if self.steps is None else [f"{self.steps} steps a plain run"]
+
+    def shortened(self, task: Task) -> Task:
+        """The task with as many steps as the protocol says."""
+        return task if self.steps is None else dataclasses.replace(task, steps=self.steps)
+
+
+def policy(task: Task, seed: int) -> FlexConfig:
+    """Flex-Act as it comes: the task's candidates, and nothing else changed."""
+    return FlexConfig(candidates=task.candidates, seed=seed)
+
+
+def rewinds(config: FlexConfig) -> bool:
+    """Whether the picks are trained from the initial weights, after the steps that picked them."""
+    return bool(getattr(config, "rewind", False))
+
+
+def run_length(task: Task, config: FlexConfig) -> tuple[int, int]:
+    """The picking steps of a Flex-Act run, and all of its steps.
+
+    A run that rewinds trains its picks for as many steps as a plain run has, so its length is that and the picking
+    steps, which in turn depend on the length where a run is short. Otherwise the run is as long as a plain one.
+    """
+    total = task.steps
+    while True:
+        picking = int(picking_steps(len(task.candidates), config, total))
+        needed = task.steps + picking if rewinds(config) else task.steps
+        if needed == total:
+            return picking, total
+        total = needed

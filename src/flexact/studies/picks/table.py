@@ -1,0 +1,124 @@
+"""table.md of the benchmark, from results.csv: a summary over the tasks, then a table for each task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from flexact.studies.grid.statistics import p_value
+from flexact.studies.grid.status import not_done, several_devices
+from flexact.studies.picks.cells import Cell
+from flexact.studies.picks.methods import fixed
+from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
+from flexact.studies.picks.store import Result, Store
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks import TASKS
+from flexact.studies.tables import markdown
+
+_EXPLAINED = (
+    "Scores: mean ± standard deviation over seeds; higher is better. Difference and p (two-sided paired t-test): "
+    "against the original activation, over the seeds that both have. Regret: 0 is the best fixed activation in "
+    "hindsight, 1 the median one. Steps and time: relative to one plain run of the original activation on the same "
+    "seed, picking included; times mean something where cells did not share a device (`--jobs 1`)."
+)
+_OVERALL = (
+    "method",
+    "tasks",
+    "mean regret",
+    "largest regret",
+    "on",
+    "better than original",
+    "significantly worse",
+    "steps",
+    "time",
+)
+_TASK = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time")
+
+
+def table_of(store: Store) -> str:
+    """Of a folder, as it stands."""
+    return table(list(store.results().values()), store.protocol(), store.asked())
+
+
+def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
+    """Markdown: what is done, and what is not."""
+    found = summaries(results)
+    parts = ["# The benchmark of picks", _EXPLAINED]
+    if protocol.steps is not None:
+        parts.append(f"A trial: every plain run has {protocol.steps} steps in the place of its task's own number.")
+    if every := overall(found):
+        parts.append("## All tasks\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"]))
+    for name, group in groupby(found, key=lambda one: one.task):
+        task = TASKS[name]
+        parts.append(
+            f"## {task.title} (`{name}`)\n\n"
+            + markdown(_header(task), [_row(one, task) for one in group])
+            + _notes(task, reference(task, results))
+        )
+    parts += several_devices(results) + not_done(results, asked)
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(task: Task) -> list[str]:
+    return [f"score in {task.unit}" if name == "score" else name for name in _TASK]
+
+
+def _row(one: Summary, task: Task) -> tuple[str, ...]:
+    name = one.method + (" (original)" if one.method == fixed(task.original) else "")
+    score = f"{one.mean:.3f}" + (f" ± {one.deviation:.3f}" if len(one.scores) > 1 else "")
+    gain = "-" if one.against is None else f"{one.against.gain:+.3f}"
+    p = "-" if one.against is None else p_value(one.against.p)
+    return (
+        name,
+        str(len(one.scores)),
+        score,
+        gain,
+        p,
+        figure(one.regret),
+        times(one.steps_ratio),
+        times(one.seconds_ratio),
+    )
+
+
+def _overall_row(one: Overall) -> tuple[str, ...]:
+    is_original = one.method == ORIGINAL
+    return (
+        one.method,
+        str(one.tasks),
+        figure(one.mean_regret),
+        figure(one.largest_regret),
+        one.worst_task,
+        "-" if is_original else str(one.better),
+        "-" if is_original else str(one.significantly_worse),
+        times(one.steps_ratio),
+        times(one.seconds_ratio),
+    )
+
+
+def _notes(task: Task, known: Reference | None) -> str:
+    """What there is to know about a task's regrets."""
+    if known is None:
+        return "\n\nNo regrets: they need at least two fixed activations that share a seed."
+    missing = [name for name in task.candidates if name not in known.candidates]
+    left_out = f" Not among the fixed ones, for lack of a finished run: {', '.join(missing)}." if missing else ""
+    return f"\n\nBest fixed: {known.candidates[0]}, {known.best:.3f}; median {known.middle:.3f}.{left_out}"
+
+
+def figure(value: float) -> str:
+    """Two digits behind the point; "-" for none.
+
+    >>> figure(0.126), figure(float("nan"))
+    ('0.13', '-')
+    """
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def times(value: float) -> str:
+    """A ratio.
+
+    >>> times(1.149)
+    '1.15×'
+    """
+    return f"{value:.2f}×" if math.isfinite(value) else "-"

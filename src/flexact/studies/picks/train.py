@@ -1,0 +1,106 @@
+"""Training one cell of the benchmark. A cell that was stopped begins again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from flexact.errors import FlexActError
+from flexact.studies.overhead.steps import study_stream
+from flexact.studies.picks.cells import Cell
+from flexact.studies.picks.methods import candidate_of
+from flexact.studies.picks.picking import (
+    Picked,
+    flexact_run,
+    picked_at_random,
+    picked_by_flexact,
+)
+from flexact.studies.picks.plain import FOLDER, trained_alone
+from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.race import picked_by_race
+from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.tasks import TASKS
+from flexact.studies.picks.training import never
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cell comes to."""
+
+    score: float
+    """Higher is better."""
+    steps: int
+    """Of training, those that picked included."""
+    seconds: float
+    """Of training, without setting up and evaluating."""
+    picks: Mapping[str, str] = field(default_factory=dict)
+    """Site → pick; empty for a fixed method."""
+
+
+def train_cell(
+    cell: Cell,
+    protocol: Protocol,
+    data: Path,
+    folder: Path,
+    device: torch.device,
+    report: Callable[..., object] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Train a cell. What other cells can use is written to the grid's folder, and read from there.
+
+    data: the folder of the data sets. folder: the cell's own, in the grid's folder of cells.
+    report: not used; a cell is short. stop: asked before each step.
+    """
+    task = protocol.shortened(TASKS[cell.task])
+    kept, stop = folder.parent.parent / FOLDER, stop or never
+    try:
+        with study_stream(device):
+            setting = Setting(task, task.set_up(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
+            return _outcome(cell, setting, folder)
+    finally:
+        gc.collect()  # a step's graph holds its memory until the cycle that it is part of is found
+
+
+def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
+    candidate = candidate_of(cell.method)
+    if candidate is not None:
+        run = trained_alone(setting, setting.everywhere(candidate))
+        return Outcome(run.score, run.steps, run.seconds)
+    if cell.method == "flexact":
+        return _flexact(setting, folder)
+    flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
+    return _alone(setting, _picked(cell.method, setting, flexact))
+
+
+def _flexact(setting: Setting, folder: Path) -> Outcome:
+    """One run through the Schedule, from the first step to the last."""
+    training, picked = flexact_run(setting)
+    picked.write(folder)
+    schedule = training.schedule
+    assert schedule is not None
+    training.run(schedule.total_steps - picked.steps, setting.stop)
+    score = training.evaluate(setting.problem.score)
+    return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
+
+
+def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
+    """flexact: the folder of the flexact cell of the same seed."""
+    if method == "flexact-alone":
+        return picked_by_flexact(setting, flexact)
+    if method == "flexact-one":
+        return flexact_run(setting, share=True)[1]
+    if method == "random":
+        return picked_at_random(setting)
+    if method == "race":
+        return picked_by_race(setting)
+    raise FlexActError(f"no way to train the method {method!r}.")
+
+
+def _alone(setting: Setting, picked: Picked) -> Outcome:
+    """The picks in a fresh network, trained alone."""
+    run = trained_alone(setting, picked.picks)
+    return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)

@@ -1,0 +1,53 @@
+"""What the tests of the benchmark share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import flexact
+from flexact.candidates import known_names
+from flexact.studies.picks.plain import FOLDER
+from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.store import Result
+from flexact.studies.picks.tasks import TASKS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def candidates() -> None:
+    """The candidates of all tasks, also where this version of the library does not have them built in."""
+    if "sine" not in known_names():
+        flexact.register_candidate("sine", torch.sin, derivative=torch.cos)
+    if "relu_squared" not in known_names():
+        flexact.register_candidate("relu_squared", lambda h: F.relu(h).square(), derivative=lambda h: 2 * F.relu(h))
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Callable[..., Setting]:
+    """A function that sets up a task for some steps, in a grid's folder."""
+
+    def set_up(name: str = "tabular", steps: int = 20, seed: int = 0, **changes: Any) -> Setting:
+        task = replace(TASKS[name], steps=steps, **changes)
+        return Setting(task, task.set_up(seed, CPU, None), seed, CPU, tmp_path / FOLDER, f"{name}-test-{seed}")
+
+    return set_up
+
+
+@pytest.fixture(scope="session")
+def rows() -> Callable[..., list[Result]]:
+    """A function that makes up rows of results.csv: one finished row for each seed from 0 on."""
+
+    def make(task: str, method: str, scores: Sequence[float], **changes: Any) -> list[Result]:
+        fields = {"state": "done", "steps": 100, "seconds": 10.0, "picks": "", "error": "", "device": "cpu"}
+        made = {**fields, "torch": "2", "commit": "c", "date": "d", **changes}
+        return [Result(task=task, method=method, seed=seed, score=score, **made) for seed, score in enumerate(scores)]
+
+    return make

@@ -1,0 +1,55 @@
+"""Which cells a benchmark has, and in which order they run."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexact import FlexActError
+from flexact.studies.picks.cells import Cell, Grid
+from flexact.studies.picks.tasks import TASKS
+
+
+def test_a_whole_benchmark_has_every_candidate_and_every_method_of_every_task() -> None:
+    cells = Grid(seeds=1).cells
+    assert len(set(cells)) == len(cells) == sum(len(task.candidates) + 5 for task in TASKS.values())
+
+
+def test_a_method_that_a_task_lacks_is_no_cell_of_it() -> None:
+    cells = Grid(("resnet-rectifiers", "resnet-seven"), ("fixed-tanh",), seeds=1).cells
+    assert cells == [Cell("resnet-seven", "fixed-tanh", 0)]
+    with pytest.raises(FlexActError, match="no task of tabular has a method of fixed-sine"):
+        Grid(("tabular",), ("fixed-sine",))
+
+
+def test_cells_that_can_use_what_others_trained_end_a_seed() -> None:
+    cells = Grid(("tabular", "resnet-seven", "resnet-rectifiers"), seeds=2).cells
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    place = {(cell.task, cell.method): i for i, cell in enumerate(cells) if cell.seed == 0}
+    for task in ("tabular", "resnet-seven", "resnet-rectifiers"):
+        assert place[task, "flexact"] < place[task, "flexact-alone"]
+        assert place["tabular", "fixed-identity"] < min(place[task, "race"], place[task, "flexact-one"])
+    # The tasks share their network: the second one's runs come when the first one's are done.
+    assert (
+        place["resnet-rectifiers", "fixed-relu"] < place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-relu"]
+    )
+    assert place["resnet-seven", "fixed-tanh"] < place["tabular", "fixed-relu"]
+
+
+def test_the_order_of_names_does_not_matter() -> None:
+    assert Grid(("tabular", "vit"), ("race", "fixed")).cells == Grid(("vit", "tabular"), ("fixed", "race")).cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("tabluar", "flexact", 0), "unknown task 'tabluar'; did you mean 'tabular'?"),
+        (("tabular", "flexct", 0), "the task tabular has no method 'flexct'; did you mean 'flexact'?"),
+        (("tabular", "fixed-sine", 0), "the task tabular has no method 'fixed-sine'; did you mean"),
+        (("tabular", "fixed", 0), "the task tabular has no method 'fixed'"),
+        (("tabular", "flexact", -1), "a seed is a whole number from 0 on; got -1"),
+    ],
+)
+def test_a_cell_that_there_is_not_is_refused(arguments: tuple[str, str, int], told: str) -> None:
+    with pytest.raises(FlexActError) as error:
+        Cell(*arguments)
+    assert told in str(error.value)

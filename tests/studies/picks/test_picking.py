@@ -1,0 +1,143 @@
+"""How the methods pick, and that it does not depend on the order in which cells run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact import FlexConfig
+from flexact.rounds import picking_steps
+from flexact.studies.picks import picking, protocol, race
+from flexact.studies.picks.cells import Cell
+from flexact.studies.picks.picking import FILE, flexact_run, picked_at_random
+from flexact.studies.picks.protocol import Protocol, policy, run_length
+from flexact.studies.picks.race import picked_by_race, rungs_of
+from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.tasks import TASKS
+from flexact.studies.picks.train import Outcome, train_cell
+
+Set = Callable[..., Setting]
+SHORT = Protocol(steps=30)
+
+
+def outcome(folder: Path, method: str, seed: int = 0) -> Outcome:
+    """Of a cell of the tabular task in a grid's folder."""
+    cell = Cell("tabular", method, seed)
+    own = folder / "cells" / cell.name
+    own.mkdir(parents=True, exist_ok=True)
+    return train_cell(cell, SHORT, folder, own, torch.device("cpu"))
+
+
+def without_seconds(one: Outcome) -> Outcome:
+    return dataclasses.replace(one, seconds=0.0)
+
+
+def test_flexact_alone_is_the_same_before_and_after_flexact(tmp_path: Path) -> None:
+    flexact = outcome(tmp_path / "after", "flexact")
+    after = outcome(tmp_path / "after", "flexact-alone")
+    before = outcome(tmp_path / "before", "flexact-alone")
+    assert after.picks == flexact.picks == before.picks
+    assert without_seconds(before) == without_seconds(after)
+
+
+def test_flexact_alone_takes_the_picks_and_their_cost_from_the_flexact_cell(tmp_path: Path) -> None:
+    picks = dict.fromkeys(("1", "3", "5"), "tanh")
+    folder = tmp_path / "cells" / "tabular-flexact-0"
+    folder.mkdir(parents=True)
+    picking.Picked(picks, 7, 100.0).write(folder)
+    alone, fixed = outcome(tmp_path, "flexact-alone"), outcome(tmp_path, "fixed-tanh")
+    assert (alone.picks, alone.score, alone.steps) == (picks, fixed.score, 7 + 30)
+    assert alone.seconds == 100.0 + fixed.seconds
+
+
+def test_flexact_writes_its_picks_when_it_has_picked(tmp_path: Path) -> None:
+    done = outcome(tmp_path, "flexact")
+    found = picking.Picked.read(tmp_path / "cells" / "tabular-flexact-0")
+    assert found is not None
+    assert found.picks == done.picks
+    assert 0 < found.seconds < done.seconds
+    (tmp_path / "cells" / "tabular-flexact-0" / FILE).write_text("[")
+    assert picking.Picked.read(tmp_path / "cells" / "tabular-flexact-0") is None
+
+
+def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
+    picked = flexact_run(setting("coordinates", steps=30), share=True)[1].picks
+    assert len(picked) == 4
+    assert len(set(picked.values())) == 1
+
+
+def test_random_picks_depend_on_task_and_seed_alone(setting: Set) -> None:
+    first = picked_at_random(setting())
+    assert first == picked_at_random(setting())
+    assert (first.steps, first.seconds) == (0, 0.0)
+    many = [tuple(picked_at_random(setting(seed=seed)).picks.values()) for seed in range(40)]
+    assert {pick for picks in many for pick in picks} == set(TASKS["tabular"].candidates)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 40, 2000, 8000])
+def test_a_run_that_rewinds_trains_its_picks_as_long_as_a_plain_one(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "rewinds", lambda config: True)
+    task = dataclasses.replace(TASKS["tabular"], steps=steps)
+    config = policy(task, 0)
+    picking_part, total = run_length(task, config)
+    assert total - picking_part == steps
+    assert picking_steps(len(task.candidates), config, total) == picking_part
+
+
+@pytest.mark.skipif(not hasattr(FlexConfig(), "rewind"), reason="this version does not rewind")
+def test_flexact_with_rewinding_scores_as_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewinding(task: object, seed: int) -> FlexConfig:
+        return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True)
+
+    for module in (picking, race):
+        monkeypatch.setattr(module, "policy", rewinding)
+    flexact, alone = outcome(tmp_path, "flexact"), outcome(tmp_path, "flexact-alone")
+    assert flexact.steps == alone.steps > 2 * 30
+    assert math.isclose(flexact.score, alone.score, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("count", range(2, 16))
+def test_a_race_ends_with_one_network_and_within_its_steps(count: int) -> None:
+    rungs = rungs_of(count, 1200)
+    assert len(rungs) == math.ceil(math.log2(count))
+    assert (rungs[-1][0] + 1) // 2 == 1
+    assert 0.9 * 1200 < sum(networks * steps for networks, steps in rungs) <= 1200
+
+
+def test_the_race_costs_as_much_as_picking_and_drops_what_diverged(
+    setting: Set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {"relu": 3.0, "gelu": math.inf, "silu": 2.5, "elu": 1.0, "tanh": 0.5, "sigmoid": math.inf, "identity": 9.0}
+    ran: list[tuple[str, int]] = []
+
+    def raced(one: Setting, candidate: str, steps: int) -> tuple[float, float]:
+        ran.append((candidate, steps))
+        return losses[candidate], 1.0
+
+    monkeypatch.setattr(race, "_raced", raced)
+    one = setting(steps=8000)
+    picked = picked_by_race(one)
+    assert picked.picks == one.everywhere("tanh")
+    assert picked.steps == sum(steps for _, steps in ran)
+    assert picked.seconds == len(ran) == 7 + 4 + 2
+    assert [name for name, _ in ran[7:]] == ["tanh", "elu", "silu", "relu", "tanh", "elu"]
+    picking_part, _ = run_length(one.task, policy(one.task, 0))
+    assert 0.95 * picking_part < picked.steps <= picking_part
+
+
+def test_the_race_finds_the_best_network(setting: Set) -> None:
+    picked = picked_by_race(setting(steps=300))
+    assert set(picked.picks.values()) <= {"identity", "tanh", "elu"}  # after 300 steps no other is near
+
+
+def test_a_network_that_diverges_in_the_race_is_last(setting: Set) -> None:
+    loss, seconds = race._raced(setting(lr=1e12, optimizer="sgd"), "relu", 20)
+    assert loss == math.inf
+    assert seconds > 0

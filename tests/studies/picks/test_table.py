@@ -1,0 +1,96 @@
+"""table.md and the figures, of whole and of incomplete grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from flexact.studies.picks.cells import Cell
+from flexact.studies.picks.pictures import picks_maps, regrets
+from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.statistics import summaries
+from flexact.studies.picks.store import Result
+from flexact.studies.picks.table import table
+from flexact.studies.report_charts import charts
+
+Make = Callable[..., list[Result]]
+
+
+def some(rows: Make) -> list[Result]:
+    return [
+        *rows("tabular", "fixed-relu", [10.0, 11.0]),
+        *rows("tabular", "fixed-gelu", [12.0, 13.0]),
+        *rows("tabular", "fixed-tanh", [8.0, 9.0]),
+        *rows("tabular", "flexact", [11.0, 12.5], steps=115, seconds=13.0, picks="1=relu 3=gelu 5=tanh"),
+    ]
+
+
+def cells_of(text: str, first: str) -> list[str]:
+    """A line of a table, by its first cell."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return next(line for line in lines if line[0] == first)
+
+
+def test_a_tasks_table_has_score_difference_p_regret_and_cost(rows: Make) -> None:
+    text = table(some(rows), Protocol(), [])
+    task = text[text.index("(`tabular`)") :]
+    assert cells_of(task, "flexact") == [
+        "flexact", "2", "11.750 ± 1.061", "+1.250", "0.126", "0.38", "1.15×", "1.30×",
+    ]  # fmt: skip
+    assert cells_of(task, "fixed-relu (original)")[1:] == ["2", "10.500 ± 0.707", "-", "-", "1.00", "1.00×", "1.00×"]
+    assert "Best fixed: gelu, 12.500; median 10.500." in task
+    assert "for lack of a finished run: silu, elu, sigmoid, identity." in task
+
+
+def test_the_summary_has_a_row_for_each_method(rows: Make) -> None:
+    text = table(some(rows), Protocol(), [])
+    assert cells_of(text, "flexact") == ["flexact", "1", "0.38", "0.38", "tabular", "1", "0", "1.15×", "1.30×"]
+    assert cells_of(text, "original") == ["original", "1", "1.00", "1.00", "tabular", "-", "-", "1.00×", "1.00×"]
+    assert "A trial" not in text
+    assert "A trial: every plain run has 40 steps" in table(some(rows), Protocol(steps=40), [])
+
+
+def test_an_incomplete_grid_says_what_is_missing(rows: Make) -> None:
+    asked = [Cell("tabular", "flexact", 0), Cell("tabular", "race", 0)]
+    failed = rows("tabular", "fixed-relu", [math.nan], state="failed", error="the network diverged.")
+    text = table([*rows("tabular", "flexact", [1.0]), *failed], Protocol(), asked)
+    assert cells_of(text, "flexact") == ["flexact", "1", "1.000", "-", "-", "-", "-", "-"]
+    assert "No regrets: they need at least two fixed activations that share a seed." in text
+    assert "- tabular-fixed-relu-0: the network diverged." in text
+    assert "Not done yet, 1 of 2: tabular-race-0." in text
+    assert "# The benchmark of picks" in table([], Protocol(), asked)
+
+
+def test_the_regret_chart_has_a_mark_for_each_task_and_method(rows: Make) -> None:
+    physics = [*rows("physics", "fixed-tanh", [1.0]), *rows("physics", "fixed-relu", [0.0])]
+    picture = regrets(summaries([*some(rows), *physics]))
+    assert picture is not None
+    (panel,) = picture.panels
+    assert panel.rows == ["physics", "tabular"]
+    marks = {bars.name: list(bars.values) for bars in panel.bars}
+    assert list(marks) == ["flexact", "original"]
+    assert math.isnan(marks["flexact"][0])
+    assert marks["original"] == [0.0, 1.0]
+    trace = charts(picture)[0]["data"][0]
+    assert (trace["type"], trace["mode"], trace["x"], trace["y"]) == (
+        "scatter", "markers", [None, 0.375], ["physics", "tabular"],
+    )  # fmt: skip
+    assert picture.figure().axes[0].lines[0].get_marker() == "o"
+    assert regrets([]) is None
+
+
+def test_the_map_of_picks_has_a_column_for_each_seed(rows: Make) -> None:
+    picture = picks_maps(some(rows))
+    assert picture is not None
+    (panel,) = picture.panels
+    assert panel.rows == ["1", "3", "5"]
+    assert panel.grid is not None
+    assert panel.grid.columns == [0, 1]
+    names = [name for name, _ in panel.grid.categories]
+    assert [[names[int(value)] for value in line] for line in panel.grid.values] == [
+        ["relu"] * 2,
+        ["gelu"] * 2,
+        ["tanh"] * 2,
+    ]
+    assert picture.figure() is not None
+    assert picks_maps([]) is None

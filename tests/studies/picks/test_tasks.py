@@ -1,0 +1,121 @@
+"""The tasks: each one can be trained, plainly and with Flex-Act, and says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact import FlexConfig, Schedule, convert
+from flexact.sites import sites_of
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks import TASKS, cifar, coordinates, gpt, physics
+from flexact.studies.picks.training import Training, activation_names, build, put
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Path:
+    """A small CIFAR-100."""
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar(folder, "cifar100", train=100, test=20)
+    return folder
+
+
+@pytest.fixture(params=list(TASKS))
+def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """Each task, with batches and scores that a CPU can do."""
+    monkeypatch.setattr(cifar.Classification, "batch", 2)
+    monkeypatch.setattr(gpt, "BATCH", 2)
+    monkeypatch.setattr(gpt, "WINDOWS", {"held_out": 2, "test": 3})
+    return TASKS[request.param]
+
+
+def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Path) -> None:
+    problem = task.set_up(0, CPU, data)
+    network = build(task, problem, 0)
+    names = activation_names(task, network)
+    assert len(names) >= 3
+    plain = Training(task, problem, put(network, dict.fromkeys(names, task.candidates[1])), 0, CPU, 2)
+    plain.run(2)
+    assert math.isfinite(plain.evaluate(problem.score))
+    assert math.isfinite(plain.evaluate(problem.held_out_loss))
+
+    flexible = convert(build(task, problem, 0), config=FlexConfig(candidates=task.candidates))
+    assert [site.name for site in sites_of(flexible)] == names
+    training = Training(task, problem, flexible, 0, CPU, 2)
+    training.schedule = Schedule(flexible, 2, training.optimizer)
+    training.run(2)
+    assert training.schedule.committed
+    assert math.isfinite(training.evaluate(problem.score))
+
+
+def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> None:
+    network = build(task, task.set_up(0, CPU, data), 0)
+    kinds = {type(network.get_submodule(name)) for name in activation_names(task, network)}
+    replaced = put(network, dict.fromkeys(activation_names(task, network), task.original))
+    assert {type(replaced.get_submodule(name)) for name in activation_names(task, replaced)} == kinds
+    assert len(set(task.candidates)) == len(task.candidates) >= 4
+
+
+def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Path) -> None:
+    problem = task.set_up(0, CPU, data)
+    first, again, other = (next(build(task, problem, seed).parameters()) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    orders = [problem.order(5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+    assert all(len(order) == 5 for order in orders)
+
+
+def test_names_are_those_of_the_tasks() -> None:
+    assert all(name == task.name for name, task in TASKS.items())
+    assert len(TASKS) == 10
+
+
+def test_tasks_that_share_a_network_differ_in_their_candidates_alone() -> None:
+    shared: dict[str, list[Task]] = {}
+    for task in TASKS.values():
+        if task.network is not None:
+            blank = dataclasses.replace(task, name="", title="", candidates=())
+            shared.setdefault(task.network, []).append(blank)
+    assert [len(tasks) for tasks in shared.values()] == [2]
+    assert all(one == tasks[0] for tasks in shared.values() for one in tasks)
+
+
+def test_no_data_that_are_scored_are_trained_on() -> None:
+    pixels = coordinates.Pixels(0, CPU, None)
+    places = [tuple(row) for part in pixels.x.values() for row in part[:, :2].tolist()]
+    assert len(set(places)) == len(places)
+    problem = gpt.Bytes(0, CPU, None)
+    assert sum(map(len, problem.parts.values())) == len(gpt.text())
+
+
+def test_the_solution_of_the_physics_task_satisfies_burgers_equation() -> None:
+    x, t = torch.meshgrid(torch.linspace(-0.9, 0.9, 37).double(), torch.linspace(0.1, 0.95, 18).double(), indexing="ij")
+    h = 1e-4
+
+    def u(dx: float = 0.0, dt: float = 0.0) -> torch.Tensor:
+        return physics.solution(x + dx, t + dt)
+
+    u_t, u_x = (u(dt=h) - u(dt=-h)) / (2 * h), (u(dx=h) - u(dx=-h)) / (2 * h)
+    u_xx = (u(dx=h) - 2 * u() + u(dx=-h)) / h**2
+    residual = u_t + u() * u_x - physics.VISCOSITY * u_xx
+    assert residual.abs().max() < 1e-3 * u_t.abs().max()
+    start = torch.linspace(-1, 1, 21)
+    assert torch.allclose(physics.solution(start, torch.zeros(21)), -torch.sin(math.pi * start).double(), atol=1e-6)
+    edges = physics.solution(torch.tensor([-1.0, 1.0]), torch.tensor([0.5, 0.5]))
+    assert edges.abs().max() < 1e-6
+
+
+def test_epochs_see_every_item_once_before_any_twice() -> None:
+    order = cifar.epochs(10, 6, 5, torch.Generator().manual_seed(0))
+    assert order.shape == (6, 5)
+    for start in (0, 2, 4):
+        assert sorted(order[start : start + 2].flatten().tolist()) == list(range(10))
