@@ -202,9 +202,7 @@ class FlexConfig:
         if self.round_steps is not None:
             self._check_steps("round_steps", " or None")
         self._check_steps("trial_steps")
-        if self.pick_by == "trial" and (
-            self.share != "model" or self.granularity != "layer" or self.rewind is False
-        ):
+        if self.pick_by == "trial" and (self.share != "model" or self.granularity != "layer" or self.rewind is False):
             raise FlexActError(
                 f"pick_by='trial' trains the whole network with one candidate after another, and this config has "
                 f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}. Use share='model', "
@@ -227,7 +225,7 @@ class FlexConfig:
 
     def _check_steps(self, name: str, otherwise: str = "") -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MOST_STEPS:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST_STEPS:
             raise FlexActError(f"{name} must be a number of steps, at least 1{otherwise}; got {value!r:.80}.")
 
     def _check_number(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from flexact.config import FlexConfig
@@ -10,8 +11,51 @@ from flexact.config import FlexConfig
 class Rung(NamedTuple):
     """One rung of a trial: how many candidates are tried in it, and for how many steps each has been trained then."""
 
-    count: int
+    candidates: int
     until: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the steps of a run are spent."""
+
+    total_steps: int
+    commit_step: int
+    """The step from which on every site runs its pick alone; past the end if the policy never commits."""
+    rungs: tuple[Rung, ...]
+    """Of the trial; empty for a blend."""
+    rewinds: bool
+    """Whether the weights are put back where they were when the commitment comes."""
+
+    @property
+    def network_steps(self) -> int:
+        """For how many steps the network that the run ends with has been trained with its picks alone."""
+        own = self.rungs[-1].until if self.rungs else 0
+        return self.total_steps - self.commit_step + own if self.rewinds else self.total_steps
+
+
+def planned(k: int, config: FlexConfig, tries: bool, total_steps: int) -> Plan:
+    """The plan of a run of this length, from k candidates. tries: by a trial instead of a blend."""
+    if tries:
+        found = rungs(k, config, total_steps)
+        return Plan(total_steps, trial_steps(found), tuple(found), rewinds=True)
+    commit_step = int(min(picking_steps(k, config, total_steps), total_steps + 1))
+    left = total_steps - commit_step
+    rewinds = 2 * left >= total_steps if config.rewind is None else config.rewind
+    return Plan(total_steps, commit_step, (), rewinds)
+
+
+def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> Plan:
+    """The plan of a run that trains its picks for so many steps, and picks in further ones.
+
+    >>> from flexact import FlexConfig
+    >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
+    8825
+    """
+    total = network_steps
+    while (plan := planned(k, config, tries, total)).network_steps < network_steps:
+        total += network_steps - plan.network_steps
+    return plan
 
 
 def left_after_rounds(k: int, config: FlexConfig) -> list[int]:
@@ -71,8 +115,8 @@ def trial_steps(found: list[Rung]) -> int:
     """How many steps a trial takes in all."""
     before = 0
     total = 0
-    for count, until in found:
-        total += count * (until - before)
+    for candidates, until in found:
+        total += candidates * (until - before)
         before = until
     return total
 

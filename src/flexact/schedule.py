@@ -21,7 +21,7 @@ from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import Rung, left_after_rounds, picking_steps, rungs, trial_steps
+from flexact.rounds import left_after_rounds, planned, planned_for
 from flexact.routing import Router
 from flexact.sites import bind, routers_of, sites_of
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
@@ -38,7 +38,9 @@ class Schedule:
     """Runs a model's policy over training: temperature, correction weight, elimination rounds, commitment.
 
     model: a converted model, or any model with `FlexAct` sites (which then draw together).
-    total_steps: the number of optimizer steps of the whole run.
+    total_steps: the number of optimizer steps of the whole run, picking included.
+    network_steps: instead of it, for how many steps the network with its picks is to be trained; `total_steps` is then
+    that and the steps that picking takes.
     optimizer: if given, it is checked to hold the logits, and is the one whose steps are corrected; otherwise any
     optimizer that holds them is.
     rewinds: with `FlexConfig(rewind=True)`, what begins again together with the weights: learning-rate schedulers (and
@@ -61,12 +63,15 @@ class Schedule:
     """
 
     def __init__(
-        self, model: nn.Module, total_steps: int, optimizer: Optimizer | None = None, rewinds: Sequence[Any] = ()
+        self,
+        model: nn.Module,
+        total_steps: int | None = None,
+        optimizer: Optimizer | None = None,
+        rewinds: Sequence[Any] = (),
+        *,
+        network_steps: int | None = None,
     ) -> None:
-        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or not 1 <= total_steps <= MOST_STEPS:
-            raise FlexActError(
-                f"total_steps must be the number of optimizer steps of the run, at least 1; got {total_steps!r:.80}."
-            )
+        steps = _checked_steps(total_steps, network_steps)
         sites = sites_of(model)
         if not sites:
             raise FlexActError(
@@ -82,7 +87,6 @@ class Schedule:
             )
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
-        self.total_steps = total_steps
         self.steps_done = 0
         self._steps_lost = 0
         self.router = _one_router(model, sites)
@@ -93,22 +97,28 @@ class Schedule:
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = not self.committed and self._trains_weights and tries_candidates(model, self.router)
-        found = rungs(self.router.k, self.config, total_steps) if tries else []
-        self.commit_step = trial_steps(found) if tries else self._steps_to_blend
-        """The step from which on every site runs its pick alone; past the end if the policy never commits."""
-        self._elimination = Elimination(self.router, self.config, total_steps, self.commit_step)
-        left = total_steps - self.commit_step
-        wanted = tries or (2 * left >= total_steps if self.config.rewind is None else self.config.rewind)
-        self._start = StartingPoint(model, optimizer, rewinds, wanted)
+        self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
+        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         if not self.committed:
-            self._start.keep(steps_after=left)
-        self._trial = TrialRun(self.router, self._start, found) if tries and self._start.kept else None
-        self._warn_if_short(found)
+            self._start.keep(steps_after=self.total_steps - self.commit_step)
+        self._trial = TrialRun(self.router, self._start, self._plan.rungs) if tries and self._start.kept else None
+        self._warn_if_short()
         self._apply()
         self._saw_optimizer = False
         self._hook = _watch_steps(self, optimizer)
         if self._acts:
             _only_newest(self)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of optimizer steps of the whole run."""
+        return self._plan.total_steps
+
+    @property
+    def commit_step(self) -> int:
+        """The step from which on every site runs its pick alone; past the end if the policy never commits."""
+        return self._plan.commit_step
 
     @property
     def committed(self) -> bool:
@@ -186,9 +196,9 @@ class Schedule:
         self.router.trying = None
         self._start.put(None, self.steps_done)
         self._steps_lost = self.steps_done
-        self.commit_step = self._steps_to_blend
+        self._plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
-        if self.config.rewind is None and 2 * (self.total_steps - self.commit_step) < self.total_steps:
+        if not self._plan.rewinds:
             self._start.forget()
 
     def _give_up(self, reason: str) -> None:
@@ -264,25 +274,20 @@ class Schedule:
         starts_there = self.config.init == "original" and self.config.logit_step == "paced"
         return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
 
-    @property
-    def _steps_to_blend(self) -> int:
-        """The commitment of a blend."""
-        return int(min(picking_steps(self.router.k, self.config, self.total_steps), self.total_steps + 1))
-
-    def _warn_if_short(self, found: list[Rung]) -> None:
+    def _warn_if_short(self) -> None:
         """Warn where the run has too few steps to tell the candidates apart."""
-        if self.config.commit_at is None or self.committed:
+        if self.config.commit_at is None or self.committed or not self._acts:
             return
-        if self._trial is not None:
-            length, enough = found[-1].until, min(SHORTEST_TRIAL, self.config.trial_steps)
-            needed = trial_steps(rungs(self.router.k, self.config, MOST_STEPS))
+        k, config = self.router.k, self.config
+        if self._plan.rungs:
+            is_short = self._plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
         else:
-            length, enough = self._round_steps, min(SHORTEST_ROUND, self.config.round_steps or SHORTEST_ROUND)
-            needed = SHORTEST_ROUND * max(len(left_after_rounds(self.router.k, self.config)), 1)
-        if length < enough and self._acts:
+            is_short = self._round_steps < min(SHORTEST_ROUND, config.round_steps or SHORTEST_ROUND)
+        if is_short:
+            needed = planned(k, config, bool(self._plan.rungs), MOST_STEPS).commit_step
             warnings.warn(
-                f"{self.total_steps} steps are few for a pick from {self.router.k} candidates, which takes about "
-                f"{needed} steps. Train longer, or give fewer candidates.",
+                f"{self.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
+                "Train longer, or give fewer candidates.",
                 stacklevel=3,
             )
 
@@ -310,7 +315,9 @@ class Schedule:
         """Go on where a saved run stood. Load the model's state as well, before or after."""
         if not isinstance(state, dict):
             raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
-        missing = [key for key in ("version", "step", "total_steps", "steps_lost") if not isinstance(state.get(key), int)]
+        missing = [
+            key for key in ("version", "step", "total_steps", "steps_lost") if not isinstance(state.get(key), int)
+        ]
         if missing:
             raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or no integer in {state!r}.")
         if state["version"] > VERSION:
@@ -365,6 +372,19 @@ class Schedule:
             return
         self._running.reset()  # what is left is another contest, with gradients of another size
         self._elimination.drop(self.steps_done)
+
+
+def _checked_steps(total_steps: Any, network_steps: Any) -> int:
+    """The one of the two that is given."""
+    if (total_steps is None) == (network_steps is None):
+        raise FlexActError(
+            f"a Schedule needs either total_steps or network_steps; got total_steps={total_steps!r:.80} and "
+            f"network_steps={network_steps!r:.80}. Give total_steps, the optimizer steps of the whole run."
+        )
+    name, steps = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+        raise FlexActError(f"{name} must be a number of optimizer steps, at least 1; got {steps!r:.80}.")
+    return steps
 
 
 def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:

@@ -8,6 +8,7 @@ itself for some steps; the better half go on from where they stopped (successive
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,10 +48,10 @@ class Trial:
     rungs: of `flexact.rounds.rungs`.
     """
 
-    def __init__(self, rungs: list[Rung]) -> None:
+    def __init__(self, rungs: Sequence[Rung]) -> None:
         self.rungs = rungs
         self.rung = 0
-        self.left = list(range(rungs[0].count))
+        self.left = list(range(rungs[0].candidates))
         """The candidates of this rung."""
         self.place = 0
         """Which of these is trained."""
@@ -68,7 +69,8 @@ class Trial:
         self.steps += 1
         until = self.rungs[self.rung].until
         if self.steps > until - max(3, COMPARED * (until - self._started)):
-            own = torch.as_tensor(loss).detach().float().reshape(()).clone()  # a captured graph writes the next one there
+            # A copy: a captured graph writes the next loss to the same place.
+            own = torch.as_tensor(loss).detach().float().reshape(()).clone()
             self._losses.setdefault(self.candidate, []).append(own)
         return self.steps >= until
 
@@ -143,7 +145,7 @@ class TrialRun:
     start: where every candidate begins. Between its rungs a candidate's weights are kept in host memory.
     """
 
-    def __init__(self, router: Router, start: StartingPoint, rungs: list[Rung]) -> None:
+    def __init__(self, router: Router, start: StartingPoint, rungs: Sequence[Rung]) -> None:
         self._router, self._start, self.trial = router, start, Trial(rungs)
         self._saved: dict[int, dict[str, Any]] = {}
         router.trying = self.trial.candidate
@@ -173,7 +175,7 @@ class TrialRun:
         trial, sites = self.trial, self._router.sites
         ranked = trial.ranked()
         is_last = trial.rung + 1 == len(trial.rungs)
-        kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].count]]
+        kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].candidates]]
         original = sites[0].original_index
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
