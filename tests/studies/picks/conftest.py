@@ -9,25 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-import flexact
-from flexact.candidates import known_names
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.store import Result
 from flexact.studies.picks.tasks import TASKS
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def candidates() -> None:
-    """The candidates of all tasks, also where this version of the library does not have them built in."""
-    if "sine" not in known_names():
-        flexact.register_candidate("sine", torch.sin, derivative=torch.cos)
-    if "relu_squared" not in known_names():
-        flexact.register_candidate("relu_squared", lambda h: F.relu(h).square(), derivative=lambda h: 2 * F.relu(h))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from flexact import FlexConfig
 from flexact.rounds import picking_steps
-from flexact.studies.picks import picking, protocol, race
+from flexact.studies.picks import picking, race
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.picking import FILE, flexact_run, picked_at_random
 from flexact.studies.picks.protocol import Protocol, policy, run_length
@@ -81,18 +81,16 @@ def test_random_picks_depend_on_task_and_seed_alone(setting: Set) -> None:
 
 @pytest.mark.parametrize("steps", [1, 7, 40, 2000, 8000])
 def test_a_run_that_rewinds_trains_its_picks_as_long_as_a_plain_one(
-    steps: int, monkeypatch: pytest.MonkeyPatch
+    steps: int,
 ) -> None:
-    monkeypatch.setattr(protocol, "rewinds", lambda config: True)
     task = dataclasses.replace(TASKS["tabular"], steps=steps)
-    config = policy(task, 0)
+    config = dataclasses.replace(policy(task, 0), rewind=True)
     picking_part, total = run_length(task, config)
     assert total - picking_part == steps
     assert picking_steps(len(task.candidates), config, total) == picking_part
 
 
-@pytest.mark.skipif(not hasattr(FlexConfig(), "rewind"), reason="this version does not rewind")
-def test_flexact_with_rewinding_scores_as_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flexact_that_rewinds_scores_as_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rewinding(task: object, seed: int) -> FlexConfig:
         return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True)
 

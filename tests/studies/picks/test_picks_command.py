@@ -46,6 +46,7 @@ def in_this_process(tasks: Any, ended: Any, beat: Any) -> None:
         ended(task, run_task(task, "cpu", beat))
 
 
+@pytest.mark.slow
 def test_a_benchmark_killed_and_resumed_has_the_results_of_one_that_was_not(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = "reproduce picks --tasks tabular --seeds 1 --steps 40 --device cpu --methods "

@@ -38,11 +38,6 @@ def policy(task: Task, seed: int) -> FlexConfig:
     return FlexConfig(candidates=task.candidates, seed=seed)
 
 
-def rewinds(config: FlexConfig) -> bool:
-    """Whether the picks are trained from the initial weights, after the steps that picked them."""
-    return bool(getattr(config, "rewind", False))
-
-
 def run_length(task: Task, config: FlexConfig) -> tuple[int, int]:
     """The picking steps of a Flex-Act run, and all of its steps.
 
@@ -52,7 +47,7 @@ def run_length(task: Task, config: FlexConfig) -> tuple[int, int]:
     total = task.steps
     while True:
         picking = int(picking_steps(len(task.candidates), config, total))
-        needed = task.steps + picking if rewinds(config) else task.steps
+        needed = task.steps + picking if config.rewind else task.steps
         if needed == total:
             return picking, total
         total = needed

@@ -116,8 +116,7 @@ class Training:
             self.schedule.step()
             if before is not None and self._routing() != before:
                 self.forget_graph()
-            # Schedules have `rewound_at` once FlexConfig has `rewind`.
-            if getattr(self.schedule, "rewound_at", None) == self.schedule.steps_done:
+            if self.schedule.rewound_at == self.schedule.steps_done:
                 self.restart()
         if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
             self._capture()
