@@ -20,7 +20,9 @@ Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first of them.", show_default="0")]
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
-EngineName = Annotated[str, typer.Option(help="local (processes of this machine) or ray (a cluster).")]
+EngineName = Annotated[
+    str, typer.Option(help="local (processes), streams (one GPU shared by threads; picks only) or ray (a cluster).")
+]
 Address = Annotated[str | None, typer.Option(help="Of the Ray cluster.", show_default="the one that runs")]
 Policy = Annotated[
     str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")

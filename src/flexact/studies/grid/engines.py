@@ -27,7 +27,7 @@ Beat = Callable[[], bool]
 Engine = Callable[[Sequence[Task], Ended, Beat], None]
 """Runs tasks: calls `ended` once for each one that it began, in any order."""
 
-ENGINES = ("local", "ray")
+ENGINES = ("local", "streams", "ray")
 
 
 def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
@@ -40,6 +40,10 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None)
         return ray_engine(device, jobs, address)
     if address is not None:
         raise FlexActError("--address is where a Ray cluster is; give it with --engine ray.")
+    if name == "streams":
+        from flexact.studies.grid.streams_engine import streams_engine
+
+        return streams_engine(devices(device)[0], jobs)
     return local_engine(devices(device), jobs)
 
 

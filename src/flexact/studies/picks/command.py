@@ -43,8 +43,8 @@ def picks(
     methods: Annotated[
         Names,
         typer.Option(
-            help="fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone, flexact-one, random, "
-            "race.",
+            help="fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone, flexact-one, "
+            "flexact-sites, random, race.",
             show_default="all",
         ),
     ] = None,

@@ -10,7 +10,7 @@ from flexact.studies.picks.tasks import TASKS
 FIXED = "fixed"
 """Stands for all fixed methods of a task."""
 PREFIX = "fixed-"
-CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", "random", "race")
+CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", "flexact-sites", "random", "race")
 """The methods that choose among a task's candidates."""
 REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
 """Those that as a rule need a plain run, or picks, of another method."""

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from flexact import Schedule, convert
+from flexact.convert import Share
 from flexact.sites import sites_of
-from flexact.studies.picks.protocol import policy, run_length
+from flexact.studies.picks.protocol import policy
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.training import Training, number
 from flexact.writing import write_whole
@@ -42,24 +42,22 @@ class Picked:
             return None
 
 
-def flexact_run(setting: Setting, share: bool = False) -> tuple[Training, Picked]:
-    """A run of Flex-Act up to its commitment. share: all sites pick the same."""
-    config = policy(setting.task, setting.seed)
-    picking, total = run_length(setting.task, config)
-    network = convert(setting.network(), config=config)
-    if share:
-        share_one_pick(network)
+def flexact_run(setting: Setting, share: Share | None = None) -> tuple[Training, Picked]:
+    """A run of Flex-Act up to its commitment. share: which sites pick together; by default as Flex-Act has it."""
+    network = convert(setting.network(), config=policy(setting.task, setting.seed), share=share)
     training = setting.training(network, setting.task.steps)
-    training.schedule = Schedule(network, total, training.optimizer)
-    training.run(picking, setting.stop)
+    schedule = Schedule(network, optimizer=training.optimizer, network_steps=setting.task.steps)
+    training.schedule = schedule
+    training.run(schedule.commit_step, setting.stop)
     picks = {site.name: site.picks[0] for site in sites_of(network)}
-    return training, Picked(picks, picking, training.seconds)
+    further = schedule.total_steps - setting.task.steps  # of a trial, some steps are the first ones of the pick itself
+    return training, Picked(picks, further, training.seconds * further / schedule.commit_step)
 
 
-def share_one_pick(network: nn.Module) -> None:
-    """Make all sites of a converted network pick the same candidate."""
-    for site in sites_of(network):
-        site.group = "model"
+def further_steps(setting: Setting) -> int:
+    """How many steps Flex-Act takes beyond those of a plain run."""
+    network = convert(setting.network(), config=policy(setting.task, setting.seed))
+    return Schedule(network, network_steps=setting.task.steps).total_steps - setting.task.steps
 
 
 def picked_by_flexact(setting: Setting, folder: Path) -> Picked:

@@ -13,7 +13,11 @@ from flexact.studies.picks.tasks import TASKS
 from flexact.studies.report_panels import picture
 
 COLOURS = dict(
-    zip((*CHOOSING, ORIGINAL), ("#d55e00", "#e69f00", "#cc79a7", "#999999", "#009e73", "#0072b2"), strict=True)
+    zip(
+        (*CHOOSING, ORIGINAL),
+        ("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#999999", "#009e73", "#0072b2"),
+        strict=True,
+    )
 )
 """One a method, which colour-blind readers tell apart."""
 

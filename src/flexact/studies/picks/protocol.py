@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flexact.config import FlexConfig
-from flexact.rounds import picking_steps
 from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.picks.task import Task
 
@@ -36,18 +35,3 @@ class Protocol(GridProtocol):
 def policy(task: Task, seed: int) -> FlexConfig:
     """Flex-Act as it comes: the task's candidates, and nothing else changed."""
     return FlexConfig(candidates=task.candidates, seed=seed)
-
-
-def run_length(task: Task, config: FlexConfig) -> tuple[int, int]:
-    """The picking steps of a Flex-Act run, and all of its steps.
-
-    A run that rewinds trains its picks for as many steps as a plain run has, so its length is that and the picking
-    steps, which in turn depend on the length where a run is short. Otherwise the run is as long as a plain one.
-    """
-    total = task.steps
-    while True:
-        picking = int(picking_steps(len(task.candidates), config, total))
-        needed = task.steps + picking if config.rewind else task.steps
-        if needed == total:
-            return picking, total
-        total = needed

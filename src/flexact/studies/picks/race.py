@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flexact.studies.picks.picking import Picked
-from flexact.studies.picks.protocol import policy, run_length
+from flexact.studies.picks.picking import Picked, further_steps
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.training import Diverged
 
@@ -30,9 +29,8 @@ def picked_by_race(setting: Setting) -> Picked:
     """The winner at every site. Each network of a rung is a fresh run whose learning rate falls to 0 at its end; the
     better half by the held-out loss goes on, and a network that diverged is last."""
     left = list(setting.task.candidates)
-    picking, _ = run_length(setting.task, policy(setting.task, setting.seed))
     spent, seconds = 0, 0.0
-    for count, steps in rungs_of(len(left), picking):
+    for count, steps in rungs_of(len(left), further_steps(setting)):
         losses = {}
         for candidate in left[:count]:
             losses[candidate], took = _raced(setting, candidate, steps)

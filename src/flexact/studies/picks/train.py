@@ -12,6 +12,7 @@ import torch
 from flexact.errors import FlexActError
 from flexact.studies.overhead.steps import study_stream
 from flexact.studies.picks.cells import Cell
+from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.methods import candidate_of
 from flexact.studies.picks.picking import (
     Picked,
@@ -58,7 +59,7 @@ def train_cell(
     task = protocol.shortened(TASKS[cell.task])
     kept, stop = folder.parent.parent / FOLDER, stop or never
     try:
-        with study_stream(device):
+        with DEVICE.held(), study_stream(device):
             setting = Setting(task, task.set_up(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
             return _outcome(cell, setting, folder)
     finally:
@@ -82,7 +83,7 @@ def _flexact(setting: Setting, folder: Path) -> Outcome:
     picked.write(folder)
     schedule = training.schedule
     assert schedule is not None
-    training.run(schedule.total_steps - picked.steps, setting.stop)
+    training.run(schedule.total_steps - schedule.steps_done, setting.stop)
     score = training.evaluate(setting.problem.score)
     return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
 
@@ -92,7 +93,9 @@ def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
     if method == "flexact-alone":
         return picked_by_flexact(setting, flexact)
     if method == "flexact-one":
-        return flexact_run(setting, share=True)[1]
+        return flexact_run(setting, share="model")[1]
+    if method == "flexact-sites":
+        return flexact_run(setting, share="site")[1]
     if method == "random":
         return picked_at_random(setting)
     if method == "race":

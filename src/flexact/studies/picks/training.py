@@ -18,12 +18,15 @@ from torch import nn
 from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.sites import bound_sites, routers_of, sites_of
+from flexact.sites import routers_of, sites_of
 from flexact.studies.overhead.steps import captured
+from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 
 WARM_UP_STEPS = 100
-"""Over which the learning rate of AdamW rises."""
+"""Over which the learning rate of AdamW rises; a quarter of a run that is shorter than four times that."""
+REPLAYS_AT_ONCE = 50
+"""Steps of a captured graph between two looks at the host."""
 DIRECT_STEPS = 3
 """Steps that run directly before one is captured."""
 
@@ -89,18 +92,19 @@ class Training:
         self._read_by_graph: list[Any] = []
         self._directly = 0
 
-    def restart(self) -> None:
-        """Begin again with the first step's data and learning rate."""
-        self._place.zero_()
-
     def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
-        """So many steps; waits for the device at the end. stop: asked before each step; True raises `Stopped`."""
+        """So many steps; waits for the device at the end. stop: asked between steps; True raises `Stopped`."""
         self._wait()
         start = time.perf_counter()
-        for done in range(steps):
+        done = 0
+        while done < steps:
             if stop():
                 raise Stopped(f"stopped after {done} of {steps} steps.")
-            self.step()
+            if self._replay is not None and (self.schedule is None or self.schedule.committed):
+                done += self._replayed(min(steps - done, REPLAYS_AT_ONCE))
+            else:
+                self.step()
+                done += 1
         self._wait()
         self.seconds += time.perf_counter() - start
 
@@ -112,14 +116,26 @@ class Training:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before = None if self.schedule.committed else self._routing()
-            self.schedule.step()
-            if before is not None and self._routing() != before:
-                self.forget_graph()
+            before = self._routing()
+            self.schedule.step(self.loss)
+            if self._routing() != before:
+                self._forget_graph()
             if self.schedule.rewound_at == self.schedule.steps_done:
-                self.restart()
+                self._place.fill_(self.schedule.network_steps)
         if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
             self._capture()
+
+    def _replayed(self, steps: int) -> int:
+        """So many replays, during which other threads may use the device."""
+        assert self._replay is not None
+        with DEVICE.released():
+            for _ in range(steps):
+                self._replay()
+            torch.cuda.current_stream(self.device).synchronize()
+        if self.schedule is not None:
+            for _ in range(steps):
+                self.schedule.step(self.loss)
+        return steps
 
     @torch.no_grad()
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
@@ -136,10 +152,10 @@ class Training:
             )
         return value
 
-    def forget_graph(self) -> None:
-        """Capture the step again: the network runs other functions."""
+    def _forget_graph(self) -> None:
+        """Capture the step again: the network runs other functions, or its optimizer has other memory."""
         if self._replay is not None:
-            torch.cuda.synchronize(self.device)
+            self._wait()
         self._replay, self._read_by_graph, self._directly = None, [], 0
 
     def _work(self) -> None:
@@ -157,7 +173,8 @@ class Training:
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            with DEVICE.released():
+                torch.cuda.current_stream(self.device).synchronize()
 
     def _capture(self) -> None:
         self._replay = captured(self._work, self.device)
@@ -165,14 +182,19 @@ class Training:
         sites = sites_of(self.network)
         self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
 
-    def _routing(self) -> tuple[tuple[bool, int], ...]:
-        """A tuple that changes when a candidate is dropped or a warm-up ends."""
-        return tuple((site.router.waiting, site.dropped_at._version) for site in bound_sites(self.network))
+    def _routing(self) -> tuple[Any, ...]:
+        """A tuple that changes when a candidate is dropped, a warm-up ends, or the weights are put back."""
+        assert self.schedule is not None
+        if self.schedule.committed:
+            return ()
+        router = self.schedule.router
+        sites = tuple(site.dropped_at._version for site in router.sites)
+        return (router.waiting, router.trying, self.schedule.rewound_at, *sites)
 
 
 def _rate(task: Task, step: int, steps: int) -> float:
     """A cosine to 0; AdamW's begins with a warm-up."""
-    rise = min(1.0, (step + 1) / WARM_UP_STEPS) if task.optimizer == "adamw" else 1.0
+    rise = min(1.0, (step + 1) / min(WARM_UP_STEPS, max(steps // 4, 1))) if task.optimizer == "adamw" else 1.0
     return task.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flexact.errors import FlexActError
 from flexact.studies.picks.task import Problem, Task
 
-SIDE, OCTAVES, BATCH, WIDTH = 192, 5, 1024, 128
+SIDE, OCTAVES, BATCH, WIDTH = 192, 3, 1024, 128
 PARTS = {"train": 0.5, "held_out": 0.05, "test": 0.45}
 
 

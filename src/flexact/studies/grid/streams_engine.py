@@ -1,0 +1,47 @@
+"""Cells that share one GPU in threads of this process, each on a CUDA stream.
+
+The kernels of small networks fill a small part of a GPU. Processes take turns on it; streams of one process share it.
+A study must be written for this: its cells may capture and allocate only one at a time (`picks.device_lock`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import torch
+
+from flexact.studies.grid.engines import Beat, Ended, Engine
+from flexact.studies.grid.running import Answer, Task, run_task
+
+USUAL = 16
+"""Cells at once."""
+
+
+def streams_engine(device: str, jobs: int | None) -> Engine:
+    """An engine that runs `jobs` cells at once on one device."""
+
+    def run(tasks: Sequence[Task], ended: Ended, beat: Beat) -> None:
+        stop = threading.Event()
+
+        def one(task: Task) -> Answer:
+            if stop.is_set():
+                return Answer("stopped")
+            if device.startswith("cuda"):
+                torch.cuda.set_device(device)
+            return run_task(task, device, stop.is_set)
+
+        with ThreadPoolExecutor(jobs or USUAL) as pool:
+            running: dict[Future[Answer], Task] = {pool.submit(one, task): task for task in tasks}
+            try:
+                while running:
+                    done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                    if beat():
+                        stop.set()
+                    for future in done:
+                        ended(running.pop(future), future.result().without_step_ms())
+            finally:
+                stop.set()
+
+    return run
