@@ -23,6 +23,7 @@ MOST_STEPS = 2**53
 """Of a run: up to here a float, in which fractions of it are taken, tells every step."""
 
 PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+DEFAULT_CANDIDATES = (ORIGINAL, "relu", "gelu", "silu", "elu", "tanh")
 
 Forward = Literal["soft", "hard"]
 Eval = Literal["blend", "pick"]
@@ -52,8 +53,8 @@ class FlexConfig:
     True
     """
 
-    candidates: tuple[str, ...] = PAPER_CANDIDATES
-    """What a site can pick; "original" stands for what it had before."""
+    candidates: tuple[str, ...] = DEFAULT_CANDIDATES
+    """What a site can pick; "original" stands for what it had before, and for nothing where a FlexAct is built alone."""
     forward: Forward = "soft"
     """In training: "soft" blends the candidates, "hard" uses the likeliest and passes the soft gradient through."""
     eval: Eval = "blend"
@@ -142,6 +143,7 @@ class FlexConfig:
         """
         return dataclasses.replace(
             cls(
+                candidates=PAPER_CANDIDATES,
                 noise=1.0,
                 temperature=1.0,
                 final_temperature=0.1,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flexact.activations import key_of
 from flexact.candidates import ORIGINAL, lookup
 from flexact.channel_picks import ChannelPicks
-from flexact.config import PAPER_CANDIDATES, FlexConfig
+from flexact.config import DEFAULT_CANDIDATES, FlexConfig
 from flexact.corrections import normalised_blend, statistics_needed
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation
@@ -200,7 +200,7 @@ class FlexAct(nn.Module):
     @property
     def policy(self) -> FlexConfig:
         """The config without the candidates: what all sites of a model must agree on."""
-        return dataclasses.replace(self.config, candidates=PAPER_CANDIDATES)
+        return dataclasses.replace(self.config, candidates=DEFAULT_CANDIDATES)
 
     @property
     def picks(self) -> tuple[str, ...]:
@@ -375,15 +375,18 @@ def _keys(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
     wanted = list(config.candidates)
     if config.init == "original" and ORIGINAL not in wanted:
         wanted.append(ORIGINAL)
-    if ORIGINAL in wanted and original is None:
+    if original is None and config.init == "original":
         raise FlexActError(
-            "this FlexAct stands in the place of nothing, so it has no 'original' function; name its candidates, use "
+            "this FlexAct stands in the place of nothing, so routing cannot start at its 'original' function; use "
             "init='uniform', or let flexact.convert build it."
         )
     keys = [key_of(original) if name == ORIGINAL and original is not None else name for name in wanted]
+    keys = [key for key in keys if key != ORIGINAL]
     keys = list(dict.fromkeys(keys))
     if len(keys) < 2:
-        raise FlexActError(f"a pick needs at least two candidates; the original function is {keys[0]!r} itself.")
+        raise FlexActError(
+            f"a pick needs at least two candidates; with the original function counted once there is {keys[0]!r} alone."
+        )
     return tuple(keys)
 
 

@@ -89,7 +89,7 @@ class Protocol(PickingProtocol):
     keep: bool = False
     """Whether the fine-tuned networks are kept."""
 
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {**PickingProtocol.OWN_CHANGES, **PRETRAINED}
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay", "checkpoint_minutes")
 
