@@ -380,9 +380,11 @@ def _keys(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
             "this FlexAct stands in the place of nothing, so routing cannot start at its 'original' function; use "
             "init='uniform', or let flexact.convert build it."
         )
-    keys = [key_of(original) if name == ORIGINAL and original is not None else name for name in wanted]
-    keys = [key for key in keys if key != ORIGINAL]
-    keys = list(dict.fromkeys(keys))
+    named = [name for name in wanted if name != ORIGINAL]
+    own = None if original is None else key_of(original)
+    if ORIGINAL in wanted and own is not None and own not in named:
+        named.insert(wanted.index(ORIGINAL), own)
+    keys = list(dict.fromkeys(named))
     if len(keys) < 2:
         raise FlexActError(
             f"a pick needs at least two candidates; with the original function counted once there is {keys[0]!r} alone."
