@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ class Task:
     optimizer: str = "adamw"
     """"adamw" or "sgd" (Nesterov, momentum 0.9)."""
     weight_decay: float = 0.0
-    half: bool = False
-    """Whether a GPU computes in bfloat16."""
+    precision: str = "float32"
+    """Of a GPU's matrix products: "float32", "tf32" or "bf16" (by autocast)."""
     clip: float | None = None
     """The largest norm of the gradient."""
     network: str | None = None
@@ -83,7 +84,16 @@ class Task:
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """bfloat16 where the task asks for it and the device is a GPU. The cache of cast weights is off: it must not
-        outlive a graph's capture."""
-        half = self.half and device.type == "cuda"
+        """For a forward pass. Without the cache of cast weights, which must not outlive a capture."""
+        half = device.type == "cuda" and self.precision == "bf16"
         return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+    @contextmanager
+    def matrix_products(self, device: torch.device) -> Iterator[None]:
+        """For forward and backward passes: lets a GPU multiply in TF32 where the task has it."""
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = device.type == "cuda" and self.precision == "tf32"
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before

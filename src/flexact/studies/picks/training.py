@@ -19,7 +19,6 @@ from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
 from flexact.sites import routers_of, sites_of
-from flexact.studies.overhead.steps import captured
 from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 
@@ -141,7 +140,7 @@ class Training:
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
         """A figure of the network in eval mode. Raises `Diverged` if it or the last training loss is not finite."""
         self.network.eval()
-        with self.task.autocast(self.device):
+        with self.task.matrix_products(self.device), self.task.autocast(self.device):
             value = float(what(self.network))
         self.network.train()
         loss = float(self.loss)
@@ -161,9 +160,10 @@ class Training:
     def _work(self) -> None:
         self._lr.copy_(self._rates.index_select(0, self._place).squeeze(0))
         rows = self._order.index_select(0, self._place).squeeze(0)
-        with self.task.autocast(self.device):
-            loss = self.problem.loss(self.network, rows)
-        loss.backward()
+        with self.task.matrix_products(self.device):
+            with self.task.autocast(self.device):
+                loss = self.problem.loss(self.network, rows)
+            loss.backward()
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(self._weights, self.task.clip)
         self.optimizer.step()
@@ -177,7 +177,16 @@ class Training:
                 torch.cuda.current_stream(self.device).synchronize()
 
     def _capture(self) -> None:
-        self._replay = captured(self._work, self.device)
+        """Capture the step on the present stream. Without torch.cuda.graph, which first waits for the whole device and
+        collects garbage: too slow where other threads train on it."""
+        self._wait()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            self._work()
+        finally:
+            graph.capture_end()
+        self._replay = graph.replay
         # Tables that the router may replace must live as long as the graph that reads them.
         sites = sites_of(self.network)
         self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]

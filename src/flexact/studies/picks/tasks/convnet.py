@@ -32,5 +32,5 @@ TASK = Task(
     lr=1e-3,
     problem=Plain,
     dataset="cifar100",
-    half=True,
+    precision="bf16",
 )

@@ -95,6 +95,6 @@ TASK = Task(
     lr=1e-3,
     problem=Bytes,
     weight_decay=0.05,
-    half=True,
+    precision="tf32",
     clip=1.0,
 )

@@ -29,7 +29,7 @@ RECTIFIERS = Task(
     dataset="cifar100",
     optimizer="sgd",
     weight_decay=5e-4,
-    half=True,
+    precision="bf16",
     network="resnet18",
 )
 SEVEN = Task(
@@ -43,6 +43,6 @@ SEVEN = Task(
     dataset="cifar100",
     optimizer="sgd",
     weight_decay=5e-4,
-    half=True,
+    precision="bf16",
     network="resnet18",
 )

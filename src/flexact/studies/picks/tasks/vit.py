@@ -46,6 +46,6 @@ TASK = Task(
     problem=Patches,
     dataset="cifar100",
     weight_decay=0.05,
-    half=True,
+    precision="tf32",
     clip=1.0,
 )
