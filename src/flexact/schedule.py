@@ -47,7 +47,10 @@ class Schedule:
     with them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
     `load_state_dict()`. Optimizers of torch need not be named.
 
-    Call `step()` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved, or
+    held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
+    candidates by it rather than by their training loss, also in networks with normalisation layers.
+
+    Call `step(loss)` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved, or
     their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks and
     unscaled.
 
@@ -70,6 +73,7 @@ class Schedule:
         rewinds: Sequence[Any] = (),
         *,
         network_steps: int | None = None,
+        held_out: Callable[[], Any] | None = None,
     ) -> None:
         steps = _checked_steps(total_steps, network_steps)
         sites = sites_of(model)
@@ -96,13 +100,16 @@ class Schedule:
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
-        tries = not self.committed and self._trains_weights and tries_candidates(model, self.router)
+        tries = (
+            not self.committed and self._trains_weights and tries_candidates(model, self.router, held_out is not None)
+        )
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
-        self._trial = TrialRun(self.router, self._start, self._plan.rungs) if tries and self._start.kept else None
+        trial = TrialRun(self.router, self._start, self._plan.rungs, held_out) if self._plan.rungs else None
+        self._trial = trial if self._start.kept else None
         self._warn_if_short()
         self._apply()
         self._saw_optimizer = False
@@ -168,7 +175,7 @@ class Schedule:
     def _try(self, loss: Tensor | float | None) -> None:
         """One step of a trial."""
         assert self._trial is not None
-        if loss is None:
+        if loss is None and self._trial.held_out is None:
             if self.steps_done > 1:
                 raise FlexActError(
                     "schedule.step() was called without a loss in the middle of a trial, which compares candidates by "

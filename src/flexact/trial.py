@@ -8,7 +8,7 @@ itself for some steps; the better half go on from where they stopped (successive
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,15 +64,19 @@ class Trial:
     def candidate(self) -> int:
         return self.left[self.place]
 
-    def add(self, loss: Tensor | float) -> bool:
+    def add(self, loss: Tensor | float | None) -> bool:
         """Count one step of the present candidate; whether its part of the rung is over."""
         self.steps += 1
         until = self.rungs[self.rung].until
-        if self.steps > until - max(3, COMPARED * (until - self._started)):
+        if loss is not None and self.steps > until - max(3, COMPARED * (until - self._started)):
             # A copy: a captured graph writes the next loss to the same place.
             own = torch.as_tensor(loss).detach().float().reshape(()).clone()
             self._losses.setdefault(self.candidate, []).append(own)
         return self.steps >= until
+
+    def measured(self, loss: float) -> None:
+        """Compare the present candidate by this loss instead of those of its steps."""
+        self._losses[self.candidate] = [torch.tensor(loss)]
 
     @property
     def rung_is_over(self) -> bool:
@@ -114,11 +118,31 @@ def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
     difference = losses - best
     if not bool(difference.isfinite().all()):
         return math.inf, 0.0
-    return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
+    error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return float(difference.mean()), error
 
 
-def tries_candidates(model: nn.Module, router: Router) -> bool:
-    """Whether a model's candidates are to be tried one after another; see `FlexConfig.pick_by`."""
+def _scalar(value: Any, candidate: str) -> float:
+    """What `held_out` returned, as a number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise FlexActError(
+            f"held_out must return a held-out loss as one number; got {value!r:.80}. Average it over the held-out data."
+        ) from None
+    if math.isnan(number):
+        raise FlexActError(
+            f"held_out returned NaN for the candidate {candidate!r}. Check that the held-out data are finite; leave "
+            "the candidate out if the network diverges with it."
+        )
+    return number
+
+
+def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
+    """Whether a model's candidates are to be tried one after another; see `FlexConfig.pick_by`.
+
+    held_out: whether there is a held-out loss to compare them by.
+    """
     config = router.config
     same = len({site.keys for site in router.sites}) == 1 and all(site.logits.requires_grad for site in router.sites)
     if config.pick_by != "auto":
@@ -131,7 +155,7 @@ def tries_candidates(model: nn.Module, router: Router) -> bool:
     together = same and router.shares_all
     usual = config.logit_step == "paced" and config.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
-    return together and usual and rewinds and not has_normalisation(model)
+    return together and usual and rewinds and (held_out or not has_normalisation(model))
 
 
 def has_normalisation(model: nn.Module) -> bool:
@@ -143,10 +167,17 @@ class TrialRun:
     """A trial of a model's candidates: switches the sites and the weights from one to the next.
 
     start: where every candidate begins. Between its rungs a candidate's weights are kept in host memory.
+    held_out: returns a held-out loss of the model as it is, which is compared instead of the training loss.
     """
 
-    def __init__(self, router: Router, start: StartingPoint, rungs: Sequence[Rung]) -> None:
-        self._router, self._start, self.trial = router, start, Trial(rungs)
+    def __init__(
+        self,
+        router: Router,
+        start: StartingPoint,
+        rungs: Sequence[Rung],
+        held_out: Callable[[], Any] | None = None,
+    ) -> None:
+        self._router, self._start, self.trial, self.held_out = router, start, Trial(rungs), held_out
         self._saved: dict[int, dict[str, Any]] = {}
         router.trying = self.trial.candidate
 
@@ -155,12 +186,15 @@ class TrialRun:
         """Steps that the present weights have been trained for."""
         return self.trial.steps
 
-    def step(self, loss: Tensor | float, step: int) -> None:
+    def step(self, loss: Tensor | float | None, step: int) -> None:
         """Count a step of the run, and go on to the next candidate or rung where it is the last of one. At the end of
         the last rung the sites commit to the best candidate, with the weights that it has come to."""
         trial = self.trial
         if not trial.add(loss):
             return
+        if self.held_out is not None:
+            name = self._router.sites[0].candidates[trial.candidate]
+            trial.measured(_scalar(self.held_out(), name))
         self._saved[trial.candidate] = self._start.save()
         if not trial.rung_is_over:
             trial.next_candidate()
