@@ -50,9 +50,9 @@ class Schedule:
     held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
     candidates by it rather than by their training loss, also in networks with normalisation layers.
 
-    Call `step(loss)` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved, or
-    their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks and
-    unscaled.
+    Call `step(loss)` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved,
+    or their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks
+    and unscaled.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))

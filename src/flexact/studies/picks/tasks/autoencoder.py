@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import Classification
 
-SIDE, WIDTHS = 16, (768, 256, 128, 64, 32, 8, 32, 64, 128, 256, 768)
+SIDE, WIDTHS = 16, (768, 256, 128, 32, 128, 256, 768)
 
 
 class Reconstruction(Classification):
-    """Images of 16 × 16 pixels through a bottleneck of 8."""
+    """Images of 16 × 16 pixels through a bottleneck of 32, whose code is activated too."""
 
     def network(self) -> nn.Module:
         layers: list[nn.Module] = []
@@ -46,7 +46,7 @@ TASK = Task(
     name="autoencoder",
     title="autoencoder, CIFAR-100",
     unit="dB",
-    candidates=("relu", "gelu", "silu", "elu", "tanh", "identity", "sigmoid"),
+    candidates=("relu", "leaky_relu", "relu6", "gelu", "tanh", "identity", "sigmoid"),
     steps=8_000,
     lr=1e-3,
     problem=Reconstruction,
