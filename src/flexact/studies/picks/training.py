@@ -181,7 +181,7 @@ class Training:
         collects garbage: too slow where other threads train on it."""
         self._wait()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             self._work()
         finally:
