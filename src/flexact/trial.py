@@ -110,10 +110,13 @@ class Trial:
 
 
 def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of two series of losses, and its standard error; paired by step."""
+    """The mean difference of two series of losses, and its standard error; paired by step. The error is infinite with
+    fewer than three steps."""
     difference = losses - best
     if not bool(difference.isfinite().all()):
         return math.inf, 0.0
+    if len(difference) < 3:
+        return float(difference.mean()), math.inf
     return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
