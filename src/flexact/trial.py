@@ -110,8 +110,8 @@ class Trial:
 
 
 def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of two series of losses, and its standard error; paired by step. The error is infinite with
-    fewer than three steps."""
+    """The mean difference of two series of losses, and its standard error; paired by step. The error is infinite
+    before the third step."""
     difference = losses - best
     if not bool(difference.isfinite().all()):
         return math.inf, 0.0
