@@ -96,7 +96,7 @@ def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float |
                 nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
             optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
+            schedule.step(sum(module.losses[-accumulate:]) / accumulate)
     return module
 
 
