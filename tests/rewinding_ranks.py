@@ -65,7 +65,7 @@ def train(
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    own = ("logits", "dropped_at", "temperature", "signature")
+    own = ("logits", "dropped_at", "evidence", "temperature", "signature")
     return {name: t.detach().clone() for name, t in model.state_dict().items() if not name.endswith(own)}
 
 
@@ -105,7 +105,7 @@ def fsdp(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
     def collected(model: nn.Module) -> dict[str, Tensor]:
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        own = ("logits", "dropped_at", "temperature", "signature")
+        own = ("logits", "dropped_at", "evidence", "temperature", "signature")
         return {name: tensor for name, tensor in whole.items() if not name.endswith(own)}
 
     def begun(make: Any, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, flexact.Schedule]:

@@ -17,13 +17,40 @@ NAN, INF = float("nan"), float("inf")
 FIELDS = [field.name for field in dataclasses.fields(FlexConfig)]
 
 
-def test_default_candidates_are_the_papers_five() -> None:
-    assert FlexConfig().candidates == ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+def test_the_original_is_the_first_of_the_default_candidates() -> None:
+    assert FlexConfig().candidates == ("original", "relu", "gelu", "silu", "elu", "tanh")
+
+
+def test_the_papers_candidates_are_five() -> None:
+    assert FlexConfig.paper().candidates == ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+
+
+def test_sites_pick_together_by_default_and_each_for_itself_in_the_paper() -> None:
+    default, paper = FlexConfig(), FlexConfig.paper()
+    assert (default.share, default.pick_by, default.rewind) == ("model", "auto", None)
+    assert (paper.share, paper.pick_by, paper.rewind) == ("site", "blend", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drops"),
+    [
+        ({}, "half"),
+        ({"share": "site"}, "one"),
+        ({"granularity": "channel"}, "one"),
+        ({"commit_at": None}, "none"),
+        ({"eliminate": "one"}, "one"),
+        ({"share": "site", "eliminate": "half"}, "half"),
+        ({"eliminate": "none"}, "none"),
+    ],
+    ids=str,
+)
+def test_a_round_drops_half_where_sites_pick_together_and_one_elsewhere(changes: dict[str, Any], drops: str) -> None:
+    assert FlexConfig(**changes).elimination == drops
 
 
 def test_papers_policy_has_the_papers_noise_and_weight() -> None:
     paper = FlexConfig.paper()
-    assert (paper.noise, paper.alpha, paper.alpha_kind, paper.eliminate) == (1.0, 0.3, "absolute", False)
+    assert (paper.noise, paper.alpha, paper.alpha_kind, paper.eliminate) == (1.0, 0.3, "absolute", "none")
     assert FlexConfig.paper(alpha=0.1, seed=4) == dataclasses.replace(paper, alpha=0.1, seed=4)
 
 
@@ -71,7 +98,8 @@ def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
         ("commit_at", [0, 1.1, NAN, "end", True]),
         ("seed", [1.5, "0", None, True]),
         ("channel_dim", [1.0, None]),
-        ("eliminate", [1, "false", None]),
+        ("trial_steps", [0, -1, 1.5, True, None]),
+        ("rewind", [1, "false", 0.5]),
     ],
 )
 def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> None:
@@ -94,6 +122,9 @@ def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> Non
         ("kl_on", "pie", "pi"),
         ("granularity", "channels", "channel"),
         ("init", "orignal", "original"),
+        ("share", "modell", "model"),
+        ("pick_by", "trail", "trial"),
+        ("eliminate", "hal", "half"),
     ],
 )
 def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest: str) -> None:
@@ -101,12 +132,32 @@ def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest:
         FlexConfig(**{field: value})  # type: ignore[arg-type]
 
 
-def test_choices_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(FlexActError, match=r"warmup=0.8 must end before commit_at=0.7"):
-        FlexConfig(warmup=0.8)
-    with pytest.raises(FlexActError, match="eliminate=True ends in a commitment"):
-        FlexConfig(commit_at=None)
-    assert FlexConfig(commit_at=None, eliminate=False).commit_at is None
+@pytest.mark.parametrize("value", [True, False, 1])
+def test_an_elimination_that_is_no_choice_is_refused(value: Any) -> None:
+    with pytest.raises(FlexActError, match=f"eliminate={value} is not a choice. Expected one of: half, one, none"):
+        FlexConfig(eliminate=value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"warmup": 0.8}, "warmup=0.8 must end before commit_at=0.7"),
+        ({"commit_at": None, "eliminate": "one"}, "eliminate='one' ends in a commitment"),
+        ({"commit_at": None, "rewind": True}, "rewind=True happens at the commitment"),
+        ({"pick_by": "trial", "share": "site"}, "share='site'"),
+        ({"pick_by": "trial", "granularity": "channel"}, "granularity='channel'"),
+        ({"pick_by": "trial", "rewind": False}, "rewind=False"),
+    ],
+    ids=str,
+)
+def test_choices_that_contradict_each_other_are_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        FlexConfig(**changes)
+
+
+def test_a_policy_that_never_commits_needs_no_other_choice() -> None:
+    assert FlexConfig(commit_at=None).commit_at is None
+    assert FlexConfig(commit_at=None, eliminate="none") != FlexConfig(commit_at=None)
 
 
 configs = st.builds(
@@ -120,6 +171,10 @@ configs = st.builds(
     alpha=st.floats(0, 3),
     lam=st.floats(0.01, 3) | st.just("temperature"),
     granularity=st.sampled_from(["layer", "channel"]),
+    share=st.sampled_from(["model", "site"]),
+    eliminate=st.sampled_from(["half", "one", "none", None]),
+    trial_steps=st.integers(1, 1000),
+    rewind=st.sampled_from([True, False, None]),
     seed=st.integers(),
 )
 

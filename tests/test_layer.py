@@ -376,7 +376,7 @@ def test_committed_site_has_no_routing_no_statistics_and_saves_what_its_function
 
 
 def channelwise(picks: tuple[str, ...], channel_dim: int = 1) -> FlexAct:
-    config = FlexConfig(granularity="channel", channel_dim=channel_dim)
+    config = FlexConfig(candidates=FIVE, granularity="channel", channel_dim=channel_dim)
     site = FlexAct(config=config, channels=len(picks))
     with torch.no_grad():
         for row, name in enumerate(picks):
@@ -436,23 +436,47 @@ def test_bad_arguments_are_refused() -> None:
         FlexAct(("relu", "tahn"))
     with pytest.raises(FlexActError, match="must be a sequence of names"):
         FlexAct("relu")
-    with pytest.raises(FlexActError, match="no 'original' function"):
+    with pytest.raises(FlexActError, match="there is 'relu' alone"):
         FlexAct(("relu", "original"))
-    with pytest.raises(FlexActError, match="no 'original' function"):
+    with pytest.raises(FlexActError, match="stands in the place of nothing, so routing cannot start at its 'original'"):
         FlexAct(config=FlexConfig(init="original"))
     with pytest.raises(FlexActError, match="needs the number of channels; got channels=None"):
         FlexAct(config=FlexConfig(granularity="channel"))
-    with pytest.raises(FlexActError, match="the original function is 'relu' itself"):
+    with pytest.raises(FlexActError, match="with the original function counted once there is 'relu' alone"):
         FlexAct(("relu", "original"), original=nn.ReLU())
 
 
 def test_init_original_adds_the_function_and_starts_at_it_with_the_chosen_probability() -> None:
-    site = FlexAct(config=FlexConfig(init="original", init_probability=0.8), original=nn.GELU())
+    config = FlexConfig(candidates=FIVE, init="original", init_probability=0.8)
+    site = FlexAct(config=config, original=nn.GELU())
     assert site.candidates == (*FIVE, "gelu")
     torch.testing.assert_close(site.pi()[0], torch.tensor([0.04] * 5 + [0.8]))
-    among = FlexAct(config=FlexConfig(init="original"), original=nn.Tanh())
+    among = FlexAct(config=FlexConfig(candidates=FIVE, init="original"), original=nn.Tanh())
     assert among.candidates == FIVE
     assert among.pi()[0, 2].item() == pytest.approx(0.999)
+
+
+@pytest.mark.parametrize(
+    ("original", "candidates"),
+    [
+        (None, ("relu", "gelu", "silu", "elu", "tanh")),
+        (nn.ReLU(), ("relu", "gelu", "silu", "elu", "tanh")),
+        (nn.Tanh(), ("relu", "gelu", "silu", "elu", "tanh")),
+        (nn.Mish(), ("mish", "relu", "gelu", "silu", "elu", "tanh")),
+    ],
+    ids=["alone", "ReLU", "Tanh", "Mish"],
+)
+def test_default_candidates_have_one_order_and_the_original_once(
+    original: nn.Module | None, candidates: tuple[str, ...]
+) -> None:
+    site = FlexAct(original=original)
+    assert site.candidates == candidates
+    expected = -1 if original is None else candidates.index(type(original).__name__.lower())
+    assert site.original_index == expected
+
+
+def test_an_original_that_was_not_asked_for_is_no_candidate() -> None:
+    assert FlexAct(FIVE, original=nn.Mish()).original_index == -1
 
 
 def test_init_uniform_starts_undecided() -> None:
@@ -544,7 +568,7 @@ def test_state_dict_round_trip(committed: bool) -> None:
     other.load_state_dict(site.state_dict())
     assert other.committed is committed
     assert other.alive == site.alive
-    assert all(torch.equal(a, b) for a, b in zip(site.state_dict().values(), other.state_dict().values(), strict=True))
+    torch.testing.assert_close(dict(site.state_dict()), dict(other.state_dict()), rtol=0, atol=0, equal_nan=True)
     assert torch.equal(other(h), site(h))
 
 
@@ -561,9 +585,7 @@ def untouched_by(model: nn.Module, load: Callable[[], object], message: str) -> 
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(FlexActError, match=message):
         load()
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    torch.testing.assert_close(dict(before), dict(model.state_dict()), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("other", [("relu", "gelu"), ("tanh", "relu"), ("relu", "tanh", "elu")])
@@ -584,7 +606,7 @@ def test_state_of_a_model_with_other_candidates_is_refused_before_any_weight_is_
 
 
 def test_state_of_another_granularity_is_refused() -> None:
-    site = FlexAct()
+    site = FlexAct(FIVE)
     untouched_by(site, lambda: site.load_state_dict(channelwise(("tanh", "relu")).state_dict()), "picks for 2 rows")
 
 

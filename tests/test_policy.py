@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexAct, FlexConfig, policy
+from flexact.config import PAPER_CANDIDATES
+from flexact.evidence import Evidence
 from flexact.ops import reference
 from flexact.pace import RunningGradient
 from flexact.sites import sites_of
 
-FIVE = FlexConfig().candidates
+FIVE = PAPER_CANDIDATES
 
 
 def site_with(logits: list[float] | None = None, **changes: Any) -> FlexAct:
@@ -145,7 +147,8 @@ def test_which_policies_act_before_steps(changes: dict[str, Any], acts: bool) ->
 
 def act(site: FlexAct, step_size: float = 0.0) -> None:
     router = site.router
-    policy.before_step(router, RunningGradient(router.rows, router.k, router.device), step_size)
+    tables = (router.rows, router.k, router.device)
+    policy.before_step(router, RunningGradient(*tables), Evidence(*tables), torch.tensor(step_size))
 
 
 def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

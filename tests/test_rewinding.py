@@ -148,7 +148,7 @@ def test_lbfgs_begins_again_too() -> None:
 
     def make(p: Params) -> torch.optim.Optimizer:
         every = [parameter for group in p for parameter in group["params"]]
-        return torch.optim.LBFGS(every, lr=0.1, max_iter=3)
+        return torch.optim.LBFGS(every, lr=0.01, max_iter=2)
 
     model, _, losses = rewound(make)
     plain, expected = trained_plain(model, make)
@@ -161,7 +161,7 @@ def test_without_rewind_the_weights_stay() -> None:
     model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, rewind=False, commit_at=0.5))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05, momentum=0.9)
     schedule = Schedule(model, STEPS, optimizer)
-    assert schedule.state_dict().keys() == {"version", "step", "total_steps", "mean", "square", "weights"}
+    assert schedule.state_dict().keys().isdisjoint({"rewind", "rewound_at", "start"}), "no copy of the weights"
     for step in range(10):
         stepped(model, optimizer, step)
         before = weights(model)
@@ -696,8 +696,8 @@ def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
 
 def test_no_commitment_no_rewind() -> None:
     with pytest.raises(FlexActError, match=r"commit_at=None never commits\. Give commit_at, or set rewind=False"):
-        FlexConfig(rewind=True, commit_at=None, eliminate=False)
-    with pytest.raises(FlexActError, match="rewind must be True or False; got 'yes'"):
+        FlexConfig(rewind=True, commit_at=None)
+    with pytest.raises(FlexActError, match="rewind must be True, False or None; got 'yes'"):
         FlexConfig(rewind="yes")  # type: ignore[arg-type]
     assert FlexConfig.paper().rewind is False
     assert FlexConfig.paper(rewind=True).rewind is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import math
@@ -21,9 +22,11 @@ from torch.nn.functional import relu as r
 from torch.utils.checkpoint import checkpoint
 
 import flexact
+from flexact.config import PAPER_CANDIDATES
 from flexact.tracing import Rewritten, first_class
 
-NEAR = flexact.FlexConfig(init="original", init_probability=1 - 1e-6)
+PAPER = flexact.FlexConfig(candidates=PAPER_CANDIDATES)
+NEAR = dataclasses.replace(PAPER, init="original", init_probability=1 - 1e-6)
 
 
 class Net(nn.Module):
@@ -706,7 +709,7 @@ def test_a_function_attribute_and_direct_calls_are_apart(pick: Callable) -> None
 
 def test_an_extracted_rewritten_model_can_be_converted_again(pick: Callable) -> None:
     """Twice rewritten: the first time one of two calls, the second time the other."""
-    first = flexact.extract(flexact.commit(pick(flexact.convert(TwoKinds(), "tanh"), "sigmoid")))
+    first = flexact.extract(flexact.commit(pick(flexact.convert(TwoKinds(), "tanh", PAPER), "sigmoid")))
     x = torch.randn(3, 4)
     expected = first.eval()(x)
     second = flexact.convert(copy.deepcopy(first), "relu", config=NEAR)

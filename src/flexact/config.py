@@ -102,7 +102,7 @@ class FlexConfig:
     `schedule.step(loss)`. "auto": a trial in a network without normalisation layers, a blend in others."""
     share: Share = "model"
     """"model": sites with the same candidates pick together, by the evidence of all. "site": each for itself."""
-    trial_steps: int = 300
+    trial_steps: int = 420
     """For how many steps each of the last two candidates of a trial is trained."""
     eliminate: Eliminate | None = None
     """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
@@ -204,11 +204,13 @@ class FlexConfig:
         if self.round_steps is not None:
             self._check_steps("round_steps", " or None")
         self._check_steps("trial_steps")
-        if self.pick_by == "trial" and (self.share != "model" or self.granularity != "layer" or self.rewind is False):
+        alone = self.share == "site" or self.granularity == "channel"
+        if self.pick_by == "trial" and (alone or self.rewind is False or self.commit_at is None):
             raise FlexActError(
-                f"pick_by='trial' trains the whole network with one candidate after another, and this config has "
-                f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}. Use share='model', "
-                "granularity='layer' and leave rewind out, or pick_by='blend'."
+                f"pick_by='trial' trains the whole network with one candidate after another and commits to the best, "
+                f"and this config has share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}, "
+                f"commit_at={self.commit_at!r}. Use share='model', granularity='layer', leave rewind out and give "
+                "commit_at, or use pick_by='blend'."
             )
         for name in ("seed", "channel_dim"):
             value = getattr(self, name)

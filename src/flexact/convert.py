@@ -62,7 +62,7 @@ def convert(
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     >>> flexact.convert(model, where="penultimate")[1]
-    FlexAct(candidates=('relu', 'sigmoid', 'tanh', 'leaky_relu', 'identity'))
+    FlexAct(candidates=('relu', 'gelu', 'silu', 'elu', 'tanh'))
     """
     config = FlexConfig() if config is None else config
     _check_convertible(model)
@@ -114,6 +114,7 @@ def commit(model: nn.Module) -> nn.Module:
     True
     """
     sites = _sites_or_error(model, "commit")
+    _check_logits(sites)
     for site in sites:
         if not site.committed:
             site.commit(site.router.step)
@@ -149,12 +150,24 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
             "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), load that into a model converted in "
             "the same way, and extract that one."
         )
+    _check_logits(sites)
     if not inplace:
         model = copy.deepcopy(model)
     for site in sites_of(model):
         if not site.committed:
             site.commit(site.router.step)
     return _swap_out(model)
+
+
+def _check_logits(sites: list[FlexAct]) -> None:
+    """Refuse to pick by logits that are no numbers."""
+    lost = [site.name or "FlexAct" for site in sites if not site.committed and not site.has_finite_logits()]
+    if lost:
+        raise FlexActError(
+            f"the logits of {len(lost)} of {len(sites)} sites are NaN or infinite ({', '.join(lost[:5])}), so nothing "
+            "can be picked there: training diverged. Go back to an earlier checkpoint and lower the learning rate, or "
+            "leave out the candidates that diverge."
+        )
 
 
 def _check_convertible(model: nn.Module) -> None:

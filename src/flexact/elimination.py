@@ -59,11 +59,8 @@ class Elimination:
 
     def lost(self) -> list[str]:
         """The names of the sites whose logits are no numbers any more."""
-        return [
-            site.name or "FlexAct"
-            for site in self._router.sites
-            if not site.committed and not bool(site.logits.detach().isfinite().all())
-        ]
+        undecided = [site for site in self._router.sites if not site.committed]
+        return [site.name or "FlexAct" for site in undecided if not site.has_finite_logits()]
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {name: tensor.clone() for name, tensor in self.evidence.state_dict().items()}

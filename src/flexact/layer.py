@@ -221,6 +221,10 @@ class FlexAct(nn.Module):
         logits = whole(self.logits.detach())
         return torch.equal(logits, self._initial_logits().to(logits))
 
+    def has_finite_logits(self) -> bool:
+        """Whether the logits are numbers, which those of a diverged run are not."""
+        return bool(whole(self.logits.detach()).isfinite().all())
+
     def _likeliest(self) -> Tensor:
         """By row, of what is still in: also where a diverged run has left no numbers to compare."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)

@@ -35,9 +35,10 @@ class Plan:
 
 
 def planned(k: int, config: FlexConfig, tries: bool, total_steps: int) -> Plan:
-    """The plan of a run of this length, from k candidates. tries: by a trial instead of a blend."""
-    if tries:
-        found = rungs(k, config, total_steps)
+    """The plan of a run of this length, from k candidates. tries: by a trial, where the run is long enough for one, and
+    not by a blend."""
+    found = rungs(k, config, total_steps) if tries else []
+    if found and trial_steps(found) <= min(_latest(config, total_steps), total_steps - 1):
         return Plan(total_steps, trial_steps(found), tuple(found), rewinds=True)
     commit_step = int(min(picking_steps(k, config, total_steps), total_steps + 1))
     left = total_steps - commit_step
@@ -50,7 +51,7 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
 
     >>> from flexact import FlexConfig
     >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
-    8825
+    9155
     """
     total = network_steps
     while (plan := planned(k, config, tries, total)).network_steps < network_steps:
@@ -95,7 +96,8 @@ def drops(k: int, config: FlexConfig, total_steps: int, commit_step: int) -> dic
 def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
     """The rungs of a trial of k candidates: half of them go on to the next, which is twice as long.
 
-    The last two are compared after `FlexConfig.trial_steps`, or sooner where the run is too short for that.
+    The last two are compared after `FlexConfig.trial_steps`, or sooner where the run is too short for that; each
+    candidate has one step in a rung at least.
 
     >>> from flexact import FlexConfig
     >>> [tuple(rung) for rung in rungs(7, FlexConfig(trial_steps=300), 8_000)]
@@ -105,7 +107,7 @@ def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
     while counts[-1] > 2:
         counts.append((counts[-1] + 1) // 2)
     last = config.trial_steps
-    most = (1.0 if config.commit_at is None else config.commit_at) * total_steps
+    most = min(_latest(config, total_steps), total_steps - 1)
     while last > 1 and trial_steps(found := _rungs(counts, last)) > most:
         last -= 1
     return found if last > 1 else _rungs(counts, 1)
@@ -119,6 +121,11 @@ def trial_steps(found: list[Rung]) -> int:
         total += candidates * (until - before)
         before = until
     return total
+
+
+def _latest(config: FlexConfig, total_steps: int) -> float:
+    """The last step of a run of this length that picking may take."""
+    return (1.0 if config.commit_at is None else config.commit_at) * total_steps
 
 
 def _rungs(counts: list[int], last: int) -> list[Rung]:

@@ -319,9 +319,12 @@ class Router:
         names = [("site", i) if site.group is None else ("group", site.group) for i, site in enumerate(self.sites)]
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
         of_site = torch.tensor([number[name] for name in names], device=site_of_row.device)
-        of_row = of_site[site_of_row]
-        size = torch.bincount(of_row, minlength=self.rows).clamp(min=1).unsqueeze(1)
-        self._group_of_row, self._group_size = of_row.to(self.device), size.to(self.device)
+        rows = [0] * len(number)
+        for name, site in zip(names, self.sites, strict=True):
+            rows[number[name]] += site.rows
+        # As long as the table that `shared` sums in, and not counted by torch.bincount, which torch.export cannot run.
+        size = torch.tensor(rows + [1] * (self.rows - len(rows)), device=site_of_row.device).unsqueeze(1)
+        self._group_of_row, self._group_size = of_site[site_of_row].to(self.device), size.to(self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """π and p, each (rows, K)."""

@@ -21,7 +21,7 @@ from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import left_after_rounds, planned, planned_for
+from flexact.rounds import left_after_rounds, planned, planned_for, rungs, trial_steps
 from flexact.routing import Router
 from flexact.sites import bind, routers_of, sites_of
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
@@ -100,16 +100,14 @@ class Schedule:
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
-        tries = (
-            not self.committed and self._trains_weights and tries_candidates(model, self.router, held_out is not None)
-        )
+        tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
-        trial = TrialRun(self.router, self._start, self._plan.rungs, held_out) if self._plan.rungs else None
-        self._trial = trial if self._start.kept else None
+        starts_trial = self._plan.rungs and not self.committed
+        self._trial = TrialRun(self.router, self._start, self._plan.rungs, held_out) if starts_trial else None
         self._warn_if_short()
         self._apply()
         self._saw_optimizer = False
@@ -187,6 +185,8 @@ class Schedule:
             self._trial.step(loss, self.steps_done)
         except NothingTrains:
             self._give_up("the loss of every candidate is NaN or infinite")
+            self._trial = None  # the weights go back to where they began, as at any other commitment
+            return
         if self.committed:
             self._steps_lost = self.steps_done - self._trial.steps
             self._trial = None
@@ -199,10 +199,13 @@ class Schedule:
             "loss: call schedule.step(loss). Blending now; FlexConfig(pick_by='blend') leaves this warning out.",
             stacklevel=4,
         )
-        self._trial = None
-        self.router.trying = None
         self._start.put(None, self.steps_done)
         self._steps_lost = self.steps_done
+        self._plan_blend()
+
+    def _plan_blend(self) -> None:
+        """Plan the run anew, with a blend instead of a trial."""
+        self._trial = self.router.trying = None
         self._plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         if not self._plan.rewinds:
@@ -288,10 +291,12 @@ class Schedule:
         k, config = self.router.k, self.config
         if self._plan.rungs:
             is_short = self._plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
+            needed = trial_steps(rungs(k, config, MOST_STEPS))
         else:
-            is_short = self._round_steps < min(SHORTEST_ROUND, config.round_steps or SHORTEST_ROUND)
+            longest = config.round_steps or SHORTEST_ROUND
+            is_short = self._round_steps < min(SHORTEST_ROUND, longest)
+            needed = longest * self._rounds
         if is_short:
-            needed = planned(k, config, bool(self._plan.rungs), MOST_STEPS).commit_step
             warnings.warn(
                 f"{self.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
                 "Train longer, or give fewer candidates.",
@@ -306,8 +311,12 @@ class Schedule:
     def _round_steps(self) -> float:
         """The length of an elimination round, also where nothing is eliminated."""
         end = min(self.commit_step, self.total_steps)
-        rounds = len(left_after_rounds(self.router.k, self.config)) or self.router.k - 1
-        return max((end - self._warmup_steps) / rounds, 1.0)
+        return max((end - self._warmup_steps) / self._rounds, 1.0)
+
+    @property
+    def _rounds(self) -> int:
+        """The number of elimination rounds; where nothing is eliminated, as many as dropping one by one would take."""
+        return len(left_after_rounds(self.router.k, self.config)) or self.router.k - 1
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands; the sites' own state travels with the model's. While a rewind is still to come, this
@@ -315,7 +324,7 @@ class Schedule:
         place = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
         place["steps_lost"] = self._steps_lost
         running = {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
-        trial = {"trial": None if self._trial is None else self._trial.state_dict()}
+        trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         return place | running | self._elimination.state_dict() | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -336,12 +345,15 @@ class Schedule:
             )
         if not 0 <= state["step"] <= self.total_steps:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
+        if self._plan.rungs and state.get("blends"):  # that run was not given the losses for a trial
+            self._plan_blend()
         self._start.load_state_dict(state, is_over=state["step"] >= self.commit_step)
         self._running.load_state_dict(state)
         self._elimination.load_state_dict(state)
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
-        if self._trial is not None and state["trial"] is not None:
-            self._trial.load_state_dict(state["trial"])
+        trial = state.get("trial")
+        if self._trial is not None and trial is not None:
+            self._trial.load_state_dict(trial)
         elif self._trial is not None:
             self._trial = self.router.trying = None
         self._apply()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -79,6 +80,18 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
                 "same candidates."
             )
     return groups
+
+
+def blend(sites: list[FlexAct]) -> None:
+    """Let sites whose config leaves open how they pick do so by a blend: for a loop that has no loss to compare by."""
+    owners: list[FlexAct | Router] = [*sites, *routers_of(sites)]
+    for owner in owners:
+        if owner.config.pick_by == "trial":
+            raise FlexActError(
+                "pick_by='trial' compares candidates by the loss of each step, which is not told here. Use "
+                "pick_by='blend', or a training loop of your own with schedule.step(loss)."
+            )
+        owner.config = dataclasses.replace(owner.config, pick_by="blend")
 
 
 def unbind(model: nn.Module) -> None:

@@ -59,6 +59,7 @@ class Trial:
         """Steps that it has been trained for."""
         self._losses: dict[int, list[Tensor]] = {}
         self._started = 0
+        self._measured = False
 
     @property
     def candidate(self) -> int:
@@ -76,6 +77,7 @@ class Trial:
 
     def measured(self, loss: float) -> None:
         """Compare the present candidate by this loss instead of those of its steps."""
+        self._measured = True
         self._losses[self.candidate] = [torch.tensor(loss)]
 
     @property
@@ -94,7 +96,13 @@ class Trial:
         mean = [float(own.mean()) if bool(own.isfinite().all()) else math.inf for own in losses]
         order = sorted(range(len(mean)), key=lambda i: mean[i])
         best = losses[order[0]]
-        return [Compared(self.left[i], mean[i], *_difference(losses[i], best), len(best)) for i in order]
+        differences = [_difference(losses[i], best) for i in order]
+        if self._measured:  # one number each, which has no standard error
+            differences = [(margin, 0.0) for margin, _ in differences]
+        return [
+            Compared(self.left[i], mean[i], margin, error, len(best))
+            for i, (margin, error) in zip(order, differences, strict=True)
+        ]
 
     def next_rung(self, left: list[int]) -> None:
         """Go on with these candidates, from where each stopped."""
@@ -114,12 +122,14 @@ class Trial:
 
 
 def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of two series of losses, and its standard error; paired by step."""
+    """The mean difference of two series of losses, and its standard error; paired by step. The error is infinite
+    before the third step."""
     difference = losses - best
     if not bool(difference.isfinite().all()):
         return math.inf, 0.0
-    error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return float(difference.mean()), error
+    if len(difference) < 3:
+        return float(difference.mean()), math.inf
+    return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
 def _scalar(value: Any, candidate: str) -> float:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import flexact
+from flexact.config import PAPER_CANDIDATES
 from flexact.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
@@ -119,9 +120,10 @@ def test_the_penalty_is_in_the_loss_of_training_and_not_in_that_of_evaluation(ro
 
 
 def test_accumulated_micro_batches_are_one_step(routed: Build, trainer_of: Build) -> None:
-    whole = FlexActCallback().wrap(trainer_of(routed(settings=STILL)))
+    alone = {"candidates": PAPER_CANDIDATES, "share": "site"}
+    whole = FlexActCallback().wrap(trainer_of(routed(settings=STILL, **alone)))
     parts = FlexActCallback().wrap(
-        trainer_of(routed(settings=STILL), per_device_train_batch_size=2, gradient_accumulation_steps=4)
+        trainer_of(routed(settings=STILL, **alone), per_device_train_batch_size=2, gradient_accumulation_steps=4)
     )
     for trainer in (whole, parts):
         trainer.model_accepts_loss_kwargs = False  # BERT's loss is a mean over the micro-batch, whatever it is told

@@ -50,6 +50,9 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
 
     log: whether the sites' probabilities go to the Trainer's loggers, every `log_every_n_steps`, until the commitment.
 
+    Where candidates are tried one after another (see `FlexConfig.pick_by`), they are compared by the loss that
+    `training_step` returns, averaged over accumulated batches. The data goes on: each candidate sees other batches.
+
     The module keeps its sites, so that all checkpoints of a run and after it fit; once committed they call what they
     picked and nothing else. The plain network is `extracted`, a copy.
 
@@ -70,6 +73,10 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         self._saved: dict[str, Any] | None = None
         self._extracted: nn.Module | None = None
         self._logged_commitment = False
+        self._losses: list[torch.Tensor] = []
+        """Of the batches of the present step, each divided by their number."""
+        self._loss: torch.Tensor | None = None
+        """Of the last step that had one: a `training_step` may return None to skip a batch."""
 
     @property
     def extracted(self) -> Any:
@@ -121,10 +128,16 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
             if site.logits.grad is not None:
                 torch.nan_to_num_(site.logits.grad, nan=0.0, posinf=0.0, neginf=0.0)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self.schedule is None or self.schedule.steps_done == trainer.global_step:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        if self.schedule is None:
+            return
+        if isinstance(outputs, dict) and outputs.get("loss") is not None and not self.schedule.committed:
+            self._losses.append(outputs["loss"])
+        if self.schedule.steps_done == trainer.global_step:
             return  # a micro-batch
-        self.schedule.step()
+        if self._losses:
+            self._loss, self._losses = torch.stack(self._losses).sum(), []
+        self.schedule.step(self._loss)
         if self.logs and not self._logged_commitment and trainer.global_step % trainer.log_every_n_steps == 0:
             self._log(trainer, pl_module)
 

@@ -37,7 +37,7 @@ from flexact.policy import penalty
 from flexact.reading import parsed_json
 from flexact.schedule import Schedule
 from flexact.selection import Selection, selection
-from flexact.sites import sites_of
+from flexact.sites import blend, sites_of
 from flexact.writing import write_whole
 
 if find_spec("transformers") is None:
@@ -56,6 +56,9 @@ class FlexActCallback(TrainerCallback):
     logit_lr: learning rate of the logits, where the policy leaves them to the optimizer; the Trainer's by default.
     log: whether the sites' probabilities go to the Trainer's loggers, with every log of the loss, until the commitment.
     extract: whether the model is a plain one when `train` returns, so that `save_pretrained` writes a plain checkpoint.
+
+    A Trainer tells its callbacks no loss at the end of a step, so `pick_by="auto"` is a blend here, also in a network
+    without normalisation layers, and `pick_by="trial"` is refused.
 
     From `wrap` on the model's configuration says that it has sites, and from the commitment on what they picked; so
     whoever saves the model, and when, `from_pretrained` never builds it with other activations without a word.
@@ -92,6 +95,7 @@ class FlexActCallback(TrainerCallback):
             raise FlexActError("this FlexActCallback has a Trainer already; make one callback for each run.")
         sites = check_model(trainer.model, self.extracts)
         check_arguments(trainer)
+        blend(sites)
         if self.logit_lr is not None and sites[0].config.logit_step == "paced":
             raise FlexActError(
                 f"logit_lr={self.logit_lr} would have no effect: this policy moves the logits itself. Leave it out, or "
@@ -362,7 +366,7 @@ def _load_schedule(checkpoint: Path, schedule: Schedule) -> None:
         state["start"] = read_start(checkpoint)
     try:
         for name, value in own.items():
-            if isinstance(value, torch.Tensor) and isinstance(state.get(name), list):
+            if isinstance(value, torch.Tensor) and isinstance(state.get(name), list | int | float):
                 state[name] = torch.tensor(state[name], dtype=value.dtype, device=value.device)
         schedule.load_state_dict(state)
     except (FlexActError, TypeError, ValueError, RuntimeError, OverflowError) as error:
