@@ -23,7 +23,7 @@ def signature(key: str) -> int:
 def check_state(site: FlexAct, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Refuse a state whose entries under this prefix are not of such a site, or were edited."""
     state = f"the state of site {prefix[:-1] or 'FlexAct'!r}"
-    own = {"signature": site.signature, "dropped_at": site.dropped_at}
+    own = {"signature": site.signature, "dropped_at": site.dropped_at, "evidence": site.evidence}
     own |= {"logits": site.logits, "temperature": site.temperature}
     found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
     for name, value in found.items():
