@@ -80,7 +80,7 @@ class Selection:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
         candidate that diverged, and the probabilities of a run that did."""
-        return {"flexact_selection": VERSION, "rows": [_plain(asdict(row)) for row in self.rows]}
+        return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
@@ -179,7 +179,7 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
             runner_up=None if second is None else site.candidates[second],
             margin=margin,
             committed=site.committed,
-            decided=site.committed and _is_decided(ranked[0], second, site.original_index, contests),
+            decided=site.committed and _is_decided(second, site.original_index, contests),
             probabilities=dict(zip(site.candidates, pi, strict=True)),
             dropped={site.candidates[k]: step for k, step in at.items()},
             evidence={site.candidates[k]: contest for k, contest in contests.items()},
@@ -198,10 +198,9 @@ def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
 
 
-def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
+def _is_decided(runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
     """Whether the evidence for a committed row's pick is significant: against what was there before, or the next."""
-    beaten = [k for k in (original, runner_up) if k in contests]
-    return any(contests[k].is_significant for k in beaten)
+    return any(k in (original, runner_up) and contest.is_significant for k, contest in contests.items())
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -224,10 +223,10 @@ def _flat(row: Row) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The same with None for every number that is not finite, which JSON cannot have."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -104,17 +104,13 @@ def _aligned(columns: dict[str, list[str]]) -> list[str]:
 
 
 def _legend(contested: Sequence[Row], committed: Sequence[Row]) -> list[str]:
-    lines = []
-    if any(not is_open(row) for row in contested):
-        lines.append("? not committed yet")
-    if any(is_open(row) for row in contested):
-        lines.append("undecided: no candidate leads yet")
-    if any(row.lead is not None for row in committed):
-        lines.append(
-            "lead: of the pick over the runner-up when that was dropped ± standard error; z: in standard errors"
-        )
-    if any(not row.decided for row in committed):
-        lines.append(
-            f"(undecided): no significant lead (z of {SIGNIFICANT:g} or more) over the runner-up or over what was there before"
-        )
-    return lines
+    told = {
+        "? not committed yet": any(not is_open(row) for row in contested),
+        "undecided: no candidate leads yet": any(is_open(row) for row in contested),
+        "lead: of the pick over the runner-up when that was dropped ± standard error; z: in standard errors": any(
+            row.lead is not None for row in committed
+        ),
+        f"(undecided): no significant lead (z of {SIGNIFICANT:g} or more) over the runner-up or over what was there "
+        "before": any(not row.decided for row in committed),
+    }
+    return [line for line, applies in told.items() if applies]
