@@ -161,7 +161,7 @@ def _history_section(name: str, history: History, count: int) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    if any(one.lead is not None for one in found):
+    if any(one.decided is not None for one in found):
         body += f"<p>{LEAD}</p>\n"
     body += outcome_table(("site",), [((one.site,), one) for one in found])
     return Section(f"Run: {name}", body, history_pictures(records, stem))
