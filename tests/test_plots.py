@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from flexact import FlexActError, plots
 from flexact.drawing import STYLE
+from flexact.evidence import Contest
 from flexact.picture import Bars, Line, Panel, Picture, candidate_colours, short_names, value_range
 
 
@@ -106,7 +107,33 @@ def test_probabilities_have_one_heat_map_a_candidate() -> None:
 def test_final_bars_are_the_last_record() -> None:
     (panel,) = plots.final_picks(_history()).panels
     assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.0, 0.9], "tanh": [1.0, 0.1]}
-    assert plots.final_table(_history()) == [("a", "tanh", 1.0, None, 1.0), ("b", "relu", 0.9, "tanh", 0.8)]
+    first, second = plots.outcomes(_history())
+    assert (first.site, first.pick, first.probability, first.runner_up, first.margin) == ("a", "tanh", 1.0, None, 1.0)
+    assert (second.site, second.pick, second.probability, second.runner_up) == ("b", "relu", 0.9, "tanh")
+    assert second.margin == pytest.approx(0.8)
+    assert (first.decided, second.decided, second.decision) == (None, None, "not committed")
+
+
+def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record_has_them() -> None:
+    history = _history()
+    drop = {"step": 9, "margin": 0.5, "standard_error": 0.25, "steps": 40}
+    history[1] |= {"drops": {"a": {"relu": drop}}}
+    history[3] |= {"decisions": {"a": {"runner_up": "relu", "decided": True}}}
+    history[4] |= {
+        "drops": {"b": {"tanh": dict.fromkeys(drop)}},
+        "decisions": {"b": {"runner_up": "tanh", "decided": False}},
+    }
+    first, second = plots.outcomes(history)
+    assert (first.runner_up, first.lead, first.decision) == ("relu", Contest(0.5, 0.25, 40), "decided")
+    assert (second.runner_up, second.lead, second.decision) == ("tanh", None, "undecided")
+    assert "drops" not in [panel.title for picture in plots.history_pictures(history) for panel in picture.panels]
+
+
+def test_a_site_that_picks_by_channel_tells_how_many_are_decided() -> None:
+    sites = {f"a:{i}": {"relu": 1.0, "tanh": 0.0} for i in range(3)}
+    decisions = {f"a:{i}": {"runner_up": "tanh", "decided": i > 0} for i in range(3)}
+    (only,) = plots.outcomes([{"step": 0, "sites": sites, "decisions": decisions}])
+    assert (only.site, only.decision, only.decided, only.lead) == ("a", "2 of 3 channels decided", False, None)
 
 
 def test_channels_of_a_site_are_shown_as_their_mean() -> None:

@@ -15,9 +15,12 @@ from torch import nn
 
 from flexact import FlexActError, FlexConfig, Recorder, convert, selection
 
+FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+CONFIG = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=False)
+
 
 def network() -> nn.Sequential:
-    return convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    return convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), config=CONFIG)
 
 
 def nudge(model: nn.Sequential, amount: float) -> None:
@@ -63,7 +66,7 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
         nudge(model, 1.0)
     recorder.close()
     header = json.loads(path.read_text().splitlines()[0])
-    assert header["flexact_history"] == 1
+    assert header["flexact_history"] == 2
     assert header["policy"]["alpha"] == FlexConfig().alpha
     assert header["versions"]["torch"] == torch.__version__
     assert Recorder.load(path) == recorder.history
@@ -92,7 +95,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 1}', '{"flexact_history": 1, "policy": {"al'])
+@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 2}', '{"flexact_history": 2, "policy": {"al'])
 def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path, start: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(start)
@@ -117,8 +120,8 @@ def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, lin
 
 def test_a_newer_version_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    path.write_text('{"flexact_history": 2}\n')
-    with pytest.raises(FlexActError, match="has version 2, and this flexact reads up to 1; update flexact"):
+    path.write_text('{"flexact_history": 3}\n')
+    with pytest.raises(FlexActError, match="has version 3, and this flexact reads up to 2; update flexact"):
         Recorder.load(path)
     path.write_text('{"other": 1}\n')
     with pytest.raises(FlexActError, match="is not a history of flexact"):
@@ -143,6 +146,42 @@ def test_rewinding_forgets_what_came_after_a_step_in_memory_and_on_disk(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["history.jsonl"]
 
 
+def test_drops_and_decisions_are_recorded_once_with_their_evidence(tmp_path: Path) -> None:
+    path, model = tmp_path / "history.jsonl", network()
+    nudge(model, 1.0)
+    with Recorder(model, path) as recorder:
+        recorder.record(0)
+        goes = torch.tensor([[False, True, False, True, True]])
+        evidence = torch.full((1, 5, 3), math.nan)
+        evidence[0, 1] = torch.tensor([0.5, 0.125, 40.0])
+        evidence[0, 3] = torch.tensor([math.inf, 0.0, 40.0])
+        model[1].drop(goes, 7, evidence)
+        recorder.record(7)
+        recorder.record(8)
+        model[1].drop(torch.tensor([[True, False, False, False, False]]), 9, torch.tensor([0.25, 0.25, 30.0]))
+        recorder.record(9)
+    text = path.read_text()
+    assert not {"NaN", "Infinity"} & set(text.replace(",", " ").replace("}", " ").split())
+    first, second, third, fourth = Recorder.load(path)
+    assert not {"drops", "decisions"} & {*first, *third}
+    assert second["drops"] == {
+        "1": {
+            "sigmoid": {"step": 7, "margin": 0.5, "standard_error": 0.125, "steps": 40},
+            "leaky_relu": {"step": 7, "margin": None, "standard_error": 0.0, "steps": 40},
+            "identity": {"step": 7, "margin": None, "standard_error": None, "steps": None},
+        }
+    }
+    assert "decisions" not in second
+    assert fourth["drops"] == {"1": {"relu": {"step": 9, "margin": 0.25, "standard_error": 0.25, "steps": 30}}}
+    assert fourth["decisions"] == {"1": {"runner_up": "relu", "decided": False}}
+    with Recorder(model, path) as recorder:
+        recorder.record(10)
+        assert not {"drops", "decisions"} & set(recorder.history[-1])
+        recorder.rewind(8)
+        recorder.record(9)
+    assert Recorder.load(path)[-1] == fourth
+
+
 def test_steps_come_once_and_in_order() -> None:
     recorder = Recorder(network())
     recorder.record(5)
@@ -154,7 +193,7 @@ def test_steps_come_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"loss": "low"}, {"loss": torch.ones(2)}, {"loss": None}, {"sites": 1.0}, {"picks": 1}]
+    "values", [{"loss": "low"}, {"loss": torch.ones(2)}, {"loss": None}, {"sites": 1.0}, {"picks": 1}, {"drops": 1.0}]
 )
 def test_what_is_no_number_is_an_error_and_records_nothing(tmp_path: Path, values: dict[str, object]) -> None:
     path = tmp_path / "history.jsonl"
@@ -186,8 +225,7 @@ def test_tensorboard_gets_a_scalar_a_candidate_and_the_users_numbers(tmp_path: P
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     tags = events.Tags()["scalars"]
-    names = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-    assert set(tags) == {"loss", *(f"flexact/{site}/{name}" for site in (1, 3) for name in names)}
+    assert set(tags) == {"loss", *(f"flexact/{site}/{name}" for site in (1, 3) for name in FIVE)}
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     written = [event.value for event in events.Scalars("flexact/1/tanh")]
     assert written == pytest.approx([entry["sites"]["1"]["tanh"] for entry in recorder.history])
@@ -224,7 +262,7 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
         b'{"my": "data"}',
         b"hello",
         b"\x89PNG\r\n\xff",
-        b'{"flexact_history": 2}',
+        b'{"flexact_history": 3}',
         b'{"flexact_history": 12',
         b"\n",
         b"a,b\n1,2\n",
@@ -233,7 +271,7 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
 def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(FlexActError, match=r"not a history of flexact|has version 2"):
+    with pytest.raises(FlexActError, match=r"not a history of flexact|has version 3"):
         Recorder(network(), path)
     with pytest.raises(FlexActError):
         Recorder.load(path)
@@ -275,7 +313,7 @@ def test_the_history_of_another_network_is_not_gone_on_with(tmp_path: Path) -> N
     path = tmp_path / "history.jsonl"
     recorded(path, steps=3)
     before = path.read_text()
-    other = convert(nn.Sequential(*(nn.ReLU() for _ in range(7))))
+    other = convert(nn.Sequential(*(nn.ReLU() for _ in range(7))), config=CONFIG)
     with (
         Recorder(other, path) as recorder,
         pytest.raises(FlexActError, match=r"sites 1, 3, and .* has 0, 1, .* 2 more"),

@@ -1,10 +1,12 @@
-"""What was picked: noise-free probabilities, margins, and when a candidate was dropped."""
+"""What was picked, and how surely: noise-free probabilities, margins, and when and why a candidate was dropped."""
 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,14 @@ from torch.optim.swa_utils import AveragedModel
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, convert, selection
+from flexact.evidence import Contest
 from flexact.selection import Selection
 
+FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
+BY_SITE = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=False)
 
-def network(config: FlexConfig | None = None) -> nn.Sequential:
+
+def network(config: FlexConfig = BY_SITE) -> nn.Sequential:
     return convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), config=config)
 
 
@@ -42,7 +48,7 @@ def test_rows_have_the_softmax_of_the_logits_and_the_lead_over_the_runner_up() -
 
 
 def test_noise_and_temperature_do_not_show() -> None:
-    model = network(FlexConfig(noise=5.0, temperature=0.01))
+    model = network(FlexConfig(candidates=FIVE, noise=5.0, temperature=0.01))
     set_logits(model[1], [0.1, 0.2, 0.3, 0.4, 0.5])
     before = selection(model).to_dict()
     for _ in range(5):
@@ -64,13 +70,193 @@ def test_what_was_dropped_has_no_probability_and_says_when() -> None:
     assert (row.pick, row.runner_up) == ("sigmoid", "leaky_relu")
 
 
-def test_a_committed_site_has_probability_one_and_no_runner_up() -> None:
+def test_a_site_that_was_committed_by_hand_is_undecided_and_has_no_lead() -> None:
+    """Its runner-up is the second likeliest of what was dropped last."""
     model = network()
-    set_logits(model[1], [0.0, 0.0, 0.1, 0.0, 0.0])
+    set_logits(model[1], [0.0, 0.0, 0.1, 0.05, 0.0])
     model[1].commit(step=12)
     row = selection(model)[0]
-    assert (row.pick, row.probability, row.margin, row.runner_up, row.committed) == ("tanh", 1.0, 1.0, None, True)
+    assert (row.pick, row.probability, row.margin, row.runner_up) == ("tanh", 1.0, 1.0, "leaky_relu")
+    assert (row.committed, row.decided, row.lead, row.evidence) == (True, False, None, {})
     assert set(row.dropped.values()) == {12}
+    assert "tanh (undecided)" in str(selection(model))
+
+
+def lone_site(**choices: object) -> nn.Sequential:
+    """A ReLU between two candidates, whose input is what the network is given."""
+    config = FlexConfig(candidates=("original", "tanh"), round_steps=20, commit_at=0.5, rewind=False, pick_by="blend")
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.zero_()
+    return convert(model, config=dataclasses.replace(config, **choices))
+
+
+def blended(signs: Sequence[int], **choices: object) -> tuple[nn.Module, list[float]]:
+    """A model that was trained until it committed, one step a sign, and by how much tanh was ahead of relu in each.
+
+    The loss is the site's output, x = p·relu + (1 − p)·tanh, or minus that. The advantages of the two are (1 − p)·D and
+    −p·D, where D = Σ relu − tanh > 0; divided by their root-mean-square they differ by √(2 / (p² + (1 − p)²)).
+    """
+    model = lone_site(**choices)
+    optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0))
+    schedule = flexact.Schedule(model, total_steps=2 * len(signs), optimizer=optimizer)
+    ahead = []
+    for sign in signs:
+        p = selection(model)[0].probabilities["relu"]
+        ahead.append(sign * math.sqrt(2 / (p**2 + (1 - p) ** 2)))
+        (sign * model(torch.tensor([[-1.0], [2.0]])).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert schedule.committed
+    return model, ahead
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    n, mean = len(values), sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+
+
+def test_a_blend_keeps_the_mean_lead_its_standard_error_and_the_steps() -> None:
+    model, ahead = blended([1, 1, 1, -1, 1] * 4)
+    row = selection(model)[0]
+    margin, error = mean_and_error(ahead)
+    assert (row.pick, row.runner_up, row.dropped) == ("tanh", "relu", {"relu": 20})
+    assert row.lead is row.evidence["relu"]
+    assert row.lead.margin == pytest.approx(margin, rel=1e-4)
+    assert row.lead.standard_error == pytest.approx(error, rel=1e-3)
+    assert row.lead.steps == 20
+    assert row.lead.z == pytest.approx(margin / error, rel=1e-3)
+    assert margin > 2 * error
+    assert row.decided
+
+
+@pytest.mark.parametrize("eliminate", [None, "none"])
+def test_a_site_without_significant_evidence_is_undecided_and_keeps_what_it_had(eliminate: str | None) -> None:
+    """The lead over what was ahead of it, but not by enough, is negative."""
+    model, ahead = blended([1, -1, 1, 1, -1] * 4, eliminate=eliminate)
+    row = selection(model)[0]
+    margin, error = mean_and_error(ahead)
+    assert 0 < margin < 2 * error
+    assert (row.pick, row.runner_up, row.decided) == ("relu", "tanh", False)
+    assert row.lead.margin == pytest.approx(-margin, rel=1e-4)
+    assert row.lead.standard_error == pytest.approx(error, rel=1e-3)
+    assert "relu (undecided)" in str(selection(model))
+
+
+def test_the_original_is_decided_for_on_significant_evidence() -> None:
+    model, ahead = blended([-1, -1, -1, 1, -1] * 4)
+    row = selection(model)[0]
+    assert (row.pick, row.runner_up, row.decided) == ("relu", "tanh", True)
+    assert row.lead.margin == pytest.approx(-mean_and_error(ahead)[0], rel=1e-4)
+    assert "undecided" not in str(selection(model))
+
+
+def tried(*losses: Sequence[float], candidates: tuple[str, ...] = ("original", "tanh")) -> nn.Module:
+    """A model whose candidates had these losses, one after another in a trial."""
+    steps = len(losses[0])
+    model = lone_site(candidates=candidates, pick_by="trial", trial_steps=steps, rewind=None)
+    optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0))
+    schedule = flexact.Schedule(model, total_steps=10 * steps, optimizer=optimizer)
+    for loss in [one for of_candidate in losses for one in of_candidate]:
+        optimizer.step()
+        schedule.step(loss)
+    assert schedule.committed
+    return model
+
+
+RELU = [9.0] * 8 + [1.0, 2.0, 1.5, 1.2]  # the last third is compared
+BETTER, BEST, NAN = [9.0] * 8 + [1.2, 1.6, 1.3, 1.3], [9.0] * 8 + [0.8, 1.7, 1.3, 0.9], [9.0] * 8 + [math.nan] * 4
+
+
+def test_a_trial_keeps_the_mean_difference_of_losses() -> None:
+    row = selection(tried(RELU, BEST))[0]
+    margin, error = mean_and_error([0.2, 0.3, 0.2, 0.3])
+    assert (row.pick, row.runner_up, row.decided, row.dropped) == ("tanh", "relu", True, {"relu": 24})
+    assert (row.lead.margin, row.lead.standard_error) == pytest.approx((margin, error), rel=1e-5)
+    assert row.lead.steps == 4
+
+
+def test_an_undecided_trial_keeps_the_original() -> None:
+    model = tried(RELU, BETTER)
+    row = selection(model)[0]
+    margin, error = mean_and_error([-0.2, 0.4, 0.2, -0.1])
+    assert 0 < margin < 2 * error
+    assert (row.pick, row.runner_up, row.decided) == ("relu", "tanh", False)
+    assert (row.lead.margin, row.lead.standard_error) == pytest.approx((-margin, error), rel=1e-5)
+
+
+def test_a_candidate_that_diverged_is_behind_without_end_and_json_has_no_infinity() -> None:
+    chosen = selection(tried(RELU, NAN))
+    assert chosen[0].lead == Contest(math.inf, 0.0, 4)
+    assert (chosen[0].pick, chosen[0].decided) == ("relu", True)
+    assert "diverged" in str(chosen)
+    text = json.dumps(chosen.to_dict(), allow_nan=False)
+    assert json.loads(text)["rows"][0]["evidence"]["tanh"] == {"margin": None, "standard_error": 0.0, "steps": 4}
+    assert Selection.from_dict(json.loads(text)) == chosen
+
+
+def with_evidence(dropped: dict[str, tuple[int, float, float]]) -> nn.Module:
+    """A committed site: step, margin and standard error by dropped candidate."""
+    site = FlexAct(("relu", "tanh", "gelu", "silu"))
+    for name, (step, margin, error) in dropped.items():
+        goes = torch.tensor([[candidate == name for candidate in site.candidates]])
+        site.drop(goes, step, torch.tensor([margin, error, 50.0]).expand(1, 4, 3))
+    return site
+
+
+def test_the_runner_up_is_what_was_dropped_last_by_the_smallest_margin_in_standard_errors() -> None:
+    site = with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.1), "relu": (9, 0.8, 0.2)})
+    row = selection(site)[0]
+    assert (row.pick, row.runner_up, row.decided) == ("tanh", "relu", True)
+    assert row.lead.z == pytest.approx(4.0)
+    assert not row.evidence["silu"].is_significant
+
+
+def test_a_lead_of_nothing_is_not_significant() -> None:
+    assert not Contest(0.0, 0.0, 5).is_significant
+    assert Contest(0.1, 0.0, 5).is_significant
+    assert not Contest(-0.1, 0.0, 5).is_significant
+
+
+def test_before_training_every_row_is_undecided() -> None:
+    chosen = selection(convert(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.Tanh())))
+    lines = str(chosen).splitlines()
+    assert [line.split()[1] for line in lines[2:4]] == ["undecided", "undecided"]
+    assert lines[-1] == "undecided: no candidate leads yet"
+    assert not any(row.decided for row in chosen)
+
+
+def test_probabilities_that_are_no_numbers_are_none_in_json() -> None:
+    model = network()
+    set_logits(model[1], [math.nan] * 5)
+    data = selection(model).to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["rows"][0]["probability"] is None
+    assert math.isnan(Selection.from_dict(data)[0].probability)
+
+
+@pytest.mark.parametrize("name", ["act", "encoder.layers.11.intermediate_block.intermediate_activation_function"])
+def test_the_table_of_seven_candidates_fits_120_columns(name: str) -> None:
+    names = ("leaky_relu", "hardswish", "relu_squared", "softplus", "identity", "sigmoid", "softsign")
+    model = nn.Module()
+    for number in range(2):
+        site = FlexAct(names)
+        for step, candidate in enumerate(names[:-1], start=1):
+            goes = torch.tensor([[one == candidate for one in names]])
+            site.drop(goes, 1500 * step, torch.tensor([0.04321, 0.00321, 1500.0]).expand(1, 7, 3))
+        inner = model
+        for part in f"part{number}.{name}".split(".")[:-1]:
+            inner.add_module(part, nn.Module())
+            inner = inner.get_submodule(part)
+        inner.add_module(name.rpartition(".")[2], site)
+    lines = str(selection(model)).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "softsign" in lines[2]
+    assert "0.0432 ± 0.0032  13.5  1500   sigmoid" in lines[2]
+    assert lines[2].endswith("sigmoid (9000)")
+    assert lines[2].split()[0] != lines[3].split()[0]
 
 
 def test_a_dropped_leader_is_not_the_pick() -> None:
@@ -104,7 +290,7 @@ def test_the_dictionary_is_plain_json_with_a_version() -> None:
     model[1].drop_weakest(step=3)
     data = selection(model).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert data["flexact_selection"] == 1
+    assert data["flexact_selection"] == 2
     assert [row["site"] for row in data["rows"]] == ["1", "3"]
     assert set(data["rows"][0]) == {
         "site",
@@ -114,8 +300,10 @@ def test_the_dictionary_is_plain_json_with_a_version() -> None:
         "runner_up",
         "margin",
         "committed",
+        "decided",
         "probabilities",
         "dropped",
+        "evidence",
     }
 
 
@@ -128,6 +316,15 @@ def test_the_frame_has_a_row_a_site_and_a_column_a_candidate() -> None:
     assert frame["p(relu)"][0] == pytest.approx(torch.softmax(torch.tensor([1.0, 0.0]), 0)[0].item())
     assert frame["p(tanh)"].isna().tolist() == [False, True]
     assert set(frame.columns) >= {"site", "pick", "probability", "margin", "runner_up", "committed", "p(gelu)"}
+
+
+def test_the_frame_has_the_evidence_against_the_runner_up() -> None:
+    site = with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.125), "relu": (9, 0.75, 0.125)})
+    frame = selection(nn.Sequential(site, FlexAct(("relu", "tanh")))).to_frame()
+    columns = ["lead", "standard_error", "z", "steps", "decided"]
+    assert frame[columns].iloc[0].tolist() == [0.5, 0.125, 4.0, 50.0, True]
+    assert frame[columns].isna().iloc[1].tolist() == [True, True, True, True, False]
+    assert not frame["decided"][1]
 
 
 def test_without_pandas_the_frame_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +350,10 @@ def test_it_prints_as_an_aligned_table() -> None:
     assert set(lines[1]) == {"-"}
     assert lines[2].startswith("1     tanh ?")
     assert lines[2].endswith("relu (30)")
-    assert lines[-1] == "? not committed yet"
+    assert lines[-2:] == ["? not committed yet", "undecided: no candidate leads yet"]
     column = lines[0].index("probability")
     assert all(line[column].isdigit() for line in lines[2:4])
+    assert lines[3].startswith("3     undecided")
     flexact.commit(model)
     assert "?" not in str(selection(model))
 
@@ -214,9 +412,13 @@ def test_buffers_that_were_copied_without_notice_are_read(pick: Callable) -> Non
 
 
 def test_a_selection_comes_back_from_its_dictionary() -> None:
-    model = network()
-    model[1].drop_weakest(step=3)
+    model = nn.Sequential(network(), with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.1)}))
+    model[0][1].drop_weakest(step=3)
     chosen = selection(model)
+    assert chosen[2].evidence == {
+        "silu": Contest(*map(pytest.approx, (0.1, 1.0, 50))),
+        "gelu": chosen[2].evidence["gelu"],
+    }
     assert Selection.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
 
 
@@ -232,13 +434,17 @@ def _with(**fields: object) -> dict[str, object]:
         (3, "not a Selection"),
         ({"rows": []}, "not a Selection"),
         ({"flexact_selection": "1", "rows": []}, "not a Selection"),
-        ({"flexact_selection": 2, "rows": []}, "has version 2"),
-        ({"flexact_selection": 1}, "needs 'rows'"),
-        ({"flexact_selection": 1, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
+        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 2 alone"),
+        ({"flexact_selection": 3, "rows": []}, "has version 3"),
+        ({"flexact_selection": 2}, "needs 'rows'"),
+        ({"flexact_selection": 2, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
         (_with(more=1), "row 1 of a selection needs the fields"),
         (_with(pick=3), "row 1 of a selection: pick cannot be 3"),
         (_with(probability=True), "probability cannot be True"),
         (_with(dropped={"relu": "soon"}), "dropped cannot be"),
+        (_with(decided=1), "decided cannot be 1"),
+        (_with(evidence={"relu": {"margin": 1.0}}), "evidence cannot be"),
+        (_with(evidence={"relu": {"margin": 1.0, "standard_error": None, "steps": 3}}), "evidence cannot be"),
     ],
 )
 def test_what_is_no_selection_is_refused(data: object, told: str) -> None:

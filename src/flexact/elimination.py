@@ -12,6 +12,7 @@ from torch import Tensor
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.evidence import SIGNIFICANT, Evidence
+from flexact.layer import FlexAct
 from flexact.rounds import drops
 from flexact.routing import Router
 
@@ -46,16 +47,41 @@ class Elimination:
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
             rows = slice(site.first_row, site.first_row + site.rows)
+            own = found[rows, : site.k].clone()
             if site.original_index >= 0:
-                self.protected[rows] &= ~significant[rows, site.original_index]
-            own = found[rows, : site.k]
+                self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
             left = min((count for at, count in self._left[site].items() if at <= step), default=site.k)
             while int((site.dropped_at < 0).sum(-1).max()) > left:
                 site.drop_weakest(step, own, self.protected[rows])
-        if step >= self._commit_step:
-            for site in sites:
-                site.commit(step)
+            if step >= self._commit_step and not site.committed:
+                site.keep(self._choice(site), step, own)
         self.evidence.reset()
+
+    def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
+        """Take the protection of a site's original away where it is significantly behind, and keep that round's
+        evidence for when it is dropped.
+
+        found: (rows, K, 3), this round's evidence. The leader is dropped for the original alone, so that it gets what
+        it is ahead of it by.
+        """
+        protected = self.protected[site.first_row : site.first_row + site.rows]
+        gone = ~protected.to(found.device)
+        found[:, site.original_index][gone] = site.evidence[:, site.original_index][gone]
+        protected &= ~significant
+        newly = significant.to(found.device) & ~gone
+        site.evidence[:, site.original_index][newly] = found[:, site.original_index][newly]
+        behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
+        found[torch.arange(site.rows, device=found.device), leader] = behind
+
+    def _choice(self, site: FlexAct) -> Tensor:
+        """What each row of a site that dropped nothing so far commits to: (rows,). The likeliest candidate, or the
+        original where evidence was gathered and none is significantly better."""
+        likeliest = site._likeliest()
+        if site.original_index < 0 or float(self.evidence.count) < 3:
+            return likeliest
+        protected = self.protected[site.first_row : site.first_row + site.rows].to(likeliest.device)
+        keeps = protected & (site.dropped_at[:, site.original_index] < 0)
+        return torch.where(keeps, site.original_index, likeliest)
 
     def lost(self) -> list[str]:
         """The names of the sites whose logits are no numbers any more."""

@@ -9,7 +9,9 @@ statistic: how surely the loss asks for one rather than for the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +21,42 @@ from flexact.errors import FlexActError
 
 SIGNIFICANT = 2.0
 """Standard errors from which on a margin counts."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """By how much a candidate was behind the leader when it was dropped.
+
+    >>> contest = Contest(margin=0.3, standard_error=0.1, steps=100)
+    >>> round(contest.z, 6), contest.is_significant, str(contest)
+    (3.0, True, '0.30 ± 0.10')
+    """
+
+    margin: float
+    """In a blend a difference of normalised advantages, in a trial one of losses: infinite if its loss was not finite,
+    and negative if it was ahead of the one that was kept, but not significantly."""
+    standard_error: float
+    steps: int
+    """Over which the margin is the mean."""
+
+    @property
+    def z(self) -> float:
+        """The margin in standard errors."""
+        if self.standard_error == 0:
+            return math.copysign(math.inf, self.margin) if self.margin else 0.0
+        return self.margin / self.standard_error
+
+    @property
+    def is_significant(self) -> bool:
+        return self.z >= SIGNIFICANT
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.margin):
+            return "diverged"
+        if not 1e-5 <= self.standard_error < 1e4:
+            return f"{self.margin:.3g} ± {self.standard_error:.2g}"
+        decimals = max(0, 1 - math.floor(math.log10(self.standard_error)))  # two digits of the error
+        return f"{self.margin:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
 
 class Evidence:

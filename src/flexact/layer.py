@@ -261,9 +261,9 @@ class FlexAct(nn.Module):
         """Keep each row's likeliest candidate alone."""
         self.keep(self._likeliest(), step)
 
-    def keep(self, candidates: Tensor, step: int) -> None:
-        """Drop everything but one candidate per row, given by its index: (rows,)."""
-        self.drop(~nn.functional.one_hot(candidates, self.k).bool(), step)
+    def keep(self, candidates: Tensor, step: int, evidence: Tensor | None = None) -> None:
+        """Drop everything but one candidate per row, given by its index: (rows,). evidence: as for `drop`."""
+        self.drop(~nn.functional.one_hot(candidates, self.k).bool(), step, evidence)
 
     @property
     def original_index(self) -> int:

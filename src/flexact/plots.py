@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.evidence import Contest
 from flexact.picture import Bars, Grid, Line, Panel, Picture, candidate_colours
+from flexact.recorder import RESERVED
 
 MOST_COLUMNS = 300
 """A heat map shows this many steps at most, evenly taken: more are narrower than a pixel."""
@@ -112,20 +115,72 @@ def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Pict
     return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
 
 
-def final_table(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float, str | None, float]]:
-    """Site, pick, probability, runner-up and margin in the last record, in depth order; a site that has committed has
-    no runner-up."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a history says of a site in the end."""
+
+    site: str
+    pick: str
+    probability: float
+    margin: float
+    """The pick's probability less the runner-up's."""
+    runner_up: str | None
+    lead: Contest | None
+    """By how much the pick led the runner-up when that was dropped; None of a site that picks by channel."""
+    decided: bool | None
+    """None: not committed, or recorded by a flexact that did not say."""
+    decision: str
+
+
+def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """What became of each site, in depth order."""
     sites, _, table = _by_site(history)
+    decisions: dict[str, Any] = {}
+    drops: dict[str, dict[str, Any]] = {}
+    for entry in history:
+        decisions |= entry.get("decisions", {})
+        for key, new in entry.get("drops", {}).items():
+            drops.setdefault(key, {}).update(new)
     rows = []
     for site in sites:
         ranked = sorted(table[site][-1].items(), key=lambda p: -p[1])
-        if ranked:
-            second = ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else (None, 0.0)
-            rows.append((site, *ranked[0], second[0], ranked[0][1] - second[1]))
+        if not ranked:
+            continue
+        (pick, p), (second, q) = ranked[0], ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else (None, 0.0)
+        of_site = [one for key, one in decisions.items() if _site_of(key) == site]
+        decided = all(one["decided"] for one in of_site) if of_site else None
+        lead = None
+        if site in decisions:
+            second = decisions[site]["runner_up"]
+            lead = _contest(drops.get(site, {}).get(second))
+        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _told(p, of_site, site in decisions)))
     return rows
 
 
+def _told(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
+    """A decision in words. is_whole: of a site that does not pick by channel."""
+    if not decisions:
+        return "not committed" if probability < 1 else "-"
+    count = sum(one["decided"] for one in decisions)
+    if is_whole:
+        return "decided" if count else "undecided"
+    return f"{count} of {len(decisions)} channels decided"
+
+
+def _contest(drop: Mapping[str, Any] | None) -> Contest | None:
+    """The evidence of a drop as a Recorder wrote it."""
+    if drop is None or drop["standard_error"] is None:
+        return None
+    return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
+
+
 _CHANNEL = re.compile(r"(.+):\d+")
+
+
+def _site_of(key: str) -> str:
+    """The site that a key of a record belongs to: without its channel."""
+    match = _CHANNEL.fullmatch(key)
+    return match[1] if match else key
 
 
 def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
@@ -145,8 +200,7 @@ def _by_site(
     for entry in history:
         channels: dict[str, dict[str, list[float]]] = {}
         for key, pi in entry["sites"].items():
-            match = _CHANNEL.fullmatch(key)
-            of_site = channels.setdefault(match[1] if match else key, {})
+            of_site = channels.setdefault(_site_of(key), {})
             for candidate, p in pi.items():
                 of_site.setdefault(candidate, []).append(p)
         sites.update(dict.fromkeys(channels))
@@ -160,7 +214,7 @@ def _by_site(
 
 
 def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for entry in history for key in entry if key not in ("step", "sites", "picks")))
+    return list(dict.fromkeys(key for entry in history for key in entry if key not in ("step", *RESERVED)))
 
 
 def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:

@@ -6,8 +6,9 @@ import json
 import operator
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +19,18 @@ from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.reading import parsed_json, path_of
-from flexact.selection import selection
+from flexact.selection import Row, plain, selection
 from flexact.sites import sites_of
 from flexact.writing import write_whole
 
 if TYPE_CHECKING:
     from flexact.tensorboard import Board
 
-VERSION = 1
+VERSION = 2
 _KEY = "flexact_history"
+DROPS, DECISIONS = "drops", "decisions"
+RESERVED = ("sites", "picks", DROPS, DECISIONS)
+"""What a record has besides its step and the user's numbers."""
 _OPENING = json.dumps({_KEY: VERSION})[:-1]
 
 
@@ -39,7 +43,9 @@ class Recorder:
     histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
 
     A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
-    was given to `record`.
+    was given to `record`. Where candidates were dropped since the record before, it has "drops": {site: {candidate:
+    {"step": int, "margin": float, "standard_error": float, "steps": int}}}, the last three None without evidence; where
+    sites have committed, "decisions": {site: {"runner_up": candidate, "decided": bool}}.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -59,6 +65,7 @@ class Recorder:
         if path is not None:
             self._path = path_of(path, "a history")
             self.history = _existing(self._path)
+        self._told = _told(self.history)
         if tensorboard is not None:
             from flexact.tensorboard import Board  # not before it is asked for
 
@@ -87,18 +94,35 @@ class Recorder:
             "step": step,
             "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
             "picks": now.picks,
+            **self._news(dict(zip(keys, now, strict=True))),
             **numbers,
         }
         self.history.append(entry)
+        self._told |= _told([entry])
         if self._file is not None:
             self._write(entry)
         if self._board is not None:
             self._board.write(self.model, self.history, numbers)
 
+    def _news(self, rows: Mapping[str, Row]) -> dict[str, Any]:
+        """The drops and decisions that no record has yet."""
+        drops = {
+            site: {name: _drop(row, name) for name in row.dropped if (site, name) not in self._told}
+            for site, row in rows.items()
+        }
+        decisions = {
+            site: {"runner_up": row.runner_up, "decided": row.decided}
+            for site, row in rows.items()
+            if row.committed and (site, None) not in self._told
+        }
+        news = {DROPS: {site: new for site, new in drops.items() if new}, DECISIONS: decisions}
+        return {name: value for name, value in news.items() if value}
+
     def rewind(self, step: int) -> None:
         """Forget what was recorded after a step: for going on from an earlier checkpoint."""
         last = _index(step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
+        self._told = _told(self.history)
         if self._file is not None:
             self._rewrite()
 
@@ -158,6 +182,19 @@ class Recorder:
         self._file.flush()
 
 
+def _told(history: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
+    """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
+    drops = {(site, name) for entry in history for site, one in entry.get(DROPS, {}).items() for name in one}
+    return drops | {(site, None) for entry in history for site in entry.get(DECISIONS, {})}
+
+
+def _drop(row: Row, candidate: str) -> dict[str, Any]:
+    """When a candidate was dropped, and on what evidence, in plain JSON types."""
+    contest = row.evidence.get(candidate)
+    fields = dict.fromkeys(("margin", "standard_error", "steps")) if contest is None else plain(asdict(contest))
+    return {"step": row.dropped[candidate], **fields}
+
+
 def _header(model: nn.Module) -> dict[str, Any]:
     """The first line of a file: what it is, and what the run was made with."""
     header: dict[str, Any] = {_KEY: VERSION}
@@ -178,7 +215,7 @@ def _some(sites: Iterable[str]) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    if name in ("sites", "picks"):
+    if name in RESERVED:
         raise FlexActError(f"{name!r} is what a record has of its own; give your number another name.")
     try:
         return float(value.item() if isinstance(value, Tensor) else value)
@@ -232,11 +269,18 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
             ) from None
         if number == 1:
             _check_header(path, entry)
-        elif isinstance(entry, dict) and isinstance(entry.get("step"), int) and isinstance(entry.get("sites"), dict):
+        elif _is_record(entry):
             entries.append(entry)
         else:
             raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
     return entries
+
+
+def _is_record(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        return False
+    parts = [entry.get("sites"), entry.get(DROPS, {}), entry.get(DECISIONS, {})]
+    return all(isinstance(part, dict) for part in parts)
 
 
 def _objection(error: ValueError) -> str:

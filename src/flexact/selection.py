@@ -1,11 +1,12 @@
-"""What was picked, and its history over training.
+"""What was picked, and on what evidence.
 
 Probabilities here are always the noise-free π, over the candidates still in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,29 +14,47 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.evidence import Contest
 from flexact.layer import FlexAct
+from flexact.selection_table import table
+from flexact.sharding import whole
 from flexact.sites import sites_of
 
 if TYPE_CHECKING:
     import pandas
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class Row:
-    """One site, or one channel of it: its pick, how likely it is, and by how much it leads the runner-up."""
+    """One site, or one channel of it: its pick, and by how much that leads."""
 
     site: str
     channel: int | None
     pick: str
+    """The candidate that leads now. Before training, when all are alike, the first one."""
     probability: float
     runner_up: str | None
+    """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
+    with the smallest margin in standard errors."""
     margin: float
+    """The probability of the pick less that of the next candidate still in."""
     committed: bool
+    decided: bool
+    """Whether the row is committed on significant evidence: against what the site had before, or against the
+    runner-up."""
     probabilities: dict[str, float]
     dropped: dict[str, int]
     """When each candidate that is out was dropped, in steps."""
+    evidence: dict[str, Contest]
+    """By how much each of these was behind then; without those that were dropped on no evidence. Of what the site had
+    before: in the round of a blend in which it first was significantly behind."""
+
+    @property
+    def lead(self) -> Contest | None:
+        """The evidence against the runner-up; None before the commitment, and where there is none."""
+        return self.evidence.get(self.runner_up) if self.committed and self.runner_up is not None else None
 
 
 @dataclass(frozen=True)
@@ -59,8 +78,9 @@ class Selection:
         return {row.site if row.channel is None else f"{row.site}:{row.channel}": row.pick for row in self.rows}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version."""
-        return {"flexact_selection": VERSION, "rows": [asdict(row) for row in self.rows]}
+        """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
+        candidate that diverged, and the probabilities of a run that did."""
+        return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
@@ -68,70 +88,47 @@ class Selection:
         version = data.get("flexact_selection") if isinstance(data, dict) else None
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise FlexActError(f"not a Selection: expected {{'flexact_selection': {VERSION}, ...}}; got {data!r:.80}.")
-        if version > VERSION:
-            raise FlexActError(f"this selection has version {version}, and this flexact reads up to {VERSION}; update.")
+        if version != VERSION:
+            raise FlexActError(
+                f"this selection has version {version}, and this flexact reads version {VERSION} alone. Use the "
+                "flexact that wrote it, or take it anew with flexact.selection(model).to_dict()."
+            )
         rows = data.get("rows")
         if not isinstance(rows, list):
             raise FlexActError(f"a selection needs 'rows', a list; got {rows!r:.80}.")
         return cls(tuple(_row(number, row) for number, row in enumerate(rows)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas table: one row a site, one column a candidate's probability."""
+        """A pandas table: one row a site, one column a candidate's probability. The columns lead, standard_error, z and
+        steps are the evidence against the runner-up, empty where there is none."""
         try:
             import pandas
         except ImportError:
             raise missing_extra("pandas", "frame") from None
-        flat = [
-            {key: value for key, value in asdict(row).items() if key not in ("probabilities", "dropped")}
-            | {f"p({name})": p for name, p in row.probabilities.items()}
-            for row in self.rows
-        ]
-        frame: pandas.DataFrame = pandas.DataFrame(flat)
+        frame: pandas.DataFrame = pandas.DataFrame([_flat(row) for row in self.rows])
         return frame
 
     def __str__(self) -> str:
-        titles = ["site", "pick", "probability", "margin", "runner-up", "dropped (at step)"]
-        lines = [
-            [
-                _printable(row.site) + ("" if row.channel is None else f":{row.channel}"),
-                row.pick + ("" if row.committed else " ?"),
-                f"{row.probability:.3f}",
-                f"{row.margin:.3f}",
-                row.runner_up or "-",
-                ", ".join(f"{name} ({step})" for name, step in sorted(row.dropped.items(), key=lambda d: d[1])) or "-",
-            ]
-            for row in self.rows
-        ]
-        widths = [max(len(line[i]) for line in [titles, *lines]) for i in range(len(titles))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in [titles, *lines]
-        ]
-        text.insert(1, "-" * max(map(len, text)))
-        if any(not row.committed for row in self.rows):
-            text.append("? not committed yet")
-        return "\n".join(text)
+        return table(self.rows)
 
     __repr__ = __str__
 
 
 def selection(model: nn.Module) -> Selection:
-    """What each site of a model picks now: a table of site, pick, probability and margin to the runner-up.
+    """What each site of a model picks now, and how surely: it prints as a table.
+
+    Before the commitment a row has the pick's probability and its margin to the runner-up's; after it, by how much the
+    pick led the runner-up when that was dropped.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     >>> flexact.selection(model)
-    site  pick    probability  margin  runner-up  dropped (at step)
-    ---------------------------------------------------------------
-    1     relu ?  0.200        0.000   sigmoid    -
-    ? not committed yet
+    site  pick       probability  margin  runner-up  dropped (at step)
+    ------------------------------------------------------------------
+    1     undecided  0.200        0.000   -          -
+    undecided: no candidate leads yet
     """
     return Selection(tuple(row for site in _named_sites(model) for row in _rows(*site)))
-
-
-def _printable(name: str) -> str:
-    """A name as one line that leaves the terminal alone."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 _HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)
@@ -164,22 +161,73 @@ def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
 
 def _rows(name: str, site: FlexAct) -> Iterator[Row]:
     by_channel = site.config.granularity == "channel"
-    dropped_at = site.dropped_at.tolist()
+    dropped_at, evidence = site.dropped_at.tolist(), site.evidence.tolist()
+    logits = whole(site.logits.detach()).view(site.rows, site.k).tolist()
     for channel, pi in enumerate(site.pi().tolist()):
-        dropped = {site.candidates[k]: step for k, step in enumerate(dropped_at[channel]) if step >= 0}
-        ranked = sorted(range(site.k), key=lambda k: (site.candidates[k] in dropped, -pi[k]))
-        second = ranked[1] if len(ranked) > len(dropped) + 1 else None
+        at = {candidate: step for candidate, step in enumerate(dropped_at[channel]) if step >= 0}
+        contests = {k: found for k in at if (found := _contest(evidence[channel][k])) is not None}
+        ranked = sorted(range(site.k), key=lambda k: (k in at, -pi[k]))
+        second = ranked[1] if len(ranked) > len(at) + 1 else None
+        margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
+        if site.committed:
+            second = _dropped_last(at, contests, logits[channel])
         yield Row(
             site=name,
             channel=channel if by_channel else None,
             pick=site.candidates[ranked[0]],
             probability=pi[ranked[0]],
             runner_up=None if second is None else site.candidates[second],
-            margin=pi[ranked[0]] - (0.0 if second is None else pi[second]),
+            margin=margin,
             committed=site.committed,
+            decided=site.committed and _is_decided(second, site.original_index, contests),
             probabilities=dict(zip(site.candidates, pi, strict=True)),
-            dropped=dropped,
+            dropped={site.candidates[k]: step for k, step in at.items()},
+            evidence={site.candidates[k]: contest for k, contest in contests.items()},
         )
+
+
+def _contest(found: list[float]) -> Contest | None:
+    """A candidate's row of `FlexAct.evidence`; None where it was dropped on no evidence, or in too few steps."""
+    margin, error, steps = found
+    return None if math.isnan(margin) or not math.isfinite(error) else Contest(margin, error, round(steps))
+
+
+def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits: list[float]) -> int | None:
+    """The candidate that was dropped last; of several that with the smallest margin, or without any the likeliest."""
+    last = [k for k, step in at.items() if step == max(at.values())]
+    return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
+
+
+def _is_decided(runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
+    """Whether the evidence for a committed row's pick is significant: against what was there before, or the next."""
+    return any(k in (original, runner_up) and contest.is_significant for k, contest in contests.items())
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row of the frame."""
+    lead = row.lead
+    return {
+        "site": row.site,
+        "channel": row.channel,
+        "pick": row.pick,
+        "probability": row.probability,
+        "runner_up": row.runner_up,
+        "margin": row.margin,
+        "committed": row.committed,
+        "decided": row.decided,
+        "lead": None if lead is None else lead.margin,
+        "standard_error": None if lead is None else lead.standard_error,
+        "z": None if lead is None else lead.z,
+        "steps": None if lead is None else lead.steps,
+        **{f"p({name})": p for name, p in row.probabilities.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """The same with None for every number that is not finite, which JSON cannot have."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _row(number: int, data: Any) -> Row:
@@ -187,25 +235,54 @@ def _row(number: int, data: Any) -> Row:
     if not isinstance(data, dict) or data.keys() != _FIELDS.keys():
         raise FlexActError(f"row {number} of a selection needs the fields {', '.join(_FIELDS)}; got {data!r:.80}.")
     for name, value in data.items():
-        is_right = isinstance(value, _FIELDS[name]) and (name == "committed" or not isinstance(value, bool))
-        if name in _NUMBERS_BY_NAME and is_right:
-            kinds = _NUMBERS_BY_NAME[name]
-            is_right = all(isinstance(key, str) and isinstance(one, kinds) for key, one in value.items())
-        if not is_right:
+        if not _is_right(name, value):
             raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.")
-    fields: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in data.items()}
+    fields: dict[str, Any] = dict(data)
+    for name in ("probability", "margin"):
+        fields[name] = math.nan if data[name] is None else data[name]
+    fields["probabilities"] = {key: math.nan if p is None else p for key, p in data["probabilities"].items()}
+    fields["dropped"] = dict(data["dropped"])
+    fields["evidence"] = {
+        key: Contest(**(one | {"margin": math.inf if one["margin"] is None else one["margin"]}))
+        for key, one in data["evidence"].items()
+    }
     return Row(**fields)
 
 
+def _is_right(name: str, value: Any) -> bool:
+    """Whether a field of a row has the type that it must have."""
+    if not _is_of(value, _FIELDS[name]):
+        return False
+    if name == "evidence":
+        return all(
+            isinstance(key, str)
+            and isinstance(one, dict)
+            and one.keys() == _CONTEST.keys()
+            and all(_is_of(one[field], kinds) for field, kinds in _CONTEST.items())
+            for key, one in value.items()
+        )
+    kinds = _BY_NAME.get(name)
+    return kinds is None or all(isinstance(key, str) and _is_of(one, kinds) for key, one in value.items())
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; True and False are no numbers."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+_NUMBER: tuple[type, ...] = (float, int, type(None))
 _FIELDS: dict[str, tuple[type, ...]] = {
     "site": (str,),
     "channel": (int, type(None)),
     "pick": (str,),
-    "probability": (float, int),
+    "probability": _NUMBER,
     "runner_up": (str, type(None)),
-    "margin": (float, int),
+    "margin": _NUMBER,
     "committed": (bool,),
+    "decided": (bool,),
     "probabilities": (dict,),
     "dropped": (dict,),
+    "evidence": (dict,),
 }
-_NUMBERS_BY_NAME: dict[str, tuple[type, ...]] = {"probabilities": (float, int), "dropped": (int,)}
+_BY_NAME: dict[str, tuple[type, ...]] = {"probabilities": _NUMBER, "dropped": (int,)}
+_CONTEST: dict[str, tuple[type, ...]] = {"margin": _NUMBER, "standard_error": (float, int), "steps": (int,)}

@@ -223,14 +223,17 @@ class TrialRun:
         original = sites[0].original_index
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
+        evidence_of = {one.candidate: (one.margin, one.error, float(one.steps)) for one in ranked}
         if is_last and any(one.candidate == original and one.margin < SIGNIFICANT * one.error for one in ranked):
             kept = [original]  # nothing is significantly better
+            margin, error, steps = evidence_of[original]
+            evidence_of[ranked[0].candidate] = (-margin, error, steps)  # it was ahead of the original by that
         for site in sites:
             goes = torch.zeros(site.rows, site.k, dtype=torch.bool)
             evidence = torch.full((site.rows, site.k, 3), math.nan)
-            for one in ranked:
-                goes[:, one.candidate] = one.candidate not in kept
-                evidence[:, one.candidate] = torch.tensor([one.margin, one.error, one.steps])
+            for candidate, found in evidence_of.items():
+                goes[:, candidate] = candidate not in kept
+                evidence[:, candidate] = torch.tensor(found)
             site.drop(goes, step, evidence)
         if is_last:
             self._router.trying = None

@@ -15,7 +15,7 @@ import torch
 
 from flexact import FlexActError
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.report import build
+from flexact.studies.report import build, read
 from flexact.studies.report_alpha import alphas
 from flexact.studies.report_charts import plain
 from flexact.studies.report_data import StudyRun, read_histories, read_run
@@ -173,11 +173,34 @@ def test_recorders_folder_is_reported(tmp_path: Path) -> None:
     folder = folders.recorder_folder(tmp_path, steps=4)
     page = build(folder).read_text(encoding="utf-8")
     assert "4 records of 4 sites" in page
-    assert "<td>-</td>" in page  # a committed site has no runner-up
+    assert "<td>undecided</td>" in page  # four steps decide nothing
     assert "<h3>history.jsonl: policy</h3>" in page
     assert f"<td>torch</td><td>{torch.__version__}</td>" in page
     assert folders.HOSTILE not in page
     assert (folder / "figures" / "history-probabilities.svg").exists()
+
+
+def test_a_page_shows_how_surely_each_site_was_decided(tmp_path: Path) -> None:
+    drop = {"step": 9, "margin": 0.5, "standard_error": 0.2, "steps": 40}
+    last = {
+        "step": 2,
+        "sites": {"a": {"relu": 0.0, "tanh": 1.0}, "b": {"relu": 1.0, "tanh": 0.0}, "c": {"relu": 0.6, "tanh": 0.4}},
+        "drops": {"a": {"relu": drop}, "b": {"tanh": drop | {"margin": -0.1}}},
+        "decisions": {
+            "a": {"runner_up": "relu", "decided": True},
+            "b": {"runner_up": "tanh", "decided": False},
+        },
+    }
+    _write_history(tmp_path / "history.jsonl", tail=json.dumps(last) + "\n")
+    page = read(tmp_path).sections[0].body
+    cells = "".join(f"<td>{cell}</td>" for cell in ("a", "tanh", "-", "-", "relu", "0.50 ± 0.20", "2.5", 40, "decided"))
+    assert f"<tr>{cells}</tr>" in page
+    cells = "".join(
+        f"<td>{cell}</td>" for cell in ("b", "relu", "-", "-", "tanh", "-0.10 ± 0.20", "-0.5", 40, "undecided")
+    )
+    assert f'<tr class="muted">{cells}</tr>' in page
+    assert "<td>c</td><td>relu</td><td>0.600</td><td>0.200</td><td>tanh</td>" in page
+    assert page.count("<p>The lead is that of the pick over the runner-up") == 1
 
 
 def test_two_histories_are_two_sections_with_their_own_figures(tmp_path: Path) -> None:
@@ -263,6 +286,9 @@ def test_missing_results_are_told(tmp_path: Path) -> None:
         ({"step": 1, "sites": {"a": 3}}, r"line 4: the probabilities of site 'a'"),
         ({"step": 1, "sites": {}, "loss": "low"}, r"line 4: loss is 'low'"),
         ({"step": 1}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "drops": 3}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "drops": {"a": {"relu": {"step": 3}}}}, r"line 4: the drops of site 'a' are"),
+        ({"step": 1, "sites": {}, "decisions": {"a": {"decided": True}}}, r"line 4: the decisions of site 'a' are"),
     ],
 )
 def test_corrupt_history_is_named_with_its_line(tmp_path: Path, record: dict[str, Any], says: str) -> None:

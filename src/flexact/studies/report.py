@@ -15,10 +15,10 @@ from typing import Any
 
 from flexact.drawing import STYLE
 from flexact.errors import FlexActError, missing_extra
-from flexact.plots import final_table, history_pictures
+from flexact.plots import history_pictures, outcomes
 from flexact.studies.names import counted
 from flexact.studies.report_data import History, StudyRun, read_histories, read_run
-from flexact.studies.report_page import Section, escape, markdown, page, table
+from flexact.studies.report_page import LEAD, Section, escape, markdown, outcome_table, page
 from flexact.studies.report_panels import file_name
 from flexact.studies.report_pictures import PICTURES, study_pictures
 from flexact.studies.store import TABLE, read_config, read_text
@@ -158,11 +158,13 @@ def _right_picks(run: StudyRun) -> str:
 
 def _history_section(name: str, history: History, count: int) -> Section:
     stem = file_name(Path(name).stem) if count > 1 else "history"
-    titles = ("site", "pick", "probability", "runner-up", "margin")
-    records, rows = history.records, final_table(history.records)
-    what = f"{counted(len(records), 'record')} of {counted(len(rows), 'site')}"
+    records, found = history.records, outcomes(history.records)
+    what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    return Section(f"Run: {name}", body + table(titles, rows), history_pictures(records, stem))
+    if any(one.decided is not None for one in found):
+        body += f"<p>{LEAD}</p>\n"
+    body += outcome_table(("site",), [((one.site,), one) for one in found])
+    return Section(f"Run: {name}", body, history_pictures(records, stem))
 
 
 def _found(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.reading import parsed_json
-from flexact.recorder import Recorder
+from flexact.recorder import DECISIONS, DROPS, RESERVED, Recorder
 from flexact.studies.options import Options
 from flexact.studies.store import Result, read_options, read_parts, read_text
 
@@ -115,9 +115,34 @@ def _check_record(path: Path, line: int, entry: dict[str, Any]) -> None:
             raise FlexActError(
                 f"{path}, line {line}: the probabilities of site {site!r:.80} are not numbers from 0 to 1 by candidate."
             )
+    for name, are_right in ((DROPS, _are_drops), (DECISIONS, _is_decision)):
+        for site, value in entry.get(name, {}).items():
+            if not are_right(value):
+                raise FlexActError(f"{path}, line {line}: the {name} of site {site!r:.80} are {value!r:.80}.")
     for name, value in entry.items():
-        if name not in ("sites", "picks") and not _is_number(value):
+        if name not in RESERVED and not _is_number(value):
             raise FlexActError(f"{path}, line {line}: {name} is {value!r:.80}, not a number that can be drawn.")
+
+
+def _are_drops(value: Any) -> bool:
+    """Whether this is what a Recorder writes of the candidates that a site has dropped."""
+    return isinstance(value, dict) and all(
+        isinstance(drop, dict)
+        and drop.keys() == {"step", "margin", "standard_error", "steps"}
+        and all(one is None or (_is_number(one) and not isinstance(one, bool)) for one in drop.values())
+        and (drop["standard_error"] is None or isinstance(drop["steps"], int))
+        for drop in value.values()
+    )
+
+
+def _is_decision(value: Any) -> bool:
+    """Whether this is what a Recorder writes of a site that has committed."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"runner_up", "decided"}
+        and isinstance(value["runner_up"], str | None)
+        and isinstance(value["decided"], bool)
+    )
 
 
 def _is_probability(value: Any) -> bool:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from flexact.picture import INK, SHADES, Line, Picture
+from flexact.plots import Outcome
 from flexact.studies.report_charts import charts
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -96,15 +97,50 @@ def markdown(text: str, muted: str = "") -> str:
     return _boxed(rendered)
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of plain cells."""
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Container[int] = ()) -> str:
+    """A table of plain cells. muted: the numbers of the rows that stand back."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     lines = []
-    for row in rows:
+    for number, row in enumerate(rows):
         first, *others = (escape(_cell(cell)) for cell in row)
         opening = '<td class="long">' if len(str(row[0])) > _LONG else "<td>"
-        lines.append(f"<tr>{opening}{first}</td>" + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>")
+        line = '<tr class="muted">' if number in muted else "<tr>"
+        lines.append(f"{line}{opening}{first}</td>" + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>")
     return _boxed(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
+
+
+def outcome_table(first: Sequence[str], rows: Sequence[tuple[Sequence[object], Outcome]]) -> str:
+    """What became of sites: of each row its first cells, then pick, runner-up, lead and decision; undecided ones stand
+    back. Columns that nothing is in are left out.
+
+    first: the titles of the first cells.
+    """
+    titles = (*first, "pick", "probability", "margin", "runner-up", "lead", "z", "steps", "decision")
+    cells = [
+        (
+            *own,
+            one.pick,
+            one.probability if one.decided is None else None,
+            one.margin if one.decided is None else None,
+            one.runner_up,
+            one.lead,
+            None if one.lead is None else f"{one.lead.z:.1f}",
+            None if one.lead is None else one.lead.steps,
+            one.decision,
+        )
+        for own, one in rows
+    ]
+    kept = [i for i in range(len(titles)) if any(line[i] is not None for line in cells)]
+    muted = [number for number, (_, one) in enumerate(rows) if one.decided is False]
+    return table([titles[i] for i in kept], [[line[i] for i in kept] for line in cells], muted)
+
+
+LEAD = (
+    "The lead is that of the pick over the runner-up when that was dropped, ± its standard error, as a mean over so "
+    "many steps: a difference of losses in a trial, of normalised advantages in a blend; z is its ratio to the error. "
+    "A site is undecided where no lead is significant, neither over the runner-up nor over what was there before."
+)
+"""What stands with such a table."""
 
 
 def _cell(value: object) -> object:

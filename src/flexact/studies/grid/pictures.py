@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flexact.picture import Line, Panel, Picture
-from flexact.plots import picks
+from flexact.plots import Outcome, outcomes, picks
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
-from flexact.studies.report_page import table
+from flexact.studies.names import counted
+from flexact.studies.report_page import LEAD, outcome_table, table
 
 Records = Sequence[dict[str, Any]]
 """What a Recorder wrote."""
@@ -54,6 +55,25 @@ def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
         header = ("site", *(f"seed {cell.seed}" for cell in cells))
         tables.append(f"<h3>Final picks: {title(cells[0])}</h3>\n" + table(header, rows))
     return "\n".join(tables)
+
+
+def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> str:
+    """How surely each site was decided, a table for each kind of run; sites that picked together share a row."""
+    tables = []
+    for cells in _kinds(histories).values():
+        rows = []
+        for cell in cells:
+            alike: dict[Outcome, list[str]] = {}
+            for one in outcomes(histories[cell]):
+                if one.decided is not None:
+                    alike.setdefault(dataclasses.replace(one, site=""), []).append(one.site)
+            rows += [
+                ((cell.seed, sites[0] if len(sites) == 1 else counted(len(sites), "site")), one)
+                for one, sites in alike.items()
+            ]
+        if rows:
+            tables.append(f"<h3>Evidence: {title(cells[0])}</h3>\n" + outcome_table(("seed", "site"), rows))
+    return "\n".join([f"<p>{LEAD}</p>", *tables]) if tables else ""
 
 
 def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flexact.studies.grid.pictures import Records, final_picks, selection_by_depth
+from flexact.studies.grid.pictures import Records, evidence, final_picks, selection_by_depth
 from flexact.studies.grid.store import DONE, R, Store
 from flexact.studies.grid.study import Row
 from flexact.studies.report_data import read_histories
@@ -29,4 +29,5 @@ def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Call
     if not histories:
         return []
     pictures = selection_by_depth(histories, title)
-    return [Section("What was picked, by depth", final_picks(done, title), pictures)]
+    body = final_picks(done, title) + evidence(histories, title)
+    return [Section("What was picked, by depth", body, pictures)]

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from flexact.picture import Bars, Panel, Picture
+from flexact.recorder import DECISIONS, DROPS
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
 from flexact.studies.grid.report import finished, histories_of, selection
 from flexact.studies.report_page import Section, markdown
@@ -61,4 +62,5 @@ def _shortened(record: dict[str, Any]) -> dict[str, Any]:
     short = {name: re.sub(r".*\.(\d+)\..*", r"layer \1", name) for name in sites}
     if len(set(short.values())) < len(short):  # a layer has several
         return record
-    return {**record, "sites": {short[name]: probabilities for name, probabilities in sites.items()}}
+    named = [name for name in ("sites", DROPS, DECISIONS) if name in record]
+    return record | {name: {short[site]: value for site, value in record[name].items()} for name in named}
