@@ -220,7 +220,8 @@ class TrialRun:
         ranked = trial.ranked()
         is_last = trial.rung + 1 == len(trial.rungs)
         kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].candidates]]
-        original = sites[0].original_index
+        originals = {site.original_index for site in sites}
+        original = originals.pop() if len(originals) == 1 else -1
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
         evidence_of = {one.candidate: (one.margin, one.error, float(one.steps)) for one in ranked}
