@@ -44,8 +44,8 @@ def picks(
         Names,
         typer.Option(
             help="fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone, flexact-one, "
-            "flexact-sites, random, race.",
-            show_default="all",
+            "flexact-sites, flexact-blend, flexact-trial, flexact-unrewound, random, race.",
+            show_default="all but flexact-blend, -trial and -unrewound",
         ),
     ] = None,
     seeds: Seeds = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
@@ -10,7 +11,14 @@ from flexact.studies.picks.tasks import TASKS
 FIXED = "fixed"
 """Stands for all fixed methods of a task."""
 PREFIX = "fixed-"
-CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", "flexact-sites", "random", "race")
+ABLATED: dict[str, dict[str, Any]] = {
+    "flexact-sites": {"share": "site"},
+    "flexact-blend": {"pick_by": "blend"},
+    "flexact-trial": {"pick_by": "trial"},
+    "flexact-unrewound": {"rewind": False},
+}
+"""Flex-Act with one part of its policy changed."""
+CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", *ABLATED, "random", "race")
 """The methods that choose among a task's candidates."""
 REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
 """Those that as a rule need a plain run, or picks, of another method."""
@@ -18,7 +26,7 @@ EVERY_FIXED: tuple[str, ...] = tuple(
     dict.fromkeys(PREFIX + candidate for task in TASKS.values() for candidate in task.candidates)
 )
 KNOWN: tuple[str, ...] = (FIXED, *CHOOSING, *EVERY_FIXED)
-USUAL: tuple[str, ...] = (FIXED, *CHOOSING)
+USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "flexact-sites", "random", "race")
 
 
 def fixed(candidate: str) -> str:
@@ -39,7 +47,7 @@ def candidate_of(method: str) -> str | None:
     return method.removeprefix(PREFIX) if method.startswith(PREFIX) else None
 
 
-def methods_of(task: Task, asked: Sequence[str] = USUAL) -> list[str]:
+def methods_of(task: Task, asked: Sequence[str] = KNOWN) -> list[str]:
     """Those methods of a task that are asked for, "fixed" as its fixed methods; what the task lacks is left out.
 
     >>> methods_of(TASKS["resnet-rectifiers"], ("race", "fixed", "fixed-tanh"))

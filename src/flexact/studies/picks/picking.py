@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flexact import Schedule, convert
-from flexact.convert import Share
 from flexact.sites import sites_of
 from flexact.studies.picks.protocol import policy
 from flexact.studies.picks.setting import Setting
@@ -42,9 +42,9 @@ class Picked:
             return None
 
 
-def flexact_run(setting: Setting, share: Share | None = None) -> tuple[Training, Picked]:
-    """A run of Flex-Act up to its commitment. share: which sites pick together; by default as Flex-Act has it."""
-    network = convert(setting.network(), config=policy(setting.task, setting.seed), share=share)
+def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:
+    """A run of Flex-Act up to its commitment. changes: of its policy."""
+    network = convert(setting.network(), config=policy(setting.task, setting.seed, **changes))
     training = setting.training(network, setting.task.steps)
     schedule = Schedule(network, optimizer=training.optimizer, network_steps=setting.task.steps)
     training.schedule = schedule

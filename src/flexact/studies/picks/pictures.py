@@ -15,7 +15,10 @@ from flexact.studies.report_panels import picture
 COLOURS = dict(
     zip(
         (*CHOOSING, ORIGINAL),
-        ("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#999999", "#009e73", "#0072b2"),
+        (
+            *("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442", "#8c564b"),
+            *("#bcbd22", "#999999", "#009e73", "#0072b2"),
+        ),
         strict=True,
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flexact.config import FlexConfig
 from flexact.studies.grid.protocol import GridProtocol
@@ -32,6 +32,6 @@ class Protocol(GridProtocol):
         return task if self.steps is None else dataclasses.replace(task, steps=self.steps)
 
 
-def policy(task: Task, seed: int) -> FlexConfig:
-    """Flex-Act as it comes: the task's candidates, and nothing else changed."""
-    return FlexConfig(candidates=task.candidates, seed=seed)
+def policy(task: Task, seed: int, **changes: Any) -> FlexConfig:
+    """Flex-Act as it comes: the task's candidates, and nothing else changed but what an ablation changes."""
+    return FlexConfig(candidates=task.candidates, seed=seed, **changes)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from flexact.errors import FlexActError
 from flexact.studies.overhead.steps import study_stream
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.device_lock import DEVICE
-from flexact.studies.picks.methods import candidate_of
+from flexact.studies.picks.methods import ABLATED, candidate_of
 from flexact.studies.picks.picking import (
     Picked,
     flexact_run,
@@ -71,15 +72,15 @@ def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
     if candidate is not None:
         run = trained_alone(setting, setting.everywhere(candidate))
         return Outcome(run.score, run.steps, run.seconds)
-    if cell.method == "flexact":
-        return _flexact(setting, folder)
+    if cell.method == "flexact" or cell.method in ABLATED:
+        return _flexact(setting, folder, ABLATED.get(cell.method, {}))
     flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
     return _alone(setting, _picked(cell.method, setting, flexact))
 
 
-def _flexact(setting: Setting, folder: Path) -> Outcome:
+def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
     """One run through the Schedule, from the first step to the last."""
-    training, picked = flexact_run(setting)
+    training, picked = flexact_run(setting, **changes)
     picked.write(folder)
     schedule = training.schedule
     assert schedule is not None
@@ -94,8 +95,6 @@ def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
         return picked_by_flexact(setting, flexact)
     if method == "flexact-one":
         return flexact_run(setting, share="model")[1]
-    if method == "flexact-sites":
-        return flexact_run(setting, share="site")[1]
     if method == "random":
         return picked_at_random(setting)
     if method == "race":
