@@ -848,7 +848,7 @@ def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> Non
     y = torch.tanh(5 * x[:, :1])
     model = convert(nn.Sequential(nn.Linear(4, 1), nn.ReLU()))
     optimizer = torch.optim.Adam(param_groups(model), lr=0.05)
-    epochs = 60
+    epochs = 120
     schedule = Schedule(model, total_steps=epochs * 8)
     for _ in range(epochs):
         for batch in torch.randperm(400).split(50):

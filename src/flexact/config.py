@@ -54,7 +54,7 @@ class FlexConfig:
     """
 
     candidates: tuple[str, ...] = DEFAULT_CANDIDATES
-    """What a site can pick; "original" stands for what it had before, and for nothing where a FlexAct is built alone."""
+    """What a site can pick; "original" stands for what it had before, for nothing where a FlexAct is built alone."""
     forward: Forward = "soft"
     """In training: "soft" blends the candidates, "hard" uses the likeliest and passes the soft gradient through."""
     eval: Eval = "blend"

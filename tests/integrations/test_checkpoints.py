@@ -45,7 +45,9 @@ def trained(routed: Build, trainer_of: Build, tmp_path: Path) -> Build:
     """Trains with picks that are set from the start; the Trainer, and the folder that it saved to."""
 
     def train(picks: dict[str, str], where: Any = "all") -> tuple[Any, Path]:
-        trainer = FlexActCallback().wrap(trainer_of(set_picks(routed(where, candidates=PAPER_CANDIDATES), picks), num_train_epochs=1))
+        trainer = FlexActCallback().wrap(
+            trainer_of(set_picks(routed(where, candidates=PAPER_CANDIDATES), picks), num_train_epochs=1)
+        )
         trainer.train()
         trainer.save_model(str(tmp_path / "saved"))
         return trainer, tmp_path / "saved"

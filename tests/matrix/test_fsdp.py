@@ -22,7 +22,9 @@ def test_sharded_it_trains_as_one_process_does(column: Column, policy: str, foun
     alone = trained(column, POLICIES[policy])
     assert found[0]["kinds"] == ["DTensor"], "the logits were sharded"
     for name, tensor in alone["state"].items():
-        torch.testing.assert_close(found[0][policy][name], tensor, rtol=0, atol=1e-5, equal_nan=name.endswith("evidence"))
+        torch.testing.assert_close(
+            found[0][policy][name], tensor, rtol=0, atol=1e-5, equal_nan=name.endswith("evidence")
+        )
 
 
 def test_a_loaded_run_goes_on_as_the_saved_one(found: list[dict[str, Any]]) -> None:
