@@ -222,8 +222,9 @@ class FlexAct(nn.Module):
         return torch.equal(logits, self._initial_logits().to(logits))
 
     def has_finite_logits(self) -> bool:
-        """Whether the logits are numbers, which those of a diverged run are not."""
-        return bool(whole(self.logits.detach()).isfinite().all())
+        """Whether the logits of what is still in are numbers, which those of a diverged run are not."""
+        logits = whole(self.logits.detach()).view(self.rows, self.k)
+        return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
 
     def _likeliest(self) -> Tensor:
         """By row, of what is still in: also where a diverged run has left no numbers to compare."""

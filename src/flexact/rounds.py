@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flexact.config import FlexConfig
+from flexact.config import MOST_STEPS, FlexConfig
+from flexact.errors import FlexActError
 
 
 class Rung(NamedTuple):
@@ -53,9 +54,16 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
     >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
     9155
     """
-    total = network_steps
-    while (plan := planned(k, config, tries, total)).network_steps < network_steps:
-        total += network_steps - plan.network_steps
+    plan = planned(k, config, tries, network_steps)
+    # Decided once: a longer run might rewind where a shorter one does not, or have room for a trial.
+    config, tries = replace(config, rewind=plan.rewinds), bool(plan.rungs)
+    if plan.rewinds and not tries and picking_steps(k, config, MOST_STEPS) >= MOST_STEPS:
+        raise FlexActError(
+            f"network_steps={network_steps} are to be trained after the commitment, and with commit_at="
+            f"{config.commit_at} no step is left then. Give FlexConfig a smaller commit_at, or set rewind=False."
+        )
+    while plan.network_steps < network_steps:
+        plan = planned(k, config, tries, plan.total_steps + network_steps - plan.network_steps)
     return plan
 
 

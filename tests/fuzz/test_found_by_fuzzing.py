@@ -44,15 +44,31 @@ def test_a_damaged_state_is_refused_before_the_first_tensor_is_loaded(damage: st
     assert state_of(model) == before
 
 
-def test_a_run_that_diverged_still_commits_to_what_is_left() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_run_that_diverged_picks_nothing(value: float) -> None:
+    model = flexact.convert(network())
+    site, _ = sites_of(model)
+    with torch.no_grad():
+        site.logits[2] = value
+    before = state_of(model)
+    told = r"the logits of 1 of 2 sites are NaN or infinite \(1\), so nothing can be picked there"
+    for ends in (flexact.commit, lambda model: flexact.extract(model, commit=True)):
+        with pytest.raises(FlexActError, match=told):
+            ends(model)
+    assert state_of(model) == before
+    assert not any(one.committed for one in sites_of(model))
+
+
+def test_a_logit_of_a_candidate_that_was_dropped_does_not_count() -> None:
     model = flexact.convert(network())
     site, other = sites_of(model)
     with torch.no_grad():
-        site.logits[2] = math.nan
+        site.logits[0] = math.nan
+        site.logits[3] = 1.0
     site.drop(torch.tensor([[True, False, False, False, True]]), step=1)
     flexact.commit(model)
-    assert site.picks == ("sigmoid",)
-    assert other.picks == ("relu",)
+    assert site.picks == (site.candidates[3],)
+    assert other.picks == (other.candidates[0],)
     assert site.dropped_at[0, 0] == 1
 
 

@@ -33,6 +33,14 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def _fresh_state() -> None:
+    """Forget what an earlier Accelerator of this process, as that of a Trainer, has left in their shared state."""
+    state = importlib.import_module("accelerate.state")
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
+
+
 @pytest.fixture
 def data() -> TensorDataset:
     """160 rows: five batches an epoch, so that its last step has one micro-batch alone."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import flexact
+from flexact.config import PAPER_CANDIDATES
 from flexact.picks_file import described, write_picks
 from flexact.sites import sites_of
 
@@ -44,7 +45,9 @@ def trained(routed: Build, trainer_of: Build, tmp_path: Path) -> Build:
     """Trains with picks that are set from the start; the Trainer, and the folder that it saved to."""
 
     def train(picks: dict[str, str], where: Any = "all") -> tuple[Any, Path]:
-        trainer = FlexActCallback().wrap(trainer_of(set_picks(routed(where), picks), num_train_epochs=1))
+        trainer = FlexActCallback().wrap(
+            trainer_of(set_picks(routed(where, candidates=PAPER_CANDIDATES), picks), num_train_epochs=1)
+        )
         trainer.train()
         trainer.save_model(str(tmp_path / "saved"))
         return trainer, tmp_path / "saved"

@@ -35,7 +35,7 @@ def test_one_process_with_the_whole_batch_gives_the_same(
         for what in ("logits", "statistics", "noise"):
             torch.testing.assert_close(torch.stack(one[policy][what]), torch.stack(alone[what]), rtol=0, atol=1e-5)
         for name, tensor in alone["state"].items():
-            torch.testing.assert_close(one[policy]["state"][name], tensor, rtol=0, atol=1e-5)
+            torch.testing.assert_close(one[policy]["state"][name], tensor, rtol=0, atol=1e-5, equal_nan=True)
     assert torch.stack(alone["statistics"]).any()
 
 

@@ -40,7 +40,7 @@ def test_a_model_of_the_meta_device_is_filled_and_trained(column: Column) -> Non
     stepped(model.train(), column)
     stepped(source.train(), column)
     for name, tensor in source.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], tensor)
+        torch.testing.assert_close(model.state_dict()[name], tensor, equal_nan=name.endswith("evidence"))
 
 
 def test_state_is_assigned_to_a_model_of_the_meta_device(column: Column) -> None:
@@ -100,7 +100,7 @@ def test_a_round_trip_by_to_changes_nothing(column: Column) -> None:
     model = scatter_logits(column.build(STEADY))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.to(torch.float64).to("cpu", torch.float32)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
     column.loss(model, column.batch()).backward()
     assert all(gradient.isfinite().all() for gradient in gradients_of(model).values())
 

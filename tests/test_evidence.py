@@ -1,0 +1,92 @@
+"""Evidence: margins and standard errors of a round, against numpy's mean and standard deviation."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexact import FlexActError
+from flexact.evidence import Evidence
+
+CPU = torch.device("cpu")
+
+
+def gathered(steps: numpy.ndarray) -> Evidence:
+    """steps: (steps, rows, K)."""
+    evidence = Evidence(*steps.shape[1:], CPU)
+    for step in steps:
+        evidence.add(torch.from_numpy(step).float())
+    return evidence
+
+
+@given(
+    steps=st.integers(3, 40),
+    rows=st.integers(1, 3),
+    k=st.integers(2, 6),
+    seed=st.integers(0, 1000),
+    leader=st.integers(0, 5),
+)
+def test_a_lead_is_the_mean_of_paired_differences_with_its_standard_error(
+    steps: int, rows: int, k: int, seed: int, leader: int
+) -> None:
+    advantages = numpy.random.default_rng(seed).normal(size=(steps, rows, k))
+    leaders = [(leader + row) % k for row in range(rows)]
+    margin, error = gathered(advantages).leads(torch.tensor(leaders))
+    for row, own in enumerate(leaders):
+        difference = advantages[:, row] - advantages[:, row, own : own + 1]
+        expected = difference.std(axis=0, ddof=1) / numpy.sqrt(steps)
+        numpy.testing.assert_allclose(margin[row], difference.mean(axis=0), rtol=1e-3, atol=1e-5)
+        numpy.testing.assert_allclose(error[row], expected, rtol=1e-2, atol=2e-3)
+        assert margin[row, own] == error[row, own] == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_before_the_third_step_nothing_is_sure(steps: int) -> None:
+    margin, error = gathered(numpy.random.default_rng(0).normal(size=(steps, 2, 3))).leads(torch.tensor([0, 1]))
+    assert not margin.any()
+    assert error.isinf().all()
+
+
+def test_the_leader_is_ahead_of_what_the_loss_asks_for_less() -> None:
+    """A negative advantage is a loss that falls: the leader's is the lowest, and its lead over the others positive."""
+    advantages = numpy.random.default_rng(0).normal(size=(50, 1, 3)) * 0.1 + numpy.array([0.0, -1.0, 1.0])
+    margin, error = gathered(advantages).leads(torch.tensor([1]))
+    assert margin[0].tolist() == pytest.approx([1.0, 0.0, 2.0], abs=0.1)
+    assert (margin[0, [0, 2]] > 10 * error[0, [0, 2]]).all()
+
+
+def test_a_reset_forgets_the_round() -> None:
+    numbers = numpy.random.default_rng(0).normal(size=(20, 1, 3))
+    evidence = gathered(numbers[:10])
+    evidence.reset()
+    for step in numbers[10:]:
+        evidence.add(torch.from_numpy(step).float())
+    torch.testing.assert_close(evidence.leads(torch.tensor([0])), gathered(numbers[10:]).leads(torch.tensor([0])))
+
+
+def test_a_saved_round_goes_on() -> None:
+    numbers = numpy.random.default_rng(0).normal(size=(20, 2, 3))
+    saved = {name: tensor.clone() for name, tensor in gathered(numbers[:12]).state_dict().items()}
+    evidence = Evidence(2, 3, CPU)
+    evidence.load_state_dict(saved)
+    for step in numbers[12:]:
+        evidence.add(torch.from_numpy(step).float())
+    leader = torch.tensor([0, 2])
+    for ours, theirs in zip(evidence.leads(leader), gathered(numbers).leads(leader), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("damage", ["missing", "no tensor", "another shape"])
+def test_a_state_of_other_sites_is_refused_and_changes_nothing(damage: str) -> None:
+    evidence = gathered(numpy.ones((4, 2, 3)))
+    state = dict(Evidence(2, 3, CPU).state_dict())
+    if damage == "missing":
+        del state["evidence_total"]
+    else:
+        state["evidence_total"] = [[0.0]] if damage == "no tensor" else torch.zeros(1, 3)
+    with pytest.raises(FlexActError, match=r"'evidence_total' must be a tensor of shape \(2, 3\)"):
+        evidence.load_state_dict(state)
+    assert float(evidence.count) == 4
