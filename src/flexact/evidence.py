@@ -1,8 +1,8 @@
 """How surely one candidate is better than another: the margins of a round, with their standard errors.
 
 The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
-⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. Each step's advantages are divided by
-their root-mean-square over the candidates, so that a few large gradients do not decide.
+⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. The advantages of a site are scaled to a
+norm of 1 at each step, so that a few large gradients do not decide.
 The difference of two candidates' advantages, averaged over the steps of a round, over its standard error is a test
 statistic: how surely the loss asks for one rather than for the other.
 """
@@ -80,7 +80,7 @@ class Evidence:
         """One step's. In place: a captured CUDA graph writes to this memory."""
         self.count += 1
         self.total += advantage
-        self.products += advantage.unsqueeze(2) * advantage.unsqueeze(1)
+        self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
 
     def reset(self) -> None:
         for tensor in self.tensors:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flexact import corrections
 from flexact.config import FlexConfig
@@ -95,11 +96,8 @@ def before_step(router: Router, running: RunningGradient, evidence: Evidence, st
 
 
 def _advantage(router: Router, gradient: Tensor) -> Tensor:
-    """⟨δ, a_k − x⟩ over its root-mean-square over the candidates of a row, (rows, K); 0 for what is out."""
-    alive = router.p > 0
-    advantage = torch.where(alive, gradient / router.p.clamp(min=_TINY), 0.0)
-    square = advantage.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
-    return advantage / square.sqrt().clamp(min=_TINY)
+    """⟨δ, a_k − x⟩ of the candidates of a row, scaled to a norm of 1, (rows, K); 0 for what is out."""
+    return F.normalize(gradient / router.p.clamp(min=_TINY), dim=-1, eps=_TINY)
 
 
 def _changes(
