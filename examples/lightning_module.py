@@ -1,4 +1,4 @@
-"""A LightningModule on scikit-learn's digits. About five seconds on a CPU, without the import of Lightning.
+"""A LightningModule on scikit-learn's digits. About fifteen seconds on a CPU, without the import of Lightning.
 
 What flexact adds: `convert`, `param_groups` in `configure_optimizers`, and the callback.
 """

@@ -1,8 +1,8 @@
 """A timm model with every activation of its blocks picking, on scikit-learn's digits. About ten seconds on a CPU.
 
 ResNet-10-T has no pretrained weights here, so that the example runs offline: with a network, `pretrained=True` and your
-own data make it a fine-tune. `init="original"` starts every site at what timm put there, as a fine-tune wants it. A real run
-needs more steps to pick, which the Schedule's warning says.
+own data make it a fine-tune. `init="original"` starts every site at what timm put there, as a fine-tune wants it.
+A real run needs more steps to pick, as the Schedule warns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Hugging Face Trainer with a tiny BERT on made-up sentences. About ten seconds on a CPU.
 
 Random weights and synthetic tokens, so that it runs offline; with `from_pretrained` and your own data the three lines
-of flexact stay the same. A row of tokens has the label 1 where one certain token occurs in it. A real run needs more steps
-to pick, which the Schedule's warning says.
+of flexact stay the same. A row of tokens has the label 1 where one certain token occurs in it.
+A real run needs more steps to pick, as the Schedule warns.
 """
 
 from __future__ import annotations
