@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from flexact import FlexConfig
+from flexact.config import PAPER_CANDIDATES
 from flexact.layer import FlexAct
 from flexact.pace import RunningGradient
 from flexact.studies.provenance import provenance
@@ -25,7 +26,7 @@ from flexact.studies.replicas import Cell, Task, train
 from flexact.writing import write_rows
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic" / "ablation.csv"
-DEFAULT = FlexConfig(granularity="channel")
+DEFAULT = FlexConfig(candidates=PAPER_CANDIDATES, granularity="channel")
 SEEDS = 20
 CONDITIONS = {  # task, epochs, first seed
     "base": (Task(), 100, 0),
@@ -49,7 +50,7 @@ VARIANTS = {
     "rounds of any length": replace(DEFAULT, round_steps=None),
     "rounds of 200 steps at most": replace(DEFAULT, round_steps=200),
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),
-    "no elimination, one pick at 70 %": replace(DEFAULT, eliminate=False),
+    "no elimination, one pick at 70 %": replace(DEFAULT, eliminate="none"),
     "logits left to Adam at 0.01": replace(DEFAULT, logit_step="optimizer"),
     "Gumbel noise on": replace(DEFAULT, noise=1.0),
     "advantages normalised": replace(DEFAULT, advantage="normalized"),

@@ -1,4 +1,4 @@
-"""A loop with Hugging Face accelerate, stopped half-way and gone on with. About three seconds on a CPU.
+"""A loop with Hugging Face accelerate, stopped half-way and resumed. About five seconds on a CPU.
 
 Start it alone or with `accelerate launch`: ranks share the picks. The model is converted before `prepare`, the schedule
 is registered so that `save_state` and `load_state` carry it, and the plain network comes out of `unwrap_model`.
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flexact
 
-EPOCHS = 10
+EPOCHS = 30
 
 
 class Run:
@@ -30,12 +30,12 @@ class Run:
         set_seed(0)
         self.accelerator = Accelerator(gradient_accumulation_steps=2)
         net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-        net = flexact.convert(net, config=flexact.FlexConfig(candidates=("relu", "gelu", "silu", "tanh")))
+        net = flexact.convert(net)
         optimizer = torch.optim.AdamW(flexact.param_groups(net, weight_decay=0.01), lr=3e-3)
         loader = DataLoader(data, batch_size=32, shuffle=True)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(net, optimizer, loader)
         steps = -(-len(self.loader) // self.accelerator.gradient_accumulation_steps)  # of the optimizer, an epoch
-        self.schedule = flexact.Schedule(net, total_steps=EPOCHS * steps)
+        self.schedule = flexact.Schedule(net, total_steps=EPOCHS * steps, optimizer=optimizer)
         self.accelerator.register_for_checkpointing(self.schedule)
 
     def train(self, epochs: Iterable[int]) -> None:
@@ -49,7 +49,7 @@ class Run:
                     self.optimizer.step()  # accelerate leaves it out until the gradients are accumulated,
                     self.optimizer.zero_grad()
                 if self.accelerator.sync_gradients:  # and the schedule counts what is left
-                    self.schedule.step()
+                    self.schedule.step(loss)
 
     @property
     def network(self) -> Any:
@@ -64,14 +64,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as own:
         first = Run(TensorDataset(x, y))
         (folder,) = broadcast_object_list([own])  # that of the first rank
-        first.train(range(4))
+        first.train(range(12))
         first.accelerator.save_state(folder)
 
         second = Run(TensorDataset(x, y))
         accelerator = second.accelerator
         accelerator.load_state(folder)
         accelerator.wait_for_everyone()
-    second.train(range(4, EPOCHS))
+    second.train(range(12, EPOCHS))
 
     accelerator.print(flexact.selection(second.network))
     plain = flexact.extract(second.network).cpu().eval()

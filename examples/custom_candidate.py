@@ -37,13 +37,13 @@ def main() -> None:
 
     model = flexact.convert(model, config=flexact.FlexConfig(candidates=("relu", "tanh", "gelu", "snake")))
     optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.02)
-    schedule = flexact.Schedule(model, total_steps=STEPS)
-    for _ in range(STEPS):
-        loss = nn.functional.mse_loss(model(x), y) + flexact.penalty(model)
+    schedule = flexact.Schedule(model, network_steps=STEPS, optimizer=optimizer)
+    for _ in range(schedule.total_steps):
+        loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        schedule.step()
+        schedule.step(loss)
 
     print(flexact.selection(model))
     plain = flexact.extract(model).eval()

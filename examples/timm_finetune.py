@@ -2,6 +2,7 @@
 
 ResNet-10-T has no pretrained weights here, so that the example runs offline: with a network, `pretrained=True` and your
 own data make it a fine-tune. `init="original"` starts every site at what timm put there, as a fine-tune wants it.
+A real run needs more steps to pick, as the Schedule warns.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def main() -> None:
     config = flexact.FlexConfig(candidates=("relu", "gelu", "silu", "tanh"), init="original")
     model = flexact.convert(model, where="layer*", config=config, example_inputs=x[:2])  # the blocks, not the stem
     optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.05), lr=1e-3)
-    schedule = flexact.Schedule(model, total_steps=EPOCHS * len(loader))
+    schedule = flexact.Schedule(model, total_steps=EPOCHS * len(loader), optimizer=optimizer)
     for epoch in range(EPOCHS):
         for batch, target in loader:
-            loss = nn.functional.cross_entropy(model(batch), target) + flexact.penalty(model)
+            loss = nn.functional.cross_entropy(model(batch), target)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
+            schedule.step(loss)
         print(f"epoch {epoch + 1}: loss {loss:.3f}, {'committed' if schedule.committed else 'still picking'}")
 
     print(flexact.selection(model))

@@ -2,6 +2,7 @@
 
 Random weights and synthetic tokens, so that it runs offline; with `from_pretrained` and your own data the three lines
 of flexact stay the same. A row of tokens has the label 1 where one certain token occurs in it.
+A real run needs more steps to pick, as the Schedule warns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two spirals, two hidden layers: which activation does each layer pick?
+"""Two spirals, two hidden layers: which activation does the network pick?
 
 A few seconds on a CPU; its progress bar needs `pip install 'flexact[cli]'`.
 """
@@ -32,15 +32,15 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 
     model = flexact.convert(model)
-    optimizer = torch.optim.Adam(flexact.param_groups(model, lr=0.01))
-    schedule = flexact.Schedule(model, total_steps=STEPS)
-    for _ in track(range(STEPS), description="training"):
+    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.01)
+    schedule = flexact.Schedule(model, network_steps=STEPS, optimizer=optimizer)
+    for _ in track(range(schedule.total_steps), description="training"):
         batch = torch.randint(0, len(x), (128,), generator=generator)
-        loss = nn.functional.cross_entropy(model(x[batch]), y[batch]) + flexact.penalty(model)
+        loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        schedule.step()
+        schedule.step(loss)
 
     print(flexact.selection(model))
     plain = flexact.extract(model).eval()
