@@ -47,7 +47,7 @@ VARIANTS = {
     NEVER_ANEW: DEFAULT,
     "pace halved": replace(DEFAULT, pace=5.0),
     "pace doubled": replace(DEFAULT, pace=20.0),
-    "rounds of any length": replace(DEFAULT, round_steps=None),
+    "rounds of any length": replace(DEFAULT, round_steps="fill"),
     "rounds of 200 steps at most": replace(DEFAULT, round_steps=200),
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),
     "no elimination, one pick at 70 %": replace(DEFAULT, eliminate="none"),

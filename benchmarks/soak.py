@@ -28,7 +28,7 @@ from pathlib import Path
 
 WIDTH, BATCH, BLOCK = 64, 64, 10
 POLICIES: dict[str, dict[str, object]] = {
-    "memory": {"round_steps": None},
+    "memory": {"round_steps": "fill"},
     "routing": {"eliminate": "none", "commit_at": None},
     "committed": {"round_steps": 1},
 }

@@ -85,10 +85,10 @@ def test_a_trial_fits_into_its_run_or_there_is_none(k: int, total: int, commit_a
     tries=st.booleans(),
     rewind=st.sampled_from([None, True]),
     commit_at=st.sampled_from([0.3, 0.5, 0.7, 1.0]),
-    round_steps=st.sampled_from([None, 350]),
+    round_steps=st.sampled_from(["fill", 350]),
 )
 def test_the_network_is_trained_for_as_long_as_was_asked(
-    k: int, steps: int, tries: bool, rewind: bool | None, commit_at: float, round_steps: int | None
+    k: int, steps: int, tries: bool, rewind: bool | None, commit_at: float, round_steps: Any
 ) -> None:
     assume(rewind is None or commit_at < 1)  # of a run that commits at its last step nothing is left
     config = FlexConfig(rewind=rewind, commit_at=commit_at, round_steps=round_steps)
@@ -98,7 +98,7 @@ def test_the_network_is_trained_for_as_long_as_was_asked(
 
 def test_a_run_that_commits_at_its_end_has_no_steps_for_its_picks() -> None:
     with pytest.raises(FlexActError, match="no step is left then. Give FlexConfig a smaller commit_at"):
-        planned_for(5, FlexConfig(rewind=True, commit_at=1.0, round_steps=None), False, 100)
+        planned_for(5, FlexConfig(rewind=True, commit_at=1.0, round_steps="fill"), False, 100)
 
 
 def test_without_a_rewind_the_picking_steps_train_the_network_too() -> None:

@@ -274,7 +274,7 @@ def test_after_each_drop_paced_logits_hold_still_until_the_weights_have_settled(
     [
         ({}, 10_000, 4 * 350),  # five candidates, four rounds
         ({}, 2_000, 1_400),  # a short run: at 70 %
-        ({"round_steps": None}, 10_000, 7_000),
+        ({"round_steps": "fill"}, 10_000, 7_000),
         ({"round_steps": 100}, 10_000, 400),
         ({"candidates": ("relu", "tanh")}, 10_000, 350),
         ({"warmup": 0.2}, 10_000, 2_000 + 4 * 350),

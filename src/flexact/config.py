@@ -110,9 +110,9 @@ class FlexConfig:
     warmup: float = 0.0
     """The fraction of the run before elimination and annealing begin. With init="original" and paced logits every site
     runs its original function alone until then."""
-    round_steps: int | None = 350
-    """Maximum steps per elimination round. The remaining steps of the run train the picks. None lets the rounds fill
-    the time until `commit_at`."""
+    round_steps: int | Literal["fill"] | None = None
+    """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 where sites pick
+    together, 400 where each picks for itself. "fill" lets the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
     rewind: bool | None = None
@@ -201,8 +201,8 @@ class FlexConfig:
                 "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
                 "rewind=False."
             )
-        if self.round_steps is not None:
-            self._check_steps("round_steps", " or None")
+        if self.round_steps not in (None, "fill"):
+            self._check_steps("round_steps", ", 'fill' or None")
         self._check_steps("trial_steps")
         alone = self.share == "site" or self.granularity == "channel"
         if self.pick_by == "trial" and (alone or self.rewind is False or self.commit_at is None):
@@ -225,7 +225,18 @@ class FlexConfig:
             return self.eliminate
         if self.commit_at is None:
             return "none"
-        return "half" if self.share == "model" and self.granularity == "layer" else "one"
+        return "half" if self._picks_together else "one"
+
+    @property
+    def round_length(self) -> int | None:
+        """The most steps of a round; None where rounds fill the time until `commit_at`. See `round_steps`."""
+        if self.round_steps == "fill":
+            return None
+        return self.round_steps if self.round_steps is not None else 350 if self._picks_together else 400
+
+    @property
+    def _picks_together(self) -> bool:
+        return self.share == "model" and self.granularity == "layer"
 
     def _check_steps(self, name: str, otherwise: str = "") -> None:
         value = getattr(self, name)

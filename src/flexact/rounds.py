@@ -88,8 +88,8 @@ def picking_steps(k: int, config: FlexConfig, total_steps: int) -> float:
         return float("inf")
     latest = config.commit_at * total_steps
     rounds = len(left_after_rounds(k, config))
-    if rounds and config.round_steps is not None:
-        latest = min(latest, config.warmup * total_steps + config.round_steps * rounds)
+    if rounds and config.round_length is not None:
+        latest = min(latest, config.warmup * total_steps + config.round_length * rounds)
     return max(1, round(latest))
 
 

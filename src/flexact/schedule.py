@@ -293,7 +293,7 @@ class Schedule:
             is_short = self._plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
             needed = trial_steps(rungs(k, config, MOST_STEPS))
         else:
-            longest = config.round_steps or SHORTEST_ROUND
+            longest = config.round_length or SHORTEST_ROUND
             is_short = self._round_steps < min(SHORTEST_ROUND, longest)
             needed = longest * self._rounds
         if is_short:

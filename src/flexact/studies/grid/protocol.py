@@ -95,7 +95,7 @@ class PickingProtocol(GridProtocol):
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
     """What each policy picks from where nothing else is said."""
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False, "round_steps": 400}
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False}
     """What the study changes in every policy."""
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
 
