@@ -182,7 +182,7 @@ class TrialRun:
         original = sites[0].original_index
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
-        if is_last and any(one.candidate == original and one.margin < SIGNIFICANT * one.error for one in ranked):
+        if is_last and any(one.candidate == original and one.margin <= SIGNIFICANT * one.error for one in ranked):
             kept = [original]  # nothing is significantly better
         for site in sites:
             goes = torch.zeros(site.rows, site.k, dtype=torch.bool)
