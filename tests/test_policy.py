@@ -219,7 +219,8 @@ def test_output_norm_with_normalised_advantage_still_trains() -> None:
 
 
 def test_a_site_without_a_gradient_is_left_alone() -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()))
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    model = flexact.convert(layers, share="site")
     first, second = sites_of(model)
     act(first)  # before any forward
     model(torch.randn(5, 3)).sum().backward()

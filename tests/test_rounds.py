@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -56,7 +58,7 @@ def test_each_rung_has_half_of_the_candidates_and_the_last_compares_two(k: int, 
     found = rungs(k, FlexConfig(trial_steps=trial), total)
     assert found[0].candidates == k
     assert found[-1].candidates == 2
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         assert after.candidates == -(-before.candidates // 2)
         assert after.until > before.until
 
@@ -88,7 +90,7 @@ def test_a_trial_fits_into_its_run_or_there_is_none(k: int, total: int, commit_a
     round_steps=st.sampled_from(["fill", 350]),
 )
 def test_the_network_is_trained_for_as_long_as_was_asked(
-    k: int, steps: int, tries: bool, rewind: bool | None, commit_at: float, round_steps: Any
+    k: int, steps: int, tries: bool, rewind: bool | None, commit_at: float, round_steps: int | None
 ) -> None:
     assume(rewind is None or commit_at < 1)  # of a run that commits at its last step nothing is left
     config = FlexConfig(rewind=rewind, commit_at=commit_at, round_steps=round_steps)
@@ -97,7 +99,7 @@ def test_the_network_is_trained_for_as_long_as_was_asked(
 
 
 def test_a_run_that_commits_at_its_end_has_no_steps_for_its_picks() -> None:
-    with pytest.raises(FlexActError, match="no step is left then. Give FlexConfig a smaller commit_at"):
+    with pytest.raises(FlexActError, match=r"no step is left then\. Give FlexConfig a smaller commit_at"):
         planned_for(5, FlexConfig(rewind=True, commit_at=1.0, round_steps="fill"), False, 100)
 
 

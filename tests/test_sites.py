@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from torch import nn
 
 import flexact
 from flexact import FlexAct, FlexActError
-from flexact.sites import bound_sites, routers_of, sites_of, unbind
+from flexact.sites import blend, bound_sites, routers_of, sites_of, unbind
 
 
 def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
@@ -28,6 +30,23 @@ def test_unbinding_leaves_no_hook() -> None:
     unbind(model)
     assert not model._forward_pre_hooks
     assert not model._load_state_dict_pre_hooks
+
+
+def test_sites_that_are_made_to_blend_need_no_loss() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+    blend(sites_of(model))
+    schedule = flexact.Schedule(model, 2000)
+    assert schedule.router.trying is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.step()
+
+
+def test_sites_that_are_asked_to_try_are_not_made_to_blend() -> None:
+    config = flexact.FlexConfig(pick_by="trial")
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), config=config)
+    with pytest.raises(FlexActError, match="pick_by='trial' compares candidates by the loss"):
+        blend(sites_of(model))
 
 
 def test_what_is_no_module_has_no_sites_and_is_refused() -> None:

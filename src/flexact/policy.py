@@ -82,17 +82,28 @@ def before_step(router: Router, running: RunningGradient, evidence: Evidence, st
         if router.shares:
             changes = router.split(router.shared(router.table([own.flatten() for own in changes])))
         router.gathered.clear()  # this step's are used up
-        held = [
-            (local(logits), local(logits.grad), own_part(own, logits))
-            for logits, own in zip(every, changes, strict=True)
-            if logits.grad is not None
-        ]
         if router.config.logit_step == "optimizer":
-            torch._foreach_copy_([gradient for _, gradient, _ in held], [own for _, _, own in held])
+            held = [
+                (local(logits.grad), own_part(own, logits))
+                for logits, own in zip(every, changes, strict=True)
+                if logits.grad is not None
+            ]
+            torch._foreach_copy_([gradient for gradient, _ in held], [own for _, own in held])
             return
-        torch._foreach_sub_([logits for logits, _, _ in held], [own for _, _, own in held])
+        moving = _moving(router)
+        moved = [(logits, own) for logits, own in zip(every, changes, strict=True) if id(logits) in moving]
+        torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(own, logits) for logits, own in moved])
         for logits in every:
             logits.grad = None
+
+
+def _moving(router: Router) -> set[int]:
+    """The ids of the logits that a paced step moves: those with a gradient, and those of sites that pick together with
+    one of these."""
+    sites = router.sites
+    groups = {site.group for site in sites if site.logits.grad is not None} - {None}
+    together = {id(site.logits) for site in sites if site.group in groups and site.logits.requires_grad}
+    return together | {id(site.logits) for site in sites if site.logits.grad is not None}
 
 
 def _advantage(router: Router, gradient: Tensor) -> Tensor:

@@ -225,7 +225,7 @@ class TrialRun:
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
         evidence_of = {one.candidate: (one.margin, one.error, float(one.steps)) for one in ranked}
-        if is_last and any(one.candidate == original and one.margin < SIGNIFICANT * one.error for one in ranked):
+        if is_last and any(one.candidate == original and one.margin <= SIGNIFICANT * one.error for one in ranked):
             kept = [original]  # nothing is significantly better
             margin, error, steps = evidence_of[original]
             evidence_of[ranked[0].candidate] = (-margin, error, steps)  # it was ahead of the original by that

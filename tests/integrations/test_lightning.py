@@ -83,13 +83,13 @@ def fit(tmp_path: Path) -> Fit:
     return run
 
 
-def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float | None = None) -> Lit:
+def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float | None = None, epochs: int = 2) -> Lit:
     """The same run, written out."""
     optimizer = module.configure_optimizers()
     loader = DataLoader(rows(), batch_size=batch_size)
-    schedule = flexact.Schedule(module, 2 * len(loader) // accumulate, optimizer)
+    schedule = flexact.Schedule(module, epochs * len(loader) // accumulate, optimizer)
     module.train()
-    for number, batch in enumerate([*loader, *loader], start=1):
+    for number, batch in enumerate([batch for _ in range(epochs) for batch in loader], start=1):
         ((module.training_step(batch, 0) + flexact.penalty(module)) / accumulate).backward()
         if number % accumulate == 0:
             if clip is not None:
@@ -134,6 +134,52 @@ def test_the_run_is_that_of_a_loop_written_by_hand(
     assert_same_state(module, expected)
     start = torch.cat([site.logits.detach() for site in sites_of(Lit())])
     assert not torch.equal(torch.cat([site.logits.detach() for site in sites_of(module)]), start)
+
+
+TRIAL = {"trial_steps": 4}
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 1), (4, 2)], ids=["plain", "parts"])
+def test_a_trial_compares_the_losses_of_the_steps(batch_size: int, accumulate: int, fit: Fit) -> None:
+    module = Lit(**TRIAL)
+    tried: list[Any] = []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            tried.append(sites_of(module)[0].router.trying)
+
+    loader = DataLoader(rows(), batch_size=batch_size)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*needs the loss")
+        callback = fit(module, loader=loader, accumulate_grad_batches=accumulate, max_epochs=4, others=[Look()])
+    assert callback.schedule.committed
+    assert {0, 1, 2, 3, 4, None} == set(tried)
+    expected = by_hand(Lit(**TRIAL), batch_size, accumulate, epochs=4)
+    assert module.losses == expected.losses
+    assert_same_state(module, expected)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_fit_stopped_in_a_trial_goes_on_with_it(cut: int, fit: Fit, tmp_path: Path) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    whole = Lit(**TRIAL)
+    first = fit(whole, max_epochs=4, others=[saving], enable_checkpointing=True)
+    resumed = Lit(seed=7, **TRIAL)
+    second = fit(resumed, max_epochs=4, ckpt_path=tmp_path / f"epoch={cut - 1}.ckpt")
+    assert resumed.losses == whole.losses[6 * cut :]
+    assert second.selection.to_dict() == first.selection.to_dict()
+    assert_same_state(resumed, whole)
+
+
+def test_a_batch_that_is_skipped_in_a_trial_counts_with_the_last_loss(fit: Fit) -> None:
+    class Skips(Lit):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 2 else loss
+
+    callback = fit(Skips(**TRIAL), max_epochs=4)
+    assert callback.schedule.committed
+    assert callback.schedule.steps_done == 24
 
 
 def test_the_module_stays_committed_and_the_extracted_one_is_plain(fit: Fit) -> None:

@@ -133,6 +133,15 @@ def test_accumulated_micro_batches_are_one_step(routed: Build, trainer_of: Build
     assert torch.allclose(final_logits(parts), final_logits(whole), atol=0.1)
 
 
+def test_a_trainer_blends_and_refuses_a_trial(routed: Build, trainer_of: Build) -> None:
+    """It tells its callbacks no loss at the end of a step."""
+    trainer = FlexActCallback().wrap(trainer_of(routed()))
+    assert {site.config.pick_by for site in sites_of(trainer.model)} == {"blend"}
+    assert sites_of(trainer.model)[0].router.config.pick_by == "blend"
+    with pytest.raises(flexact.FlexActError, match="pick_by='trial' compares candidates by the loss of each step"):
+        FlexActCallback().wrap(trainer_of(routed(init="uniform", pick_by="trial")))
+
+
 def test_the_penalty_of_micro_batches_is_averaged(routed: Build, trainer_of: Build) -> None:
     """Whether the Trainer divides the loss (a model that takes no loss keywords) or the model has done so."""
     model = routed(alpha_kind="absolute", settings=STILL)

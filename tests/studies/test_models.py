@@ -24,7 +24,7 @@ def test_literal_reads_the_formulas_as_they_stand():
     config = policy("flexact-a0.3", Options(policy="literal"))
     assert (config.kl_on, config.lam, config.alpha, config.alpha_schedule) == ("p", "temperature", 0.3, "constant")
     assert config.noise == 1.0
-    assert not config.eliminate
+    assert config.eliminate == "none"
     assert policy("flexact-a0.3", Options(policy="default")).eliminate == FlexConfig().eliminate
 
 

@@ -281,7 +281,7 @@ def test_the_closed_form_saves_less_than_the_plain_way() -> None:
 
 def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
     counted = []
-    for blocks in ((1,), (1, 2, 1)):
+    for blocks in ((2,), (1, 2, 1)):
         training = Training(build(blocks, 2, "all", "closed_form", FIVE, CPU), "closed_form", batch(), compiled=False)
         assert training.schedule is not None
         router = sites_of(training.network)[0].router

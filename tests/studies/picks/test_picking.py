@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from flexact import FlexConfig
-from flexact.rounds import picking_steps
+import flexact
+from flexact import FlexConfig, Schedule
 from flexact.studies.picks import picking, race
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.picking import FILE, flexact_run, picked_at_random
-from flexact.studies.picks.protocol import Protocol, policy, run_length
+from flexact.studies.picks.picking import FILE, flexact_run, further_steps, picked_at_random
+from flexact.studies.picks.protocol import Protocol, policy
 from flexact.studies.picks.race import picked_by_race, rungs_of
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.tasks import TASKS
@@ -23,11 +24,12 @@ from flexact.studies.picks.train import Outcome, train_cell
 
 Set = Callable[..., Setting]
 SHORT = Protocol(steps=30)
+pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
 
-def outcome(folder: Path, method: str, seed: int = 0) -> Outcome:
-    """Of a cell of the tabular task in a grid's folder."""
-    cell = Cell("tabular", method, seed)
+def outcome(folder: Path, method: str, seed: int = 0, task: str = "tabular") -> Outcome:
+    """Of a cell in a grid's folder."""
+    cell = Cell(task, method, seed)
     own = folder / "cells" / cell.name
     own.mkdir(parents=True, exist_ok=True)
     return train_cell(cell, SHORT, folder, own, torch.device("cpu"))
@@ -66,7 +68,7 @@ def test_flexact_writes_its_picks_when_it_has_picked(tmp_path: Path) -> None:
 
 
 def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
-    picked = flexact_run(setting("coordinates", steps=30), share=True)[1].picks
+    picked = flexact_run(setting("coordinates", steps=30), share="model")[1].picks
     assert len(picked) == 4
     assert len(set(picked.values())) == 1
 
@@ -79,23 +81,43 @@ def test_random_picks_depend_on_task_and_seed_alone(setting: Set) -> None:
     assert {pick for picks in many for pick in picks} == set(TASKS["tabular"].candidates)
 
 
+def test_flexact_sites_picks_for_each_site_by_a_blend(setting: Set) -> None:
+    training, picked = flexact_run(setting("coordinates", steps=60), share="site")
+    assert training.schedule is not None
+    assert training.schedule.committed
+    assert len(picked.picks) == 4
+    assert all(site.group is None for site in training.schedule.router.sites)
+
+
 @pytest.mark.parametrize("steps", [1, 7, 40, 2000, 8000])
-def test_a_run_that_rewinds_trains_its_picks_as_long_as_a_plain_one(
-    steps: int,
-) -> None:
-    task = dataclasses.replace(TASKS["tabular"], steps=steps)
-    config = dataclasses.replace(policy(task, 0), rewind=True)
-    picking_part, total = run_length(task, config)
-    assert total - picking_part == steps
-    assert picking_steps(len(task.candidates), config, total) == picking_part
+def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, setting: Set) -> None:
+    one = setting(steps=steps)
+    network = flexact.convert(one.network(), config=policy(one.task, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schedule = Schedule(network, network_steps=steps)
+        assert schedule.total_steps == steps + further_steps(one)
+    assert schedule._plan.network_steps == steps
+
+
+def test_a_trial_costs_what_its_losers_were_trained_for(setting: Set) -> None:
+    """7 candidates for 75 steps, 4 for 75 more, 2 for 150 more, of which 300 steps are the winner's own."""
+    assert further_steps(setting(steps=8000)) == 7 * 75 + 4 * 75 + 2 * 150 - 300
+
+
+@pytest.mark.parametrize("task", ["tabular", "coordinates"])
+def test_flexact_by_a_trial_scores_as_its_picks_alone(task: str, tmp_path: Path) -> None:
+    flexact, alone = (outcome(tmp_path, method, task=task) for method in ("flexact", "flexact-alone"))
+    assert flexact.score == alone.score
+    assert flexact.steps == alone.steps > 30
+    assert len(set(flexact.picks.values())) == 1
 
 
 def test_flexact_that_rewinds_scores_as_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rewinding(task: object, seed: int) -> FlexConfig:
-        return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True)
+        return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True, pick_by="blend")
 
-    for module in (picking, race):
-        monkeypatch.setattr(module, "policy", rewinding)
+    monkeypatch.setattr(picking, "policy", rewinding)
     flexact, alone = outcome(tmp_path, "flexact"), outcome(tmp_path, "flexact-alone")
     assert flexact.steps == alone.steps > 2 * 30
     assert math.isclose(flexact.score, alone.score, rel_tol=1e-4)
@@ -126,8 +148,7 @@ def test_the_race_costs_as_much_as_picking_and_drops_what_diverged(
     assert picked.steps == sum(steps for _, steps in ran)
     assert picked.seconds == len(ran) == 7 + 4 + 2
     assert [name for name, _ in ran[7:]] == ["tanh", "elu", "silu", "relu", "tanh", "elu"]
-    picking_part, _ = run_length(one.task, policy(one.task, 0))
-    assert 0.95 * picking_part < picked.steps <= picking_part
+    assert 0.95 * further_steps(one) < picked.steps <= further_steps(one)
 
 
 def test_the_race_finds_the_best_network(setting: Set) -> None:

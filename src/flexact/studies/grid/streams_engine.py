@@ -26,8 +26,6 @@ def streams_engine(device: str, jobs: int | None) -> Engine:
         stop = threading.Event()
 
         def one(task: Task) -> Answer:
-            if stop.is_set():
-                return Answer("stopped")
             if device.startswith("cuda"):
                 torch.cuda.set_device(device)
             return run_task(task, device, stop.is_set)
@@ -37,10 +35,14 @@ def streams_engine(device: str, jobs: int | None) -> Engine:
             try:
                 while running:
                     done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                    if beat():
-                        stop.set()
                     for future in done:
-                        ended(running.pop(future), future.result().without_step_ms())
+                        answer = future.result()
+                        ended(running.pop(future), answer.without_step_ms())
+                        if answer.kind == "full":
+                            stop.set()
+                    if beat() or stop.is_set():
+                        stop.set()
+                        running = {future: task for future, task in running.items() if not future.cancel()}
             finally:
                 stop.set()
 

@@ -1,0 +1,411 @@
+"""Trial: candidates trained one after another from the same start; the winner goes on as the plain network would."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flexact
+from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact.sites import sites_of
+
+MODULES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU, "tanh": nn.Tanh}
+NAMES = tuple(MODULES)
+CONFIG = FlexConfig(trial_steps=12)
+# Of five candidates: 5 for 3 steps, 3 for 3 more, 2 for 6 more.
+TRIAL, WINNER = 36, 12
+LENGTH = 40
+Make = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
+
+
+class Network(nn.Module):
+    """A network without normalisation, with a buffer that every training step changes."""
+
+    def __init__(self, seed: int = 0, act: Callable[[], nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.act, self.second, self.other, self.last = (
+            nn.Linear(4, 8), act(), nn.Linear(8, 8), act(), nn.Linear(8, 2)
+        )  # fmt: skip
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+        return self.last(self.other(self.second(self.act(self.first(x)))))
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+    return nn.functional.cross_entropy(model(x), (x[:, 0] * x[:, 1] > 0).long())
+
+
+class Run:
+    """A loop that restarts its data with the weights. told: from the loss and the candidate to what is told."""
+
+    def __init__(
+        self,
+        make: Make = OPTIMIZERS["SGD"],
+        seed: int = 0,
+        config: FlexConfig = CONFIG,
+        told: Callable[[float, str | None, int], float] | None = None,
+        **length: int,
+    ) -> None:
+        self.model = convert(Network(seed), config=config).train()
+        self.optimizer = make(param_groups(self.model))
+        self.schedule = Schedule(self.model, optimizer=self.optimizer, **(length or {"network_steps": LENGTH}))
+        self.told = told
+        self.losses: list[tuple[str | None, int, float]] = []
+
+    @property
+    def tried(self) -> str | None:
+        at = self.schedule.router.trying
+        return None if at is None else self.model.act.candidates[at]
+
+    def to(self, step: int) -> Run:
+        while self.schedule.steps_done < step:
+            place, tried = self.schedule.network_steps, self.tried
+            loss = loss_of(self.model, place)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.losses.append((tried, place, loss.item()))
+            self.schedule.step(loss if self.told is None else self.told(loss.item(), tried, place))
+        return self
+
+    def weights(self) -> dict[str, Tensor]:
+        own = ("logits", "dropped_at", "evidence", "temperature", "signature")
+        return {name: t.clone() for name, t in self.model.state_dict().items() if not name.endswith(own)}
+
+
+def favouring(wanted: str) -> Callable[[float, str | None, int], float]:
+    return lambda loss, tried, place: loss if tried == wanted else loss + 10
+
+
+def trained_plain(pick: str, make: Make, steps: int) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    plain = Network(act=MODULES[pick]).train()
+    optimizer = make(plain.parameters())
+    losses = []
+    for step in range(steps):
+        loss = loss_of(plain, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return plain, optimizer, losses
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(dict(ours), dict(theirs), rtol=0, atol=0, equal_nan=True)
+
+
+# The winner is the plain network
+
+
+@pytest.mark.parametrize("wanted", ["relu", "silu", "tanh"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_winner_is_the_plain_network_bit_for_bit_after_the_trial_and_at_the_end(make: Make, wanted: str) -> None:
+    run = Run(make, told=favouring(wanted))
+    for end, steps in ((TRIAL, WINNER), (run.schedule.total_steps, LENGTH)):
+        run.to(end)
+        assert run.schedule.network_steps == steps
+        assert selection(run.model).picks == {"act": wanted, "other": wanted}
+        plain, optimizer, losses = trained_plain(wanted, make, steps)
+        assert_same(run.weights(), plain.state_dict())
+        parameters = dict(run.model.named_parameters())
+        for name, parameter in plain.named_parameters():
+            assert_same(run.optimizer.state[parameters[name]], optimizer.state[parameter])
+        own = [(place, loss) for tried, place, loss in run.losses if tried in (wanted, None)]
+        assert own == list(enumerate(losses))
+    x = torch.randn(5, 4)
+    assert torch.equal(flexact.extract(run.model).eval()(x), plain.eval()(x))
+
+
+def test_every_candidate_begins_at_the_same_start_and_goes_on_where_it_stopped() -> None:
+    run = Run(told=favouring("elu")).to(TRIAL)
+    for name in NAMES:
+        own = [(place, loss) for tried, place, loss in run.losses if tried == name]
+        _, _, losses = trained_plain(name, OPTIMIZERS["SGD"], len(own))
+        assert own == list(enumerate(losses)), name
+    lengths = sorted(sum(tried == name for tried, _, _ in run.losses) for name in NAMES)
+    assert lengths == [3, 3, 6, 12, 12]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_lowest_loss_over_the_last_steps_of_each_rung_wins(make: Make) -> None:
+    """Successive halving by hand: three candidates for 6 steps, the better two for 12, each compared over three."""
+    names = ("tanh", "elu", "silu")
+    losses = {name: trained_plain(name, make, 12)[2] for name in names}
+    finalists = sorted(names, key=lambda name: sum(losses[name][3:6]))[:2]
+    run = Run(make, config=FlexConfig(candidates=names, trial_steps=12)).to(30)
+    assert run.model.act.picks == (min(finalists, key=lambda name: sum(losses[name][9:12])),)
+    assert {name for name in names if int(run.model.act.dropped_at[0, names.index(name)]) == 18} == (
+        set(names) - set(finalists)
+    )
+
+
+@pytest.mark.parametrize("steps", [20, 40, 77])
+def test_the_network_that_comes_out_was_trained_for_the_steps_asked_for(steps: int) -> None:
+    run = Run(network_steps=steps)
+    run.to(run.schedule.total_steps)
+    assert run.schedule.network_steps == steps
+    assert_same(run.weights(), trained_plain(run.model.act.picks[0], OPTIMIZERS["SGD"], steps)[0].state_dict())
+
+
+def test_a_learning_rate_schedule_named_in_rewinds_is_that_of_the_networks_step() -> None:
+    model = convert(Network(), config=CONFIG)
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    schedule = Schedule(model, 60, optimizer, [scheduler])
+    for _ in range(60):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 / (1 + schedule.network_steps))
+        loss = loss_of(model, 0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        schedule.step(loss)
+
+
+def test_in_a_trial_every_site_runs_one_candidate_in_both_modes_and_no_logit_moves() -> None:
+    run = Run()
+    x, modules = torch.randn(5, 8), {name: module() for name, module in MODULES.items()}
+    for step in range(1, TRIAL):
+        expected = modules[run.tried](x)
+        for training in (True, False):
+            run.model.train(training)
+            assert torch.equal(run.model.act(x), expected)
+            assert torch.equal(run.model.other(x), expected)
+        run.model.train()
+        run.to(step)
+    assert not any(site.logits.detach().any() for site in sites_of(run.model))
+    assert flexact.penalty(run.model).item() == 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_made_in_a_trial_blends(copied: Callable[[nn.Module], nn.Module]) -> None:
+    run = Run().to(5)
+    x = torch.randn(5, 8)
+    expected = sum(module()(x) for module in MODULES.values()) / 5
+    torch.testing.assert_close(copied(run.model).act(x), expected)
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("cut", [1, 3, 17, 34, TRIAL, 50])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(make: Make, cut: int) -> None:
+    whole = Run(make).to(cut)
+    saved = io.BytesIO()
+    parts = (whole.model, whole.optimizer, whole.schedule)
+    torch.save([part.state_dict() for part in parts], saved)
+    whole.to(whole.schedule.total_steps)
+    resumed = Run(make, seed=9)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    for part, state in zip((resumed.model, resumed.optimizer, resumed.schedule), states, strict=True):
+        part.load_state_dict(state)
+    resumed.to(resumed.schedule.total_steps)
+    assert resumed.losses == whole.losses[cut:]
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())
+    assert resumed.schedule.network_steps == whole.schedule.network_steps == LENGTH
+    assert resumed.schedule.rewound_at == whole.schedule.rewound_at
+
+
+def test_a_schedule_made_for_a_model_that_was_loaded_first_has_the_same_plan() -> None:
+    whole = Run().to(TRIAL + 2)
+    model = convert(Network(), config=CONFIG)
+    model.load_state_dict(whole.model.state_dict())
+    schedule = Schedule(model, network_steps=LENGTH)
+    schedule.load_state_dict(whole.schedule.state_dict())
+    assert (schedule.total_steps, schedule.network_steps) == (whole.schedule.total_steps, WINNER + 2)
+
+
+# Losses that are missing or no numbers
+
+
+def test_without_a_loss_the_candidates_are_blended_from_the_start_with_a_warning() -> None:
+    run = Run(total_steps=60)
+    start = run.weights()
+    loss_of(run.model, 0).backward()
+    run.optimizer.step()
+    with pytest.warns(UserWarning, match=r"needs the loss: call schedule.step\(loss\). Blending now") as told:
+        run.schedule.step()
+    assert told[0].filename == __file__
+    assert_same(run.weights(), start)
+    assert not run.optimizer.state
+    assert (run.tried, run.schedule.network_steps, run.schedule.rewound_at) == (None, 0, 1)
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(run.model.act(x), sum(module()(x) for module in MODULES.values()) / 5)
+    assert run.schedule.commit_step == 42  # 70 % of the run, as a blend has it
+    again = Run(seed=5, total_steps=60)
+    again.schedule.load_state_dict(run.schedule.state_dict())
+    assert (again.tried, again.schedule.commit_step) == (None, 42)
+
+
+def test_no_warning_where_a_blend_was_asked_for() -> None:
+    run = Run(config=FlexConfig(pick_by="blend", round_steps=5), total_steps=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_of(run.model, 0).backward()
+        run.optimizer.step()
+        run.schedule.step()
+
+
+def test_a_loss_that_is_missing_in_the_middle_is_an_error() -> None:
+    run = Run().to(4)
+    with pytest.raises(FlexActError, match="without a loss in the middle of a trial"):
+        run.schedule.step()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("loser", ["relu", "tanh"])
+def test_a_candidate_whose_loss_is_no_number_is_dropped_first(loser: str, value: float) -> None:
+    run = Run(told=lambda loss, tried, place: value if tried == loser and place == 2 else loss)
+    run.to(5 * 3)
+    at = NAMES.index(loser)
+    for site in sites_of(run.model):
+        assert int(site.dropped_at[0, at]) == 15
+        assert math.isinf(site.evidence[0, at, 0])
+    run.to(TRIAL)
+    assert run.model.act.picks[0] != loser
+
+
+def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights_begin_again() -> None:
+    run = Run(told=lambda loss, tried, place: math.nan)
+    start = run.weights()
+    run.to(14)
+    with pytest.warns(UserWarning, match="the loss of every candidate is NaN or infinite, so picking stops here"):
+        run.to(15)
+    assert run.schedule.committed
+    assert selection(run.model).picks == {"act": "relu", "other": "relu"}
+    assert_same(run.weights(), start)
+    assert (run.schedule.network_steps, run.schedule.rewound_at) == (0, 15)
+    run.told = None
+    run.to(25)
+    assert_same(run.weights(), trained_plain("relu", OPTIMIZERS["SGD"], 10)[0].state_dict())
+
+
+def test_where_no_candidate_trains_and_there_is_no_original_it_is_an_error() -> None:
+    run = Run(config=FlexConfig(candidates=("tanh", "elu"), trial_steps=4), told=lambda *_: math.inf)
+    with pytest.raises(FlexActError, match="nothing can be picked, and act has no original among its candidates"):
+        run.to(8)
+
+
+# Undecided and decided
+
+
+def noisy(original: str, best: str, lead: float) -> Callable[[float, str | None, int], float]:
+    """Losses of two candidates that differ by a lead on average, with noise of size 1; others are far behind."""
+
+    def told(loss: float, tried: str | None, place: int) -> float:
+        generator = torch.Generator().manual_seed(1000 * place + NAMES.index(tried or original))
+        noise = torch.randn((), generator=generator).item()
+        return {original: 5 + noise, best: 5 + noise - lead}.get(tried or "", 50.0)
+
+    return told
+
+
+@pytest.mark.parametrize(("lead", "pick"), [(0.0, "relu"), (50.0, "silu")])
+def test_the_original_is_kept_unless_another_is_significantly_better(lead: float, pick: str) -> None:
+    run = Run(told=noisy("relu", "silu", lead)).to(TRIAL)
+    assert run.model.act.picks == (pick,)
+
+
+def test_the_original_is_kept_where_all_are_the_same() -> None:
+    config = FlexConfig(candidates=("tanh", "relu"), trial_steps=6)
+    run = Run(config=config, told=lambda *_: 1.0).to(12)
+    assert run.model.act.picks == ("relu",)
+
+
+def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
+    """Of the last rung: a third of its six steps, and three at least."""
+    run = Run(told=favouring("tanh")).to(TRIAL)
+    (loser,) = {name for name in NAMES if sum(tried == name for tried, _, _ in run.losses) == 12} - {"tanh"}
+    told = {name: [loss for tried, place, loss in run.losses if tried == name and place >= 9] for name in NAMES}
+    difference = torch.tensor(told[loser]) + 10 - torch.tensor(told["tanh"])
+    expected = [difference.mean(), difference.std() / 3**0.5, 3]
+    found = run.model.act.evidence[0, NAMES.index(loser)]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+# Where there is a trial
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"share": "site"},
+        {"noise": 1.0},
+        {"warmup": 0.1},
+        {"logit_step": "optimizer"},
+        {"rewind": False},
+        {"eliminate": "one"},
+        {"commit_at": None},
+        {"pick_by": "blend"},
+    ],
+    ids=str,
+)
+def test_a_config_that_asks_for_something_else_blends(changes: dict[str, Any]) -> None:
+    assert Run(config=FlexConfig(**changes), total_steps=100).tried is None
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)], ids=repr)
+def test_a_network_with_normalisation_blends_unless_a_trial_is_asked_for(norm: nn.Module) -> None:
+    layers = [nn.Linear(4, 8), norm, nn.ReLU(), nn.Linear(8, 2)]
+    for pick_by, tries in (("auto", False), ("trial", True)):
+        config = FlexConfig(pick_by=pick_by)  # type: ignore[arg-type]
+        model = convert(nn.Sequential(*copy.deepcopy(layers)), config=config)
+        schedule = Schedule(model, 100)
+        assert (schedule.router.trying is not None) is tries
+
+
+def test_sites_with_other_candidates_cannot_be_tried_together() -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Mish(), nn.Linear(8, 2))
+
+    model = convert(network(), config=FlexConfig(pick_by="trial"))
+    with pytest.raises(FlexActError, match="different candidates or frozen logits"):
+        Schedule(model, 100)
+    assert Schedule(convert(network()), 100).router.trying is None
+
+
+def test_a_model_that_has_nothing_but_sites_to_train_blends() -> None:
+    assert Schedule(nn.Sequential(FlexAct()), 100).router.trying is None
+
+
+# Runs that are too short
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_short_run_warns_of_the_steps_that_a_pick_takes() -> None:
+    model = convert(Network())
+    # 5 candidates for 75 steps, 3 for 75 more, 2 for 150 more
+    with pytest.warns(UserWarning, match="100 steps are few for a pick from 5 candidates, which takes about 900 steps"):
+        Schedule(model, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Schedule(model, 1300)
+
+
+@pytest.mark.parametrize("total", [1, 2, 5, 10, 14])
+def test_a_run_too_short_for_a_trial_blends_and_still_ends_committed(total: int) -> None:
+    run = Run(total_steps=total)
+    assert run.tried is None
+    run.to(total)
+    assert run.schedule.committed
