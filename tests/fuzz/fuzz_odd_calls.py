@@ -42,7 +42,7 @@ CONFIGS: dict[str, Callable[[], FlexConfig]] = {
     "clipped": lambda: FlexConfig(correction="clip_logit_gradient", logit_step="optimizer", clip=1e-300),
     "normalised outputs": lambda: FlexConfig(correction="output_norm", noise=1.0, anneal="cosine"),
     "clipped norms": lambda: FlexConfig(correction="clipped_norm_kl", alpha_kind="absolute", kl_on="p", noise=1.0),
-    "never commits": lambda: FlexConfig(eliminate=False, commit_at=None, lam="temperature"),
+    "never commits": lambda: FlexConfig(eliminate="none", commit_at=None, lam="temperature"),
     "extremes": lambda: FlexConfig(temperature=1e38, final_temperature=1e-6, alpha=1e30, lam=1e-30, pace=1e30, noise=9),
     "two": lambda: FlexConfig(candidates=("identity", "sigmoid"), round_steps=2**53, warmup=0.1),
     "the original and another": lambda: FlexConfig(candidates=("original", "softplus")),
