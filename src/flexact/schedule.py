@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,20 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import Optimizer
 
-from flexact.config import MOST_STEPS, Anneal
+from flexact.annealing import annealed
+from flexact.config import MOST_STEPS
 from flexact.elimination import Elimination
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct, version_of
+from flexact.layer import version_of
 from flexact.optimizers import check_holds_logits, holds, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
 from flexact.rounds import left_after_rounds, planned, planned_for, rungs, trial_steps
-from flexact.routing import Router
-from flexact.sites import bind, routers_of, sites_of
+from flexact.sites import one_router, sites_of
+from flexact.step_hooks import hook_steps
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
 VERSION = 2
@@ -93,7 +92,7 @@ class Schedule:
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.steps_done = 0
         self._steps_lost = 0
-        self.router = _one_router(model, sites)
+        self.router = one_router(model, sites)
         self.router.scheduled = True
         self.config = self.router.config
         self._acts = acts_before_steps(self.config)
@@ -111,7 +110,8 @@ class Schedule:
         self._warn_if_short()
         self._apply()
         self._saw_optimizer = False
-        self._hook = _watch_steps(self, optimizer)
+        self._given = optimizer is not None
+        self._hook = hook_steps(self, optimizer)
         if self._acts:
             _only_newest(self)
 
@@ -230,6 +230,13 @@ class Schedule:
                 with torch.no_grad():
                     site.reset()
                 site.keep(torch.full((site.rows,), site.original_index, device=site.dropped_at.device), self.steps_done)
+
+    def acts_before(self, stepping: Optimizer) -> bool:
+        """Whether the policy acts before the step that an optimizer is about to make; a hook asks."""
+        if self.committed or not (self._given or holds(stepping, self.router.sites[0].logits)):
+            return False
+        self._saw_optimizer = True
+        return self._acts
 
     def before_optimizer_step(self) -> None:
         """What the policy does to the logits; a hook of the optimizer's calls it."""
@@ -404,81 +411,6 @@ def _checked_steps(total_steps: Any, network_steps: Any) -> int:
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
         raise FlexActError(f"{name} must be a number of optimizer steps, at least 1; got {steps!r:.80}.")
     return steps
-
-
-def annealed(kind: Anneal, first: float, last: float, progress: float) -> float:
-    """The temperature at a fraction of the way from the first to the last.
-
-    >>> round(annealed("exponential", 1.0, 0.01, 0.5), 6)
-    0.1
-    """
-    if kind == "constant":
-        return first
-    if kind == "exponential":
-        return first * math.exp(progress * math.log(last / first))
-    if kind == "linear":
-        return first + (last - first) * progress
-    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
-    """The router of a converted model; sites built by hand get one together."""
-    routers = routers_of(sites)
-    if len(routers) == 1:
-        if len(routers[0].sites) != len(sites):
-            raise FlexActError(
-                f"{len(sites)} of the {len(routers[0].sites)} sites that were converted together are in this "
-                f"{type(model).__name__}; give the Schedule the whole model."
-            )
-        return routers[0]
-    first = sites[0].policy.to_dict()
-    for site in sites[1:]:
-        differing = [name for name, value in site.policy.to_dict().items() if value != first[name]]
-        if differing:
-            raise FlexActError(
-                f"the sites of one model must share one policy, but differ in {', '.join(differing)}. Only their "
-                "candidates may differ."
-            )
-    return bind(model, sites)
-
-
-def _watch_steps(schedule: Schedule, optimizer: Optimizer | None) -> RemovableHandle:
-    """Note the steps of the optimizer that holds the logits, and let the policy act before each where it does, while
-    the schedule lives."""
-    reference = weakref.ref(schedule)
-
-    def hook(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        alive = reference()
-        if alive is None or alive.committed:
-            return None
-        if optimizer is None and not holds(stepping, alive.router.sites[0].logits):
-            return None
-        alive._saw_optimizer = True
-        if not alive._acts:
-            return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
-        if closure is None:
-            alive.before_optimizer_step()
-            return None
-        return args[:1], kwargs | {"closure": _acting(closure, alive.before_optimizer_step)}
-
-    handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
-    weakref.finalize(schedule, handle.remove).atexit = False
-    return handle
-
-
-def _acting(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
-    """A closure after which the policy acts: the step's gradients are made in it, as Lightning does. Only at its first
-    call; what LBFGS asks for after that belongs to the same step."""
-    pending = [act]
-
-    def both() -> Any:
-        loss = closure()
-        if pending:
-            pending.pop()()
-        return loss
-
-    return both
 
 
 def _only_newest(schedule: Schedule) -> None:

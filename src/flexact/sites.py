@@ -53,6 +53,27 @@ def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hasha
     return router
 
 
+def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
+    """The router of a converted model; sites built by hand get one together."""
+    routers = routers_of(sites)
+    if len(routers) == 1:
+        if len(routers[0].sites) != len(sites):
+            raise FlexActError(
+                f"{len(sites)} of the {len(routers[0].sites)} sites that were converted together are in this "
+                f"{type(model).__name__}; give the Schedule the whole model."
+            )
+        return routers[0]
+    first = sites[0].policy.to_dict()
+    for site in sites[1:]:
+        differing = [name for name, value in site.policy.to_dict().items() if value != first[name]]
+        if differing:
+            raise FlexActError(
+                f"the sites of one model must share one policy, but differ in {', '.join(differing)}. Only their "
+                "candidates may differ."
+            )
+    return bind(model, sites)
+
+
 def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) -> list[Hashable]:
     """The group of each site; None for one that picks for itself."""
     config = sites[0].config
