@@ -210,7 +210,7 @@ def test_a_graph_is_captured_anew_when_candidates_are_dropped(images: Images, mo
         eager.step()
         graphed.step()
     assert captures == [3, 12, 22, 31]  # rounds end at 9, 19 and 28 of 40 steps; three direct steps come after each
-    assert all(torch.equal(tensor, graphed.state()[name]) for name, tensor in eager.state().items())
+    torch.testing.assert_close(graphed.state(), eager.state(), rtol=0, atol=0, equal_nan=True)
 
 
 # Going on
@@ -488,7 +488,7 @@ sys.exit(code)
     ("precision", "lr"),
     [
         ("float64", Protocol().lr),
-        ("float32", 0.02),  # at the protocol's own, training makes a loss's last digit its fourth in two steps
+        ("float32", 0.005),  # at the protocol's own, training makes a loss's last digit its fourth in two steps
     ],
 )
 def test_two_ranks_train_as_one_process_does(precision: str, lr: float, folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 import flexact
 from flexact import FlexActError
+from flexact.config import PAPER_CANDIDATES
 from flexact.studies.text import encoder, hub
 from flexact.studies.text.checking import check_encoder, positions_of
 from flexact.studies.text.encoder import activations_of, build, find_encoder, given_as, skeleton, tokenizer_of
@@ -292,7 +293,7 @@ def test_the_pretrained_start_is_within_one_percent_of_the_original_network() ->
     batch = tokenizer_of(found)(*pairs, padding=True, return_tensors="pt")
     with torch.no_grad():
         before = network(**batch).logits, network.bert(**batch).last_hidden_state
-        routed = flexact.convert(network, config=flexact.FlexConfig(init="original"))
+        routed = flexact.convert(network, config=flexact.FlexConfig(candidates=PAPER_CANDIDATES, init="original"))
         for mode in (routed.eval, lambda: routed.train().apply(_no_dropout)):
             mode()
             after = routed(**batch).logits, routed.bert(**batch).last_hidden_state
