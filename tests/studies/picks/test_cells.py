@@ -33,7 +33,8 @@ def test_cells_that_can_use_what_others_trained_end_a_seed() -> None:
     assert (
         place["resnet-rectifiers", "fixed-relu"] < place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-relu"]
     )
-    assert place["resnet-seven", "fixed-tanh"] < place["tabular", "fixed-relu"]
+    # What nothing else trains takes turns, so that small networks run beside large ones.
+    assert place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-tanh"] < place["tabular", "random"]
 
 
 def test_the_order_of_names_does_not_matter() -> None:

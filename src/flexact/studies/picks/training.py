@@ -24,8 +24,10 @@ from flexact.studies.picks.task import Problem, Task
 
 WARM_UP_STEPS = 100
 """Over which the learning rate of AdamW rises; a quarter of a run that is shorter than four times that."""
-REPLAYS_AT_ONCE = 50
+REPLAYS_AT_ONCE = 100
 """Steps of a captured graph between two looks at the host."""
+PICKING_STEPS_AT_ONCE = 10
+"""Steps of a network that picks between two moments when other threads may use the device."""
 DIRECT_STEPS = 3
 """Steps that run directly before one is captured."""
 
@@ -104,6 +106,8 @@ class Training:
             else:
                 self.step()
                 done += 1
+                if done % PICKING_STEPS_AT_ONCE == 0:
+                    self._wait()
         self._wait()
         self.seconds += time.perf_counter() - start
 
