@@ -33,8 +33,7 @@ def test_cells_that_can_use_what_others_trained_end_a_seed() -> None:
     assert (
         place["resnet-rectifiers", "fixed-relu"] < place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-relu"]
     )
-    # What nothing else trains takes turns, so that small networks run beside large ones.
-    assert place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-tanh"] < place["tabular", "random"]
+    assert place["resnet-seven", "fixed-tanh"] < place["tabular", "fixed-relu"]
 
 
 def test_the_order_of_names_does_not_matter() -> None:

@@ -76,8 +76,7 @@ class Grid(Choices):
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, the tasks in turn, so that cells that share a GPU have large and small kernels for it; cells
-        that can use what others have trained end a seed."""
+        """Seed by seed, the longest tasks first; cells that can use what others have trained end a seed."""
         return [Cell(task, method, seed) for seed in self.each_seed for task, method in self._pairs]
 
     @property
@@ -87,12 +86,9 @@ class Grid(Choices):
         for task in tasks:
             for method in methods_of(task, self.methods):
                 first.setdefault((_network(task), method), task.name)
-        rank = {
-            (task.name, method): (method in REUSING or _repeats(task, method, first), turn)
-            for task in tasks
-            for turn, method in enumerate(methods_of(task, self.methods))
-        }
-        return sorted(rank, key=lambda pair: rank[pair])
+        pairs = [(task, method) for task in tasks for method in methods_of(task, self.methods)]
+        later = {(task.name, method): method in REUSING or _repeats(task, method, first) for task, method in pairs}
+        return sorted(later, key=lambda pair: later[pair])
 
 
 def _network(task: Task) -> str:

@@ -24,7 +24,7 @@ from flexact.studies.picks.task import Problem, Task
 
 WARM_UP_STEPS = 100
 """Over which the learning rate of AdamW rises; a quarter of a run that is shorter than four times that."""
-REPLAYS_AT_ONCE = 100
+REPLAYS_AT_ONCE = 50
 """Steps of a captured graph between two looks at the host."""
 PICKING_STEPS_AT_ONCE = 10
 """Steps of a network that picks between two moments when other threads may use the device."""
@@ -129,12 +129,12 @@ class Training:
             self._capture()
 
     def _replayed(self, steps: int) -> int:
-        """So many replays, during which other threads may use the device."""
+        """So many replays, while which other threads may use the device. Asking for them is no time to capture: torch's
+        generator refuses a replay while any thread captures."""
         assert self._replay is not None
-        with DEVICE.released():
-            for _ in range(steps):
-                self._replay()
-            torch.cuda.current_stream(self.device).synchronize()
+        for _ in range(steps):
+            self._replay()
+        self._wait()
         if self.schedule is not None:
             for _ in range(steps):
                 self.schedule.step(self.loss)
