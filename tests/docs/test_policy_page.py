@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.stats import ttest_rel
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
@@ -59,3 +60,55 @@ def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, t
     starts = [[w, b] for w in (0.5, 2, 5) for b in (-0.5, 0.5)]
     least = min(minimize(error, start, method="Nelder-Mead", options={"maxiter": 4000}).fun for start in starts)
     assert least == pytest.approx(told, abs=6e-5)
+
+
+def benchmark_scores() -> dict[str, dict[str, dict[int, float]]]:
+    """Task → method → seed → score."""
+    scores: dict[str, dict[str, dict[int, float]]] = {}
+    with (ROOT / "results" / "picks" / "results.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["state"] == "done":
+                seeds = scores.setdefault(row["task"], {}).setdefault(row["method"], {})
+                seeds[int(row["seed"])] = float(row["score"])
+    return scores
+
+
+def regrets(methods: dict[str, dict[int, float]], seeds: tuple[int, ...]) -> dict[str, float]:
+    means = {name: float(np.mean([by_seed[seed] for seed in seeds])) for name, by_seed in methods.items()}
+    fixed = [mean for name, mean in means.items() if name.startswith("fixed-")]
+    return {name: (max(fixed) - mean) / (max(fixed) - float(np.median(fixed))) for name, mean in means.items()}
+
+
+def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
+    scores, fresh = benchmark_scores(), (100, 101, 102, 103, 104)
+    rows = table_under("The benchmark")
+    overall: dict[str, list[float]] = {name: [] for name in ("flexact", "race", "original", "without 100")}
+    for task, original, flexact, p, best, regret, race, random in rows:
+        methods = scores[task.strip("`")]
+        score, name = original.split()
+        first, ours = methods[f"fixed-{name.strip('()')}"], methods["flexact"]
+        assert float(score) == pytest.approx(np.mean(list(first.values())), abs=0.0051)
+        assert float(flexact) == pytest.approx(np.mean(list(ours.values())), abs=0.0051)
+        differences = [ours[seed] - first[seed] for seed in fresh]
+        expected = ttest_rel(list(ours.values()), [first[seed] for seed in ours]).pvalue if any(differences) else 1.0
+        assert p == ("<0.001" if expected < 0.001 else f"{expected:.3f}")
+        score, name = best.split()
+        means = {method: np.mean(list(seeds.values())) for method, seeds in methods.items() if "fixed" in method}
+        assert max(means, key=means.__getitem__) == f"fixed-{name.strip('()')}"
+        assert float(score) == pytest.approx(max(means.values()), abs=0.0051)
+        measured = regrets(methods, fresh)
+        assert [regret, race, random] == [f"{abs(measured[one]):.2f}" for one in ("flexact", "race", "random")]
+        overall["flexact"].append(measured["flexact"])
+        overall["race"].append(measured["race"])
+        overall["original"].append(measured[f"fixed-{original.split()[1].strip('()')}"])
+        overall["without 100"].append(regrets(methods, fresh[1:])["flexact"])
+    told = {name: f"{np.mean(values):.2f}" for name, values in overall.items()}
+    assert f"mean regret of Flex-Act is {told['flexact']}, that of the equally expensive race {told['race']}" in PAGE
+    assert f"activation {told['original']}. After" in PAGE
+    assert f"Without seed 100 the mean regret over the six tasks is {told['without 100']}." in PAGE
+
+
+def test_flexact_scores_what_the_plain_network_with_its_picks_scores() -> None:
+    for methods in benchmark_scores().values():
+        alone = methods.get("flexact-alone", {})
+        assert alone == {seed: methods["flexact"][seed] for seed in alone}

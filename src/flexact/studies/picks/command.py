@@ -45,7 +45,7 @@ def picks(
         typer.Option(
             help="fixed (each candidate at every site), fixed-CANDIDATE, flexact, flexact-alone, flexact-one, "
             "flexact-sites, flexact-blend, flexact-trial, flexact-unrewound, random, race.",
-            show_default="all but flexact-blend, -trial and -unrewound",
+            show_default="all but flexact-sites, -blend, -trial and -unrewound",
         ),
     ] = None,
     seeds: Seeds = None,

@@ -26,7 +26,7 @@ EVERY_FIXED: tuple[str, ...] = tuple(
     dict.fromkeys(PREFIX + candidate for task in TASKS.values() for candidate in task.candidates)
 )
 KNOWN: tuple[str, ...] = (FIXED, *CHOOSING, *EVERY_FIXED)
-USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "flexact-sites", "random", "race")
+USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "random", "race")
 
 
 def fixed(candidate: str) -> str:
