@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.studies.overhead.steps import study_stream
 from flexact.studies.picks.cells import Cell
@@ -94,7 +95,8 @@ def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
     if method == "flexact-alone":
         return picked_by_flexact(setting, flexact)
     if method == "flexact-one":
-        return flexact_run(setting, share="model")[1]
+        shared = FlexConfig().share == "model"  # then flexact itself has one pick for the whole network
+        return picked_by_flexact(setting, flexact) if shared else flexact_run(setting, share="model")[1]
     if method == "random":
         return picked_at_random(setting)
     if method == "race":
