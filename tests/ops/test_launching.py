@@ -13,6 +13,7 @@ import torch
 
 from flexact.ops import tiles
 from flexact.ops.launching import Launch
+from flexact.ops.moments import moments
 from flexact.ops.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
 BUILD = """
@@ -22,6 +23,7 @@ from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
 from flexact.ops.launching import Launch
+from flexact.ops.moments import moments
 
 class Card:
     def get_current_target(self):
@@ -55,7 +57,7 @@ for rows, y, parts in ((1, h, every), (6, h.to(memory_format=torch.channels_last
     p = torch.rand(rows, len(names))
     routed.forward(y, p, parts, 1, 3)
     routed.backward(y, y, p, p, temperature, parts, 1, True)
-    batch_norm.moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
+    moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
     for other in ((None, None), (y, None), (y, norm())):
         batch_norm.forward(y, norm(), *other, p, few, 3)
         batch_norm.backward(y, y, norm(), *other, p, p, temperature, few, True, True)
