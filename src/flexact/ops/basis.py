@@ -138,7 +138,7 @@ def slope(h, v, PART: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def weighted_value(weight, v, PART: tl.constexpr):
     """A weight times the value of a function of the basis."""
-    if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:
+    if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
         return weight * v
     else:
         return weight * tl.where(weight == 0, 0.0, v)
@@ -147,7 +147,7 @@ def weighted_value(weight, v, PART: tl.constexpr):
 @triton.jit
 def weighted_slope(weight, d, PART: tl.constexpr):
     """A weight times its derivative."""
-    if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART == SINE:
+    if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART == SINE:  # noqa: SIM109  # Triton has no `in`
         return weight * tl.where(weight == 0, 0.0, d)
     else:
         return weight * d
