@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flexact.ops.policy_kernels import Rule
 
 _TINY = 1e-30
+_SMALLEST_NORM = 1e-100
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -108,7 +109,8 @@ def _moving(router: Router) -> set[int]:
 
 def _advantage(router: Router, gradient: Tensor) -> Tensor:
     """⟨δ, a_k − x⟩ of the candidates of a row, scaled to a norm of 1, (rows, K); 0 for what is out."""
-    return F.normalize(gradient / router.p.clamp(min=_TINY), dim=-1, eps=_TINY)
+    # In double precision, whose squares of small numbers are still numbers.
+    return F.normalize(gradient.double() / router.p.clamp(min=_TINY), dim=-1, eps=_SMALLEST_NORM).float()
 
 
 def _changes(

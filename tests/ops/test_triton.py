@@ -542,6 +542,18 @@ def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device
     assert float((alone(name, h)[0] - exact).norm() / exact.norm()) < 1e-6
 
 
+@pytest.mark.parametrize("lead", [5.0, 12.0, 25.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_gradient_to_the_logits_of_a_site_that_is_sure_is_exact(
+    rows: int, lead: float, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    one = case(torch.randn(4, 3, 5).to(device), FIVE, rows)
+    one.logits[:, 0] += lead
+    ours, exact = one.run().to_logits.double(), one.exact().to_logits
+    torch.testing.assert_close(ours, exact, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("unbounded", ["identity", "relu", "silu", "gelu", "mish", "softplus", "hardswish", "sine"])
 def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(unbounded: str, device: torch.device) -> None:
     h = torch.tensor([[torch.inf, 1.0]], device=device).requires_grad_()

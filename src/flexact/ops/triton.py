@@ -279,12 +279,13 @@ def logit_gradient(
     found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr,
 ):  # fmt: skip
-    """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
+    """(p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
     column = tl.arange(0, MOST_CANDIDATES)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
     # Who has no part gets none, even of an infinite output.
     inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), combined(found, BASIS, FORMS), 0.0)
-    gradient = p / tl.load(temperature_ptr) * (inner - tl.sum(p * inner))
+    apart = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
+    gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * apart, axis=1)
     tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 
