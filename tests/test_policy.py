@@ -15,6 +15,7 @@ from flexact.evidence import Evidence
 from flexact.ops import reference
 from flexact.pace import RunningGradient
 from flexact.sites import sites_of
+from flexact.stepping import Step
 
 FIVE = PAPER_CANDIDATES
 
@@ -149,7 +150,8 @@ def act(site: FlexAct, step_size: float = 0.0) -> Evidence:
     router = site.router
     tables = (router.rows, router.k, router.device)
     evidence = Evidence(*tables)
-    policy.before_step(router, RunningGradient(*tables), evidence, torch.tensor(step_size))
+    step = Step(router, (1,) * len(router.sites))
+    policy.before_step(router, RunningGradient(*tables), evidence, torch.tensor(step_size), step, None)
     return evidence
 
 
