@@ -213,9 +213,13 @@ class FlexAct(nn.Module):
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
-    def reset(self) -> None:
-        """Put the logits back to where they were when the site was made."""
+    @torch.no_grad()
+    def restore_original(self, step: int) -> None:
+        """Commit to what stood here before, also where it was dropped, with the logits that the site began with."""
         self.logits.copy_(self._initial_logits().to(self.logits.device))
+        self.dropped_at[:, self.original_index] = ALIVE
+        self.evidence[:, self.original_index] = math.nan
+        self.keep(torch.full((self.rows,), self.original_index, device=self.dropped_at.device), step)
 
     def at_start(self) -> bool:
         """Whether the logits are still what they were when the site was made."""
@@ -290,7 +294,7 @@ class FlexAct(nn.Module):
         Each call asks: it need not be one of the model's own forward, at whose start the router looks at all sites."""
         if not torch.compiler.is_compiling():
             self.notice_copied_buffers()
-            if self.router.current:
+            if self.picked is None and self.router.current:
                 self.router.notice(self)
 
     def notice_copied_buffers(self) -> None:

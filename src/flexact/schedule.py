@@ -116,6 +116,7 @@ class Schedule:
         self._steps = Steps(self.router)
         self._stepped: dict[FlexAct, bool] = {}
         """The sites whose logits an optimizer holds that has made a step; whether it maximizes."""
+        self._scaled = False
         self._warned: set[str] = set()
         self._listen()
 
@@ -165,7 +166,9 @@ class Schedule:
             self._try(loss)
         elif self.steps_done in self._elimination.steps:
             if self.steps_done == min(self._elimination.steps) and not self.committed:
-                warn_of_arbitrary_picks(self.router, self._running, self._stepped, self._acts)
+                # What a fused optimizer does with a gradient scaler may be to skip every step.
+                stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
+                warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
             self._drop()
         if self._start.kept and self.committed and self.steps_done < self.total_steps:
             self._start.restore(self.steps_done)
@@ -246,9 +249,7 @@ class Schedule:
         self.router.trying = None
         for site in self.router.sites:
             if not site.committed:
-                with torch.no_grad():
-                    site.reset()
-                site.keep(torch.full((site.rows,), site.original_index, device=site.dropped_at.device), self.steps_done)
+                site.restore_original(self.steps_done)
 
     def _listen(self) -> None:
         """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
@@ -265,6 +266,7 @@ class Schedule:
             return False
         if len(self._stepped) < len(self.router.sites):
             self._stepped |= step.sites
+            self._scaled = self._scaled or Scaling.of(stepping) is not None
         self.router.current = False  # the logits are about to move, and the next call may not be the model's own
         return self._acts
 
