@@ -24,6 +24,7 @@ from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
 from flexact.ops.launching import Launch
+from flexact.ops.moments import moments
 from flexact.studies.overhead.options import CANDIDATES
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -95,7 +96,7 @@ def main() -> None:
     routed.backward(h, h, p, p, half, parts, 1, True)
     y = torch.empty(128, 64, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     norm = batch_norm.Norm(torch.rand(2, 64), torch.rand(64), torch.rand(64))
-    batch_norm.moments(y, None, 0.1, 1e-5)
+    moments(y, None, 0.1, 1e-5)
     batch_norm.forward(y, norm, None, None, p, parts, 1)
     batch_norm.backward(y, y, norm, None, None, p, p, half, parts, True, True)
 

@@ -15,6 +15,7 @@ from flexact.evidence import Evidence
 from flexact.ops import reference
 from flexact.pace import RunningGradient
 from flexact.sites import sites_of
+from flexact.stepping import Step
 
 FIVE = PAPER_CANDIDATES
 
@@ -145,10 +146,13 @@ def test_which_policies_act_before_steps(changes: dict[str, Any], acts: bool) ->
     assert policy.acts_before_steps(FlexConfig.paper(**changes)) is acts
 
 
-def act(site: FlexAct, step_size: float = 0.0) -> None:
+def act(site: FlexAct, step_size: float = 0.0) -> Evidence:
     router = site.router
     tables = (router.rows, router.k, router.device)
-    policy.before_step(router, RunningGradient(*tables), Evidence(*tables), torch.tensor(step_size))
+    evidence = Evidence(*tables)
+    step = Step(router, (1,) * len(router.sites))
+    policy.before_step(router, RunningGradient(*tables), evidence, torch.tensor(step_size), step, None)
+    return evidence
 
 
 def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,16 +187,35 @@ def test_a_paced_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to
     torch.testing.assert_close(site.logits.detach(), before - 0.05 * moved)
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("scale", [2.0**-110, 1e-20, 1e-12, 1e-6, 1e6, 1e25])
 def test_a_paced_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
     h, delta = torch.randn(50), torch.randn(50)
     moved = []
     for factor in (1.0, scale):
         site = site_with(logit_step="paced", alpha_kind="relative", noise=0.0)
         site(h).backward(factor * delta)
-        act(site, step_size=1.0)
-        moved.append(site.logits.detach())
+        evidence = act(site, step_size=1.0)
+        moved.append((site.logits.detach(), evidence.total))
     torch.testing.assert_close(moved[0], moved[1])
+
+
+@pytest.mark.parametrize("lead", [5.0, 12.0, 25.0, 60.0])
+def test_a_paced_step_of_a_site_that_is_sure_goes_where_the_gradient_points_and_not_where_rounding_does(
+    lead: float,
+) -> None:
+    torch.manual_seed(0)
+    for _ in range(5):
+        h, delta = torch.randn(200), torch.randn(200)
+        logits = [lead, 0.0, 1.0, -1.0, 0.5]
+        site = site_with(logits, logit_step="paced", correction="none", noise=0.0)
+        site(h).backward(delta)
+        act(site, step_size=1.0)
+        exact = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+        alive, none = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.float64)
+        x = reference.routed_activation(h.double(), exact, none, site.config.temperature, FIVE, alive)
+        (gradient,) = torch.autograd.grad(x, exact, delta.double())
+        expected = torch.tensor(logits) - gradient[0] / gradient.square().mean().sqrt()
+        torch.testing.assert_close(site.logits.detach().double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_clipping_bounds_each_sites_logit_gradient() -> None:

@@ -280,7 +280,7 @@ def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: byte
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FlexActError, match="is a folder"):
+    with pytest.raises(FlexActError, match="is not a regular file"):
         Recorder(network(), tmp_path)
 
 

@@ -377,13 +377,25 @@ def test_a_commitment_by_hand_is_respected(pick: Callable) -> None:
 # Bad input
 
 
-def test_a_step_beyond_the_end_is_an_error_and_changes_nothing() -> None:
-    schedule = Schedule(network(), 2)
+@pytest.mark.parametrize("commit_at", [0.7, None])
+def test_a_step_beyond_the_end_warns_once_and_changes_nothing(commit_at: float | None) -> None:
+    model = network(FlexConfig(noise=1.0, commit_at=commit_at))
+    schedule = Schedule(model, 2)
     schedule.step()
     schedule.step()
-    with pytest.raises(FlexActError, match="made for 2 steps, and all of them are done"):
-        schedule.step()
-    assert schedule.state_dict()["step"] == 2
+    before, state, draws = str(schedule.state_dict()), str(model.state_dict()), set()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model.train()(torch.randn(4, 3)).sum().backward()
+            draws.add(str(model[1].router.noise))
+            schedule.step()
+    (message,) = {str(one.message) for one in told}
+    assert len(told) == 1
+    assert "made for 2 steps, and all of them are done" in message
+    assert (str(schedule.state_dict()), str(model.state_dict())) == (before, state)
+    assert len(draws) == (3 if commit_at is None else 1)  # an undecided network goes on with a draw a step
+    assert not model[1].router.gathered._calls
 
 
 @pytest.mark.parametrize("name", ["total_steps", "network_steps"])

@@ -151,6 +151,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
             "the same way, and extract that one."
         )
     _check_logits(sites)
+    _warn_of_lost_weights(model, sites)
     if not inplace:
         model = copy.deepcopy(model)
     for site in sites_of(model):
@@ -167,6 +168,19 @@ def _check_logits(sites: list[FlexAct]) -> None:
             f"the logits of {len(lost)} of {len(sites)} sites are NaN or infinite ({', '.join(lost[:5])}), so nothing "
             "can be picked there: training diverged. Go back to an earlier checkpoint and lower the learning rate, or "
             "leave out the candidates that diverge."
+        )
+
+
+def _warn_of_lost_weights(model: nn.Module, sites: list[FlexAct]) -> None:
+    """Warn where a run has diverged: whatever was picked, the network returns no numbers."""
+    logits = {id(site.logits) for site in sites}
+    weights = {name: one for name, one in model.named_parameters() if id(one) not in logits and not one.is_meta}
+    lost = [name for name, one in weights.items() if not bool(one.isfinite().all())]
+    if lost:
+        warnings.warn(
+            f"{len(lost)} of {len(weights)} parameters are NaN or infinite ({', '.join(lost[:5])}): training diverged, "
+            "and the plain network returns NaN. Go back to an earlier checkpoint and lower the learning rate.",
+            stacklevel=3,
         )
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError
 from flexact.evidence import SIGNIFICANT, Evidence
 from flexact.layer import FlexAct
 from flexact.rounds import drops
 from flexact.routing import Router
+from flexact.saved_state import check_tensors
 
 
 class Elimination:
@@ -61,7 +61,7 @@ class Elimination:
     @property
     def _has_evidence(self) -> bool:
         """Whether this round gathered any: policies that leave the logits to an optimizer do not."""
-        return float(self.evidence.count) >= 3
+        return float(self.evidence.count.max()) >= 3
 
     def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Take the protection of a site's original away where it is significantly behind, and keep that round's
@@ -99,13 +99,9 @@ class Elimination:
         return state | {"protected": self.protected.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        protected = state.get("protected")
-        if not isinstance(protected, Tensor) or protected.shape != self.protected.shape:
-            raise FlexActError(
-                f"not a state of these sites: 'protected' must be a tensor of shape {tuple(self.protected.shape)}."
-            )
+        check_tensors(state, self.state_dict())
         self.evidence.load_state_dict(state)
-        self.protected.copy_(protected)
+        self.protected.copy_(state["protected"])
 
 
 def _settled_after(drops: list[int], settle: float) -> dict[int, int]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.errors import FlexActError
+from flexact.saved_state import check_tensors
 
 SIGNIFICANT = 2.0
 """Standard errors from which on a margin counts."""
@@ -63,7 +63,7 @@ class Evidence:
     """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
-        self.count = torch.zeros((), device=device)
+        self.count = torch.zeros(rows, 1, device=device)
         self.total = torch.zeros(rows, k, device=device)
         self.products = torch.zeros(rows, k, k, device=device)
 
@@ -76,9 +76,12 @@ class Evidence:
         if self.total.device != device:
             self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
 
-    def add(self, advantage: Tensor) -> None:
-        """One step's. In place: a captured CUDA graph writes to this memory."""
-        self.count += 1
+    def add(self, advantage: Tensor, rows: Tensor | float = 1.0) -> None:
+        """One step's. In place: a captured CUDA graph writes to this memory.
+
+        rows: (rows, 1), 1 for those that the step is of; the advantages of the others are 0.
+        """
+        self.count += rows
         self.total += advantage
         self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
 
@@ -91,25 +94,20 @@ class Evidence:
 
         leader: (rows,), the index of one candidate per row. The error is infinite before the third step.
         """
-        n = float(self.count)
-        if n < 3:
-            return torch.zeros_like(self.total), torch.full_like(self.total, torch.inf)
+        n = self.count.clamp(min=3)
         at = leader.view(-1, 1)
         margin = (self.total - self.total.gather(1, at)) / n
         square = torch.diagonal(self.products, dim1=1, dim2=2)
         crossed = self.products.gather(1, at.unsqueeze(2).expand(-1, 1, self.products.shape[2])).squeeze(1)
         variance = (square + square.gather(1, at) - 2 * crossed) / n - margin.square()
-        return margin, (variance.clamp(min=0) / (n - 1)).sqrt()
+        error = (variance.clamp(min=0) / (n - 1)).sqrt()
+        enough = self.count >= 3
+        return margin.where(enough, 0.0), error.where(enough, torch.inf)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, own in self.state_dict().items():
-            saved = state.get(name)
-            if not isinstance(saved, Tensor) or saved.shape != own.shape:
-                raise FlexActError(
-                    f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}."
-                )
+        check_tensors(state, self.state_dict())
         for name, own in self.state_dict().items():
             own.copy_(state[name])

@@ -38,6 +38,8 @@ def normalised_site(
     residual_norm: nn.BatchNorm2d | None = None,
 ) -> Tensor:
     """site(norm(y) + residual), where the residual may go through a batch norm of its own."""
+    if isinstance(site, FlexAct):
+        site.notice_writes()
     if _fits(site, norm, y, residual, residual_norm):
         return _in_one_go(site, norm, y, residual, residual_norm)
     h = norm(y)

@@ -6,6 +6,8 @@ depth: the list becomes one table, from which each row of the routing takes the 
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -54,6 +56,13 @@ class Gathered:
 
     def clear(self) -> None:
         self._calls, self._tables = [], []
+
+    def forget(self, first_rows: Set[int]) -> None:
+        """Clear the calls of the sites that begin at these rows."""
+        left = [
+            (call, table) for call, table in zip(self._calls, self._tables, strict=True) if call[0] not in first_rows
+        ]
+        self._calls, self._tables = [call for call, _ in left], [table for _, table in left]
 
     def add(self, first_row: int, statistics: Tensor) -> None:
         """One call's, (2, rows of its site, K)."""

@@ -18,7 +18,7 @@ from flexact.corrections import normalised_blend, statistics_needed
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation
 from flexact.ops.differentiable import is_wrapped, transforming
-from flexact.routing import Router, log_pi, recomputing
+from flexact.routing import Router, log_pi, recomputing, version_of
 from flexact.saved_state import check_state, signature
 from flexact.sharding import whole
 
@@ -105,7 +105,7 @@ class FlexAct(nn.Module):
         self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan))
         self.register_buffer("temperature", torch.tensor(self.config.temperature))
         self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
-        self.first_row = 0
+        self.place = self.first_row = 0
         self.width = 1
         self.router = Router([self], self.config, standalone=True)
         self.update_alive()
@@ -113,6 +113,7 @@ class FlexAct(nn.Module):
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, h: Tensor) -> Tensor:
+        self.notice_writes()
         # With the buffers of several models at once, as vmap has them, each has its own candidates.
         many = transforming() and is_wrapped(self.dropped_at)
         if self.picked is not None and not many:
@@ -212,9 +213,13 @@ class FlexAct(nn.Module):
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
-    def reset(self) -> None:
-        """Put the logits back to where they were when the site was made."""
+    @torch.no_grad()
+    def restore_original(self, step: int) -> None:
+        """Commit to what stood here before, also where it was dropped, with the logits that the site began with."""
         self.logits.copy_(self._initial_logits().to(self.logits.device))
+        self.dropped_at[:, self.original_index] = ALIVE
+        self.evidence[:, self.original_index] = math.nan
+        self.keep(torch.full((self.rows,), self.original_index, device=self.dropped_at.device), step)
 
     def at_start(self) -> bool:
         """Whether the logits are still what they were when the site was made."""
@@ -283,6 +288,14 @@ class FlexAct(nn.Module):
         self.alive = tuple(torch.nonzero(alive.any(0)).flatten().tolist())
         committed = bool((alive.sum(-1) == 1).all())
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
+
+    def notice_writes(self) -> None:
+        """Bring site and router up to date with what was written to the site's buffers or logits since they were read.
+        Each call asks: it need not be one of the model's own forward, at whose start the router looks at all sites."""
+        if not torch.compiler.is_compiling():
+            self.notice_copied_buffers()
+            if self.picked is None and self.router.current:
+                self.router.notice(self)
 
     def notice_copied_buffers(self) -> None:
         """Bring the site up to date where something wrote into its buffers, as an average of weights does."""
@@ -406,11 +419,6 @@ def _rows(config: FlexConfig, channels: int | None) -> int:
             "channels=..., or convert with example_inputs=... so that they are seen."
         )
     return channels
-
-
-def version_of(buffer: Tensor) -> int:
-    """How often a tensor was written to, which one made in inference mode does not count."""
-    return -1 if buffer.is_inference() else buffer._version
 
 
 def _one_hot(p: Tensor) -> Tensor:

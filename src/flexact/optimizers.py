@@ -81,6 +81,8 @@ def check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
         )
 
 
-def holds(optimizer: Optimizer, parameter: torch.Tensor) -> bool:
-    """Whether a parameter is among those that an optimizer steps; logits are in the last group as a rule."""
-    return any(held is parameter for group in reversed(optimizer.param_groups) for held in group["params"])
+def signs(optimizer: Optimizer, sites: list[FlexAct]) -> tuple[int, ...]:
+    """How an optimizer's step uses the gradient of each site's logits: 1 where it descends, −1 where it maximizes, 0
+    where it does not hold them."""
+    of = {id(held): -1 if group.get("maximize") else 1 for group in optimizer.param_groups for held in group["params"]}
+    return tuple(of.get(id(site.logits), 0) for site in sites)

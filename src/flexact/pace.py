@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.errors import FlexActError
-
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.99
-_TINY = 1e-12
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class RunningGradient:
@@ -25,7 +23,8 @@ class RunningGradient:
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.mean = torch.zeros(rows, k, device=device)
-        self.square = torch.zeros(rows, 1, device=device)
+        # In double precision: the squares of gradients that are small, but numbers, are still numbers there.
+        self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
         # Of what was averaged so far; 1 in the long run. Each row has the two at hand, so that a kernel which works on
         # rows can go on with its own while others still read theirs.
         self.weights = torch.zeros(rows, 2, device=device)
@@ -44,12 +43,12 @@ class RunningGradient:
 
     def update(self, gradient: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
         """The mean (rows, K) and the root-mean-square over a row (rows, 1), with one more gradient in them."""
-        square = gradient.square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
+        square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
         self.weights.lerp_(torch.ones_like(self.weights), self._rates)
         mean_weight, square_weight = self.weights.split(1, dim=1)
-        return self.mean / mean_weight, (self.square / square_weight).sqrt().clamp(min=_TINY)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp(min=_TINY)
 
     def reset(self) -> None:
         for tensor in self.tensors:
@@ -59,11 +58,5 @@ class RunningGradient:
         return {"mean": self.mean, "square": self.square, "weights": self.weights[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, own in self.state_dict().items():
-            saved = state.get(name)
-            if not isinstance(saved, Tensor) or saved.shape != own.shape:
-                raise FlexActError(
-                    f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}."
-                )
         for name, own in zip(("mean", "square", "weights"), self.tensors, strict=True):
             own.copy_(state[name])

@@ -19,9 +19,12 @@ from flexact.sharding import is_sharded, local, own_part
 from flexact.sites import bound_sites, routers_of
 
 if TYPE_CHECKING:
+    from flexact.layer import FlexAct
     from flexact.ops.policy_kernels import Rule
+    from flexact.stepping import Scaling, Step
 
 _TINY = 1e-30
+_SMALLEST_NORM = 1e-100
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -58,78 +61,94 @@ def acts_before_steps(config: FlexConfig) -> bool:
     return config.logit_step == "paced" or corrects or _is_relative(config)
 
 
-def before_step(router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor) -> None:
-    """Correct the gradients that the sites' logits hold; then move the logits, or leave that to the optimizer.
+def before_step(
+    router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, step: Step, scaling: Scaling | None
+) -> None:
+    """Correct the gradients that the logits of the stepping optimizer hold; then move these logits, or leave that to
+    the optimizer.
 
     step_size: of a paced logit, a scalar. Its gradient is taken away, so that the optimizer passes it over.
     evidence: gets the step's advantages.
 
     The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
     """
-    every = [site.logits for site in router.sites]
+    held = [site.logits for site in step.sites]
     if router.at_rest:
-        for logits in every:
+        for logits in held:
             logits.grad = None  # DistributedDataParallel's zeros
         return
-    if not router.ready or all(logits.grad is None for logits in every):
+    if not router.ready or all(logits.grad is None for logits in held):
         return
     running.to(router.device)
     evidence.to(router.device)
     with torch.no_grad():
-        gradient = router.table(router.gradients())
-        changes = (_fused_changes if router.runs_fused() else _changes)(router, running, step_size)
-        evidence.add(router.shared(_advantage(router, gradient)))
+        gradients, rows = step.read(router.gradients(), scaling)
+        before = [] if rows is None else [tensor.clone() for tensor in running.tensors]
+        changes = (_fused_changes if router.runs_fused() else _changes)(router, gradients, running, step_size)
+        advantage = router.shared(_advantage(router, router.table(gradients)))
+        if rows is None:
+            evidence.add(advantage)
+        else:
+            for now, kept in zip(running.tensors, before, strict=True):
+                now.copy_(torch.where(rows, now, kept))
+            changes = router.split(torch.where(rows, router.table([own.flatten() for own in changes]), 0.0))
+            evidence.add(advantage, router.shared(rows.expand_as(advantage).float())[:, :1] > 0)
         if router.shares:
             changes = router.split(router.shared(router.table([own.flatten() for own in changes])))
-        router.gathered.clear()  # this step's are used up
+        step.clear(router.gathered)  # this step's are used up
         if router.config.logit_step == "optimizer":
-            held = [
-                (local(logits.grad), own_part(own, logits))
-                for logits, own in zip(every, changes, strict=True)
-                if logits.grad is not None
+            if rows is not None:
+                changes = router.split(step.written(router.table([own.flatten() for own in changes]), scaling))
+            written = [
+                (local(site.logits.grad), own_part(own, site.logits))
+                for site, own in zip(router.sites, changes, strict=True)
+                if site in step.sites and site.logits.grad is not None
             ]
-            torch._foreach_copy_([gradient for gradient, _ in held], [own for _, own in held])
+            torch._foreach_copy_([gradient for gradient, _ in written], [own for _, own in written])
             return
-        moving = _moving(router)
-        moved = [(logits, own) for logits, own in zip(every, changes, strict=True) if id(logits) in moving]
+        moving = _moving(router, step)
+        moved = [(site.logits, own) for site, own in zip(router.sites, changes, strict=True) if site in moving]
         torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(own, logits) for logits, own in moved])
-        for logits in every:
+        for logits in held:
             logits.grad = None
 
 
-def _moving(router: Router) -> set[int]:
-    """The ids of the logits that a paced step moves: those with a gradient, and those of sites that pick together with
-    one of these."""
-    sites = router.sites
-    groups = {site.group for site in sites if site.logits.grad is not None} - {None}
-    together = {id(site.logits) for site in sites if site.group in groups and site.logits.requires_grad}
-    return together | {id(site.logits) for site in sites if site.logits.grad is not None}
+def _moving(router: Router, step: Step) -> set[FlexAct]:
+    """The sites whose logits a paced step moves: those with a gradient, and those that pick together with one of
+    these."""
+    moving = {site for site in step.sites if site.logits.grad is not None}
+    groups = {site.group for site in moving} - {None}
+    return moving | {site for site in router.sites if site.group in groups and site.logits.requires_grad}
 
 
 def _advantage(router: Router, gradient: Tensor) -> Tensor:
     """⟨δ, a_k − x⟩ of the candidates of a row, scaled to a norm of 1, (rows, K); 0 for what is out."""
-    return F.normalize(gradient / router.p.clamp(min=_TINY), dim=-1, eps=_TINY)
+    # In double precision, whose squares of small numbers are still numbers.
+    return F.normalize(gradient.double() / router.p.clamp(min=_TINY), dim=-1, eps=_SMALLEST_NORM).float()
 
 
 def _changes(
-    router: Router, running: RunningGradient, step_size: Tensor, means: Tensor | None = None
+    router: Router, gradients: list[Tensor], running: RunningGradient, step_size: Tensor, means: Tensor | None = None
 ) -> Sequence[Tensor]:
     """Of each site, flat: its corrected gradient or, when paced, what its logits are moved back by.
 
+    gradients: of all sites, flat, in any number of pieces.
     means: of the statistics, where they are known already: ranks wait for each other there, so it is done once a step.
     """
     means = _statistics(router) if means is None else means
-    direction = _direction(router, router.table(router.gradients()), means, running)
+    direction = _direction(router, router.table(gradients), means, running)
     return router.split(step_size * direction if router.config.logit_step == "paced" else direction)
 
 
-def _fused_changes(router: Router, running: RunningGradient, step_size: Tensor) -> Sequence[Tensor]:
+def _fused_changes(
+    router: Router, gradients: list[Tensor], running: RunningGradient, step_size: Tensor
+) -> Sequence[Tensor]:
     """`_changes` by one kernel, which also averages the statistics where there are those of one rank only."""
     from flexact.ops import guarded, policy_kernels  # need Triton
 
     rule = _rule(router.config)
     means = _statistics(router) if rank_count() > 1 else None
-    values, calls = _joined(router, rule, means)
+    values, calls = _joined(router, gradients, rule, means)
     q = _q(router)
     tables = (router.layout, calls, router.alive(), running.tensors, q, router.width(), router.alpha, step_size)
 
@@ -137,7 +156,7 @@ def _fused_changes(router: Router, running: RunningGradient, step_size: Tensor) 
         found = policy_kernels.direction(values, router.size, *tables, rule)
         return torch.split(found, [site.rows * site.k for site in router.sites])
 
-    return guarded.run(fused, lambda _: _changes(router, running, step_size, means), values)
+    return guarded.run(fused, lambda _: _changes(router, gradients, running, step_size, means), values)
 
 
 def _rule(config: FlexConfig) -> Rule:
@@ -156,9 +175,9 @@ def _rule(config: FlexConfig) -> Rule:
     )
 
 
-def _joined(router: Router, rule: Rule, means: Tensor | None) -> tuple[Tensor, Tensor]:
+def _joined(router: Router, gradients: list[Tensor], rule: Rule, means: Tensor | None) -> tuple[Tensor, Tensor]:
     """What the kernel reads of the sites, as one flat tensor, and where it finds the statistics of each row in it."""
-    values, start, calls = router.gradients(), router.size, router.layout
+    values, start, calls = [*gradients], router.size, router.layout
     if rule.tied:
         values += router.temperatures()
         start += len(router.sites)

@@ -248,7 +248,7 @@ def _without_cut_line(text: str) -> str:
 
 def _text(path: Path) -> str:
     if not path.is_file():
-        raise FlexActError(f"{path} is a folder, not a history of flexact; give the path of a file.")
+        raise FlexActError(f"{path} is not a regular file; give the path of a history that a Recorder wrote.")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -18,7 +18,7 @@ from flexact.errors import FlexActError
 from flexact.gathering import Gathered, own_rank
 from flexact.ops import kernels
 from flexact.ops.differentiable import is_wrapped, transforming
-from flexact.sharding import whole
+from flexact.sharding import is_sharded, whole
 
 if TYPE_CHECKING:
     from flexact.layer import FlexAct
@@ -59,6 +59,20 @@ def probabilities(log_pi: Tensor, noise: Tensor | None, temperature: Tensor) -> 
     return torch.softmax((log_pi if noise is None else log_pi + noise) / temperature, dim=-1)
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to, which one made in inference mode does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _state_of(site: FlexAct) -> tuple[int, int] | None:
+    """Which tensor a site's logits are, and how often it was written to; None of a sharded one, in whose place FSDP
+    puts another during a forward. Asked of the module's own table, which is many times as quick as the module."""
+    logits = site._parameters.get("logits")
+    if type(logits) is nn.Parameter and not logits.is_inference():
+        return id(logits), logits._version
+    return None if logits is None or is_sharded(logits) else (id(logits), version_of(logits))
+
+
 def _outside_of_transforms() -> AbstractContextManager[Any]:
     """Where tensors are made as torch makes them, whatever torch.func looks at."""
     return torch._C._DisableFuncTorch() if transforming() else nullcontext()
@@ -96,11 +110,12 @@ class Router:
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
         start = 0
-        for site in sites:
-            site.router, site.first_row = self, start
+        for place, site in enumerate(sites):
+            site.router, site.place, site.first_row = self, place, start
             start += site.rows
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
+        self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._widths: tuple[int, ...] = ()
         self._alive: Tensor | None = None
         self._alive_is_old = True
@@ -120,6 +135,7 @@ class Router:
         if not torch.compiler.is_compiling():
             for site in self.sites:
                 site.notice_copied_buffers()
+            self._read = [_state_of(site) for site in self.sites]
         if all(site.alone is not None for site in self.sites):
             return
         if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
@@ -131,6 +147,12 @@ class Router:
             self._make_tables()
         self.begun = self.begun or training
         self.ready = self.current = True
+
+    def notice(self, site: FlexAct) -> None:
+        """Make the tables anew at the next call where something wrote to a site's logits since: an optimizer or an
+        average of weights, and the forward is not the model's own, which would refresh them anyway."""
+        if (read := self._read[site.place]) is not None and read != _state_of(site):
+            self.current = False
 
     def _make_tables(self) -> None:
         self._decided = self.committed and not transforming()

@@ -1,4 +1,4 @@
-"""What a site's saved state must be like before it is loaded."""
+"""What the saved state of a site, or of a schedule, must be like before it is loaded."""
 
 from __future__ import annotations
 
@@ -57,3 +57,11 @@ def check_state(site: FlexAct, state_dict: Mapping[str, Any], prefix: str) -> No
             f"{state} has the temperature {float(temperature)}, which must be "
             "above 0; it was edited, or saved by a run that had gone wrong."
         )
+
+
+def check_tensors(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """Refuse a schedule's state that lacks one of these tensors, or has it in another shape."""
+    for name, own in expected.items():
+        saved = state.get(name)
+        if not isinstance(saved, Tensor) or saved.shape != own.shape:
+            raise FlexActError(f"not a state of these sites: {name!r} must be a tensor of shape {tuple(own.shape)}.")

@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.annealing import annealed
+from flexact.arbitrary_picks import warn_of_arbitrary_picks
 from flexact.config import MOST_STEPS
 from flexact.elimination import Elimination
 from flexact.errors import FlexActError
-from flexact.layer import version_of
-from flexact.optimizers import check_holds_logits, holds, unwrapped
+from flexact.layer import FlexAct
+from flexact.optimizers import check_holds_logits, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import left_after_rounds, planned, planned_for, rungs, trial_steps
+from flexact.rounds import Plan, left_after_rounds, planned, planned_for, rungs, trial_steps
+from flexact.routing import version_of
+from flexact.saved_state import check_tensors
 from flexact.sites import one_router, sites_of
 from flexact.step_hooks import hook_steps
+from flexact.stepping import Scaling, Steps
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
 VERSION = 2
@@ -40,8 +44,8 @@ class Schedule:
     total_steps: the number of optimizer steps of the whole run, picking included.
     network_steps: instead of it, for how many steps the network with its picks is to be trained; `total_steps` is then
     that and the steps that picking takes.
-    optimizer: if given, it is checked to hold the logits, and is the one whose steps are corrected; otherwise any
-    optimizer that holds them is.
+    optimizer: if given, it is checked to hold the logits. The policy acts before the steps of any optimizer that holds
+    logits, on those that it holds: a network may have several.
     rewinds: with `FlexConfig(rewind=True)`, what begins again together with the weights: learning-rate schedulers (and
     with them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
     `load_state_dict()`. Optimizers of torch need not be named.
@@ -51,7 +55,7 @@ class Schedule:
 
     Call `step(loss)` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks
-    and unscaled.
+    and unscaled. Where the optimizer has `maximize=True`, the loss and that of `held_out` are what it maximizes.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))
@@ -101,19 +105,20 @@ class Schedule:
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
+        self._first_plan, self._held_out = self._plan, held_out
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
-        starts_trial = self._plan.rungs and not self.committed
-        self._trial = TrialRun(self.router, self._start, self._plan.rungs, held_out) if starts_trial else None
+        self._trial = self._new_trial() if self._plan.rungs and not self.committed else None
         self._warn_if_short()
         self._apply()
-        self._saw_optimizer = False
-        self._given = optimizer is not None
-        self._hook = hook_steps(self, optimizer)
-        if self._acts:
-            _only_newest(self)
+        self._steps = Steps(self.router)
+        self._stepped: dict[FlexAct, bool] = {}
+        """The sites whose logits an optimizer holds that has made a step; whether it maximizes."""
+        self._scaled = False
+        self._warned: set[str] = set()
+        self._listen()
 
     @property
     def total_steps(self) -> int:
@@ -149,16 +154,21 @@ class Schedule:
         loss: of this step. A trial compares the candidates by it; see `FlexConfig.pick_by`.
         """
         if self.steps_done >= self.total_steps:
-            raise FlexActError(
-                f"the schedule was made for {self.total_steps} steps, and all of them are done. Make it with the "
-                "number of optimizer steps of the whole run (epochs times batches, divided by accumulation)."
+            self._warn_once(
+                f"the schedule was made for {self.total_steps} steps, and all of them are done: further steps change "
+                "nothing. Make it with the number of optimizer steps of the whole run (epochs times batches, divided "
+                "by accumulation; a last partial batch is a step)."
             )
+            self.router.advance()
+            return
         self.steps_done += 1
         if self._trial is not None:
             self._try(loss)
         elif self.steps_done in self._elimination.steps:
-            if self.steps_done == min(self._elimination.steps):
-                self._warn_of_arbitrary_picks()
+            if self.steps_done == min(self._elimination.steps) and not self.committed:
+                # What a fused optimizer does with a gradient scaler may be to skip every step.
+                stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
+                warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
             self._drop()
         if self._start.kept and self.committed and self.steps_done < self.total_steps:
             self._start.restore(self.steps_done)
@@ -168,6 +178,11 @@ class Schedule:
             self._elimination.evidence.reset()
         if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
+        elif self.steps_done > self.commit_step:
+            self._warn_once(
+                f"sites are undecided after step {self.commit_step}, at which the schedule has them commit: an earlier "
+                "state was loaded into the model, and not into the schedule. Load the schedule's of that time as well."
+            )
         self._apply()
 
     def _try(self, loss: Tensor | float | None) -> None:
@@ -182,7 +197,7 @@ class Schedule:
             self._blend_instead()
             return
         try:
-            self._trial.step(loss, self.steps_done)
+            self._trial.step(loss, self.steps_done, bool(self._stepped) and all(self._stepped.values()))
         except NothingTrains:
             self._give_up("the loss of every candidate is NaN or infinite")
             self._trial = None  # the weights go back to where they began, as at any other commitment
@@ -201,15 +216,22 @@ class Schedule:
         )
         self._start.put(None, self.steps_done)
         self._steps_lost = self.steps_done
-        self._plan_blend()
-
-    def _plan_blend(self) -> None:
-        """Plan the run anew, with a blend instead of a trial."""
         self._trial = self.router.trying = None
-        self._plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
-        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
-        if not self._plan.rewinds:
+        self._set_plan(self._blend_plan())
+
+    def _blend_plan(self) -> Plan:
+        """The plan of this run with a blend instead of a trial."""
+        return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+
+    def _set_plan(self, plan: Plan) -> None:
+        if plan != self._plan:
+            self._plan = plan
+            self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        if not plan.rewinds:
             self._start.forget()
+
+    def _new_trial(self) -> TrialRun:
+        return TrialRun(self.router, self._start, self._plan.rungs, self._held_out)
 
     def _give_up(self, reason: str) -> None:
         """Stop picking: every site keeps what it had before. Raises an error where a site had nothing."""
@@ -227,56 +249,37 @@ class Schedule:
         self.router.trying = None
         for site in self.router.sites:
             if not site.committed:
-                with torch.no_grad():
-                    site.reset()
-                site.keep(torch.full((site.rows,), site.original_index, device=site.dropped_at.device), self.steps_done)
+                site.restore_original(self.steps_done)
+
+    def _listen(self) -> None:
+        """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
+        if self._acts:
+            _only_newest(self)
+        self._hook = hook_steps(self)
 
     def acts_before(self, stepping: Optimizer) -> bool:
         """Whether the policy acts before the step that an optimizer is about to make; a hook asks."""
-        if self.committed or not (self._given or holds(stepping, self.router.sites[0].logits)):
+        if self.committed:
             return False
-        self._saw_optimizer = True
+        step = self._steps.of(stepping)
+        if not step.sites:
+            return False
+        if len(self._stepped) < len(self.router.sites):
+            self._stepped |= step.sites
+            self._scaled = self._scaled or Scaling.of(stepping) is not None
+        self.router.current = False  # the logits are about to move, and the next call may not be the model's own
         return self._acts
 
-    def before_optimizer_step(self) -> None:
-        """What the policy does to the logits; a hook of the optimizer's calls it."""
+    def before_optimizer_step(self, stepping: Optimizer) -> None:
+        """What the policy does to the logits that an optimizer holds; a hook of the optimizer's calls it."""
         self._step_size = self._step_size.to(self.router.device)
-        before_step(self.router, self._running, self._elimination.evidence, self._step_size)
-
-    def _warn_of_arbitrary_picks(self) -> None:
-        """Say so where a site is about to drop a candidate and nothing has told its candidates apart."""
-        if self.committed:
-            return
-        if not self._saw_optimizer and (self._acts or not self._logits_moved()):
-            warnings.warn(
-                "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
-                "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
-                "and call schedule.step() after optimizer.step().",
-                stacklevel=3,
-            )
-        elif self.config.logit_step == "paced" and (idle := self._undecided_without_gradient()):
-            warnings.warn(
-                f"no gradient came to {len(idle)} of {len(self.router.sites)} sites so far ({', '.join(idle[:5])}), so "
-                "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
-                "convert's where.",
-                stacklevel=3,
-            )
+        evidence, step = self._elimination.evidence, self._steps.of(stepping)
+        before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
 
     @property
     def _awaits_optimizer(self) -> bool:
         """Whether a drop is still to come that would be arbitrary without a step of an optimizer before it."""
-        return not self._saw_optimizer and self.steps_done < min(self._elimination.steps, default=0)
-
-    def _logits_moved(self) -> bool:
-        """Whether any logit has left its start: what no hook sees, as another library's optimizer, may move them."""
-        return any(not site.at_start() for site in self.router.sites)
-
-    def _undecided_without_gradient(self) -> list[str]:
-        """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
-        sites = self.router.sites
-        still = (self._running.mean == 0).all(-1).split([site.rows for site in sites])
-        idle = [site for site, rows in zip(sites, still, strict=True) if site.logits.requires_grad and rows.all()]
-        return [site.name or "FlexAct" for site in idle if site.pi().std(-1).max() < 1e-6]
+        return not self._stepped and self.steps_done < min(self._elimination.steps, default=0)
 
     @property
     def _moves(self) -> bool:
@@ -352,17 +355,19 @@ class Schedule:
             )
         if not 0 <= state["step"] <= self.total_steps:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
-        if self._plan.rungs and state.get("blends"):  # that run was not given the losses for a trial
-            self._plan_blend()
-        self._start.load_state_dict(state, is_over=state["step"] >= self.commit_step)
+        check_tensors(state, self._running.state_dict() | self._elimination.state_dict())
+        plan = self._blend_plan() if state.get("blends") else self._first_plan
+        self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
+        self._set_plan(plan)
         self._running.load_state_dict(state)
         self._elimination.load_state_dict(state)
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
-        trial = state.get("trial")
-        if self._trial is not None and trial is not None:
+        self._trial = self.router.trying = None
+        if (trial := state.get("trial")) is not None:
+            self._trial = self._new_trial()
             self._trial.load_state_dict(trial)
-        elif self._trial is not None:
-            self._trial = self.router.trying = None
+        self._hook.remove()
+        self._listen()  # again, if this run had committed
         self._apply()
 
     def _apply(self) -> None:
@@ -391,6 +396,11 @@ class Schedule:
         self._step_size.fill_(step_size)
         self.router.alpha.fill_(alpha)
         self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=3)
 
     def _drop(self) -> None:
         if lost := self._elimination.lost():

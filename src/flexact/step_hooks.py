@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -16,12 +17,12 @@ class Acting(Protocol):
     def acts_before(self, stepping: Optimizer) -> bool:
         """Whether it acts before the step that this optimizer is about to make."""
 
-    def before_optimizer_step(self) -> None:
+    def before_optimizer_step(self, stepping: Optimizer) -> None:
         """Act."""
 
 
-def hook_steps(acting: Acting, optimizer: Optimizer | None) -> RemovableHandle:
-    """Let something act before each step of an optimizer, or of any where none is given, while it lives."""
+def hook_steps(acting: Acting) -> RemovableHandle:
+    """Let something act before each step of any optimizer, while it lives."""
     reference = weakref.ref(acting)
 
     def hook(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -30,11 +31,11 @@ def hook_steps(acting: Acting, optimizer: Optimizer | None) -> RemovableHandle:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
         if closure is None:
-            alive.before_optimizer_step()
+            alive.before_optimizer_step(stepping)
             return None
-        return args[:1], kwargs | {"closure": _then(closure, alive.before_optimizer_step)}
+        return args[:1], kwargs | {"closure": _then(closure, partial(alive.before_optimizer_step, stepping))}
 
-    handle = register_optimizer_step_pre_hook(hook) if optimizer is None else optimizer.register_step_pre_hook(hook)
+    handle = register_optimizer_step_pre_hook(hook)
     weakref.finalize(acting, handle.remove).atexit = False
     return handle
 

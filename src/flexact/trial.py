@@ -196,15 +196,19 @@ class TrialRun:
         """Steps that the present weights have been trained for."""
         return self.trial.steps
 
-    def step(self, loss: Tensor | float | None, step: int) -> None:
+    def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> None:
         """Count a step of the run, and go on to the next candidate or rung where it is the last of one. At the end of
-        the last rung the sites commit to the best candidate, with the weights that it has come to."""
+        the last rung the sites commit to the best candidate, with the weights that it has come to.
+
+        maximizes: whether the loss is what the optimizer maximizes.
+        """
         trial = self.trial
-        if not trial.add(loss):
+        if not trial.add(loss if loss is None or not maximizes else -loss):
             return
         if self.held_out is not None:
             name = self._router.sites[0].candidates[trial.candidate]
-            trial.measured(_scalar(self.held_out(), name))
+            held_out = _scalar(self.held_out(), name)
+            trial.measured(-held_out if maximizes else held_out)
         self._saved[trial.candidate] = self._start.save()
         if not trial.rung_is_over:
             trial.next_candidate()

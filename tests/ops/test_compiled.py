@@ -33,3 +33,14 @@ def test_all_candidates_compile_to_what_the_sweep_computes(dtype: torch.dtype) -
     expected_to_h, expected_to_logits = closed_form.backward(delta, h, p, p, tau, NAMES, everyone, 1, True)
     torch.testing.assert_close(to_h, expected_to_h, **rounding)
     torch.testing.assert_close(to_logits, expected_to_logits, rtol=1e-4, atol=1e-3)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("overflowing", ["identity", "relu_squared", "silu"])
+def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(overflowing: str) -> None:
+    h, keys = torch.tensor([[torch.inf, 1.0]]), (overflowing, "sigmoid", "tanh")
+    p = torch.tensor([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3]])
+    x, _ = compiled.forward(h, p, keys, range(3), 1, 0)
+    to_h, to_logits = compiled.backward(torch.ones(1, 2), h, p, p, torch.ones(()), keys, range(3), 1, True)
+    assert (x[0, 0].item(), to_h[0, 0].item()) == (1.0, 0.0)
+    assert to_logits.isfinite().all()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 
-from flexact.ops import tiles
+from flexact.ops import launching, tiles
 from flexact.ops.launching import Launch
 from flexact.ops.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
@@ -22,6 +26,7 @@ from flexact.ops import batch_norm
 from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
 from flexact.ops.launching import Launch
+from flexact.ops.moments import moments
 
 class Card:
     def get_current_target(self):
@@ -55,7 +60,7 @@ for rows, y, parts in ((1, h, every), (6, h.to(memory_format=torch.channels_last
     p = torch.rand(rows, len(names))
     routed.forward(y, p, parts, 1, 3)
     routed.backward(y, y, p, p, temperature, parts, 1, True)
-    batch_norm.moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
+    moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
     for other in ((None, None), (y, None), (y, norm())):
         batch_norm.forward(y, norm(), *other, p, few, 3)
         batch_norm.backward(y, y, norm(), *other, p, p, temperature, few, True, True)
@@ -107,6 +112,79 @@ def test_a_kernel_is_built_anew_for_what_triton_specialises_it_on() -> None:
     for kind in kinds * 2:
         kernel(*kind)
     assert kernel.builds == len(kernel.runs) == len(kinds)
+
+
+class Compiled:
+    """A kernel whose launches are counted, with a launcher of one's choice behind it."""
+
+    __name__ = "compiled"
+
+    def __init__(self, **launcher: Any) -> None:
+        self.launches = 0
+        self.built = SimpleNamespace(**launcher)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*arguments: Any, num_warps: int) -> Any:
+            self.launches += 1
+            return self.built
+
+        return launch
+
+
+def takes_less(x: int, y: int, z: int, stream: int, function: str) -> None:
+    raise AssertionError("it cannot be called with more")
+
+
+def fails(*arguments: Any) -> None:
+    raise ValueError("expected a packed structure")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=int)))
+    launching._say_once.cache_clear()
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("launcher", "version"),
+    [
+        ({"run": takes_less, "function": "f", "packed_metadata": ()}, "3.6.0"),
+        ({"run": fails, "function": "f", "packed_metadata": ()}, "3.6.0"),
+        ({"run": lambda *arguments: None, "function": "f"}, "3.6.0"),
+        ({}, "3.6.0"),
+        ({"run": fails, "function": "f", "packed_metadata": ()}, "3.7.0+git1"),
+        ({"run": fails, "function": "f", "packed_metadata": ()}, "4.0.0"),
+    ],
+)
+def test_a_launcher_that_differs_is_done_without(
+    launcher: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    kernel = Compiled(**launcher)
+    launch = Launch(kernel, (3, 2), (7, 0.5), (True,), 4)
+    launch._interpreted = False
+    with caplog.at_level(logging.WARNING, logger="flexact"):
+        for count in range(1, 5):
+            launch(torch.zeros(8))
+            assert kernel.launches == count
+    assert len([record for record in caplog.records if "launcher" in record.message]) == 1
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_error_of_the_card_is_not_taken_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+
+    def lost(*arguments: Any) -> None:
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    kernel = Compiled(run=lost, function="f", packed_metadata=())
+    launch = Launch(kernel, (3, 2), (), (), 4)
+    launch._interpreted = False
+    launch(torch.zeros(8))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        launch(torch.zeros(8))
+    assert kernel.launches == 1
 
 
 def test_a_plan_is_made_once_for_tiles_and_choices() -> None:

@@ -29,6 +29,7 @@ from flexact.ops import kernels, policy_kernels
 from flexact.ops.launching import Launch
 from flexact.pace import RunningGradient
 from flexact.sites import bind
+from flexact.stepping import Step
 from flexact.studies.overhead import launches
 
 pytestmark = [
@@ -74,6 +75,7 @@ class Sites:
         self.router.scheduled = True
         self.running = RunningGradient(self.router.rows, self.router.k, device)
         self.evidence = Evidence(self.router.rows, self.router.k, device)
+        self.step = Step(self.router, (1,) * len(self.sites))
         with torch.no_grad():
             for one in self.sites:
                 one.logits.copy_(self.normal(one.logits.numel()))
@@ -108,7 +110,7 @@ class Sites:
 
     def act(self, step_size: float = 0.05) -> None:
         step = torch.tensor(step_size, device=self.device)
-        policy.before_step(self.router, self.running, self.evidence, step)
+        policy.before_step(self.router, self.running, self.evidence, step, self.step, None)
 
     def state(self) -> list[Tensor]:
         """All that a step changes; zeros for a gradient that is not there."""
@@ -376,9 +378,8 @@ def test_a_draw_has_two_launches_and_the_policy_three(
 ) -> None:
     for logit_step in ("paced", "optimizer"):
         sites, every = Sites(device, sizes=sizes, logit_step=logit_step, **changes), range(len(sizes))
-        step_size = torch.tensor(0.1, device=device)
         draw = functools.partial(sites.router.refresh, True)
-        act = functools.partial(policy.before_step, sites.router, sites.running, sites.evidence, step_size)
+        act = functools.partial(sites.act, 0.1)
         for _ in range(2):  # the first time lays out where the statistics are, and builds
             drawing = launched(device, draw)
             sites.call(*every, 0)
@@ -415,7 +416,7 @@ def test_a_graph_of_both_reads_what_the_schedule_writes() -> None:
         for one, own, gradient in zip(sites.sites, statistics, gradients, strict=True):
             sites.router.gathered.add(one.first_row, own)
             one.logits.grad = gradient
-        policy.before_step(sites.router, sites.running, sites.evidence, step_size)
+        policy.before_step(sites.router, sites.running, sites.evidence, step_size, sites.step, None)
 
     def write(sites: Sites, step: int) -> None:
         sites.router.go_to(step)

@@ -532,7 +532,7 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
     assert "closed form" in record.message
 
 
-# Known to be wrong
+# At the ends of the range
 
 
 @pytest.mark.parametrize("name", ["tanh", "elu", "selu"])
@@ -542,18 +542,41 @@ def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device
     assert float((alone(name, h)[0] - exact).norm() / exact.norm()) < 1e-6
 
 
-@pytest.mark.xfail(strict=True, reason="0·∞ is NaN")
-def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(device: torch.device) -> None:
+@pytest.mark.parametrize("lead", [5.0, 12.0, 25.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_gradient_to_the_logits_of_a_site_that_is_sure_is_exact(
+    rows: int, lead: float, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    one = case(torch.randn(4, 3, 5).to(device), FIVE, rows)
+    one.logits[:, 0] += lead
+    ours, exact = one.run().to_logits.double(), one.exact().to_logits
+    torch.testing.assert_close(ours, exact, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("unbounded", ["identity", "relu", "silu", "gelu", "mish", "softplus", "hardswish", "sine"])
+def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(unbounded: str, device: torch.device) -> None:
     h = torch.tensor([[torch.inf, 1.0]], device=device).requires_grad_()
     p = torch.tensor([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3]], device=device)
     logits = torch.zeros(6, device=device, requires_grad=True)
     one = torch.ones((), device=device)
-    x, _ = routed_activation(h, logits, p, p, one, ("identity", "sigmoid", "tanh"), range(3))
+    x, _ = routed_activation(h, logits, p, p, one, (unbounded, "sigmoid", "tanh"), range(3))
     assert x[0, 0].item() == 1.0
     to_h, to_logits = torch.autograd.grad(x.sum(), (h, logits))
     assert to_h[0, 0].item() == 0.0
     assert to_logits.isfinite().all()
     assert to_logits[0].item() == 0.0
+
+
+def test_a_candidate_that_was_dropped_has_no_part_even_where_it_overflows(device: torch.device) -> None:
+    h = torch.tensor([[1e25, 2.0]], device=device).requires_grad_()  # relu_squared is infinite there
+    p = torch.tensor([[0.0, 0.5, 0.5]], device=device)
+    logits, one = torch.zeros(3, device=device, requires_grad=True), torch.ones((), device=device)
+    x, _ = routed_activation(h, logits, p, p, one, ("relu_squared", "sigmoid", "tanh"), (1, 2))
+    assert x[0, 0].item() == 1.0
+    to_h, to_logits = torch.autograd.grad(x.sum(), (h, logits))
+    assert to_h[0, 0].item() == 0.0
+    assert to_logits.isfinite().all()
 
 
 def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(

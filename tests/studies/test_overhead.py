@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -287,7 +288,8 @@ def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
         router = sites_of(training.network)[0].router
         draw = launches.count(lambda router=router: router.refresh(True), CPU)
         training.network(training.batch.images).square().mean().backward()
-        policy = launches.count(training.schedule.before_optimizer_step, CPU)
+        act = functools.partial(training.schedule.before_optimizer_step, training.optimizer)
+        policy = launches.count(act, CPU)
         counted.append((draw, policy, launches.count(training.schedule.step, CPU)))
     assert counted[0] == counted[1]
     draw, policy, schedule = counted[0]

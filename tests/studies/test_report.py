@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -210,6 +212,22 @@ def test_two_histories_are_two_sections_with_their_own_figures(tmp_path: Path) -
     page = build(tmp_path).read_text(encoding="utf-8")
     assert page.count("<h2>Run: ") == 2
     assert {path.stem for path in (tmp_path / "figures").glob("*-picks.png")} == {"one-picks", "two_words-picks"}
+
+
+def test_histories_whose_names_differ_in_odd_characters_alone_have_figures_of_their_own(tmp_path: Path) -> None:
+    for name in ("run 1.jsonl", "run_1.jsonl", "run:1.jsonl", "run_1_.jsonl"):
+        _write_history(tmp_path / name)
+    slugs = [picture.slug for section in read(tmp_path).sections for picture in section.pictures]
+    assert len(set(slugs)) == len(slugs) == 4 * 3
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    _write_history(tmp_path / "history.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")  # whoever opens it to read waits for a writer
+    (tmp_path / "folder.jsonl").mkdir()
+    command = [sys.executable, "-m", "flexact", "report", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert list(read_histories(tmp_path)) == ["history.jsonl"]
 
 
 def test_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:

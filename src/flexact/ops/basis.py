@@ -132,6 +132,27 @@ def slope(h, v, PART: tl.constexpr, FAST: tl.constexpr):
         return exact_slope(h, v, PART)
 
 
+# A weight of 0 leaves out what is infinite too, as relu_squared soon is; what is bounded needs no such care.
+
+
+@triton.jit
+def weighted_value(weight, v, PART: tl.constexpr):
+    """A weight times the value of a function of the basis."""
+    if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
+        return weight * v
+    else:
+        return weight * tl.where(weight == 0, 0.0, v)
+
+
+@triton.jit
+def weighted_slope(weight, d, PART: tl.constexpr):
+    """A weight times its derivative."""
+    if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART == SINE:  # noqa: SIM109  # Triton has no `in`
+        return weight * tl.where(weight == 0, 0.0, d)
+    else:
+        return weight * d
+
+
 @triton.jit
 def coefficients(weights_ptr, row, k, BASIS: tl.constexpr, FORMS: tl.constexpr):
     """What each function of the basis is multiplied with, from row `row` of a (rows, k) table of weights."""

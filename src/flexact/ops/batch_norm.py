@@ -19,7 +19,6 @@ from torch import Tensor
 from flexact.ops.basis import Blend, is_fast
 from flexact.ops.launching import Launch
 from flexact.ops.tiles import (
-    MOMENTS,
     STAGES,
     WARPS,
     Tiles,
@@ -45,9 +44,6 @@ from flexact.ops.triton import (
 
 _FINISH_BLOCK = 256
 _NOTHING = Blend((), (), 0)
-Running = tuple[Tensor, Tensor, Tensor]
-"""The running mean and variance of a batch norm, and of how many batches."""
-
 _NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -76,19 +72,6 @@ class _BackwardPlan(NamedTuple):
     """Partial sums, by channel and then by row of the routing."""
     results: int
     """Sums over each channel, then the gradient to the logits."""
-
-
-def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel, (2, channels); the running statistics, where there are any, go on
-    by one step: by `momentum` of the way, or without one as the average of all steps."""
-    tiles = by_channel(y, 1, MOMENTS)
-    sweep, finish, room = tiles.plan(_moments_plan, running is not None, momentum, eps)
-    found = y.new_empty((2, tiles.channels), dtype=torch.float32)
-    partials = found.new_empty(room)
-    running_mean, running_var, batches = running or (found, found, found)
-    sweep(y, partials, batches)
-    finish(y, partials, found, running_mean, running_var, batches)
-    return found
 
 
 def forward(
@@ -137,15 +120,6 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
     return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
 
 
-def _moments_plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launch, Launch, int]:
-    """The sweep, what adds up its partial sums, and how many these are."""
-    sweep = Launch(_moments, tiles.grid, tiles.sizes, (track, *tiles.constants), WARPS)
-    channels = tiles.channels
-    numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
-    finish = Launch(_finish_moments, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)
-    return sweep, finish, tiles.room(2)
-
-
 def _forward_plan(
     tiles: Tiles, blend: Blend, statistics: int, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
@@ -183,52 +157,6 @@ def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> t
     if residual_norm is None:
         return _PLAIN.value, affine, False
     return _NORMALISED.value, affine, residual_norm.weight is not None
-
-
-@triton.jit
-def _moments(
-    y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
-    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Sums of y − s and (y − s)², where the shift s is the channel's first element: hardly any cancellation,
-    unless that one is far from the others."""
-    if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
-        tl.store(batches_ptr, tl.load(batches_ptr) + 1)
-    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    shift = tl.load(y_ptr + channel.to(tl.int64) * inner, inside, other=0.0).to(tl.float32)[None, :]
-    total, square = zeros(2, BLOCK_A, BLOCK_J)
-    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
-        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
-        shifted = load(y_ptr, offset, mask, EVEN) - shift
-        if not EVEN:
-            shifted = tl.where(mask, shifted, 0.0)
-        total += shifted
-        square += shifted * shifted
-    store_sum(partials_ptr, total, 0, 2, channel, inside, channels, LAST, True)
-    store_sum(partials_ptr, square, 1, 2, channel, inside, channels, LAST, True)
-
-
-@triton.jit(do_not_specialize=["parts", "elements"])
-def _finish_moments(
-    y_ptr, partials_ptr, found_ptr, running_mean_ptr, running_var_ptr, batches_ptr, momentum, eps,
-    channels, inner, parts, per_channel, elements,
-    TRACK: tl.constexpr, CUMULATIVE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(0)
-    shift = tl.load(y_ptr + channel.to(tl.int64) * inner).to(tl.float32)
-    off = add_up(partials_ptr, 0, 2, channel, channels, parts, per_channel, BLOCK) / elements
-    square = add_up(partials_ptr, 1, 2, channel, channels, parts, per_channel, BLOCK) / elements
-    mean, variance = shift + off, tl.maximum(square - off * off, 0.0)
-    tl.store(found_ptr + channel, mean)
-    tl.store(found_ptr + channels + channel, 1 / tl.sqrt(variance + eps))
-    if TRACK:
-        if CUMULATIVE:
-            momentum = 1.0 / tl.load(batches_ptr).to(tl.float32)
-        running_mean = tl.load(running_mean_ptr + channel).to(tl.float32)
-        running_var = tl.load(running_var_ptr + channel).to(tl.float32)
-        unbiased = variance * elements / (elements - 1)
-        tl.store(running_mean_ptr + channel, running_mean + momentum * (mean - running_mean))
-        tl.store(running_var_ptr + channel, running_var + momentum * (unbiased - running_var))
 
 
 @triton.jit

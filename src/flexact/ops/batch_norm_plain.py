@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexact.ops.batch_norm import Norm, Running
+from flexact.ops.batch_norm import Norm
+from flexact.ops.moments import Running
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:

@@ -85,9 +85,13 @@ def backward(
 
 
 def logit_gradient(inner: Tensor, probabilities: Tensor, temperature: Tensor) -> Tensor:
-    """Proposition 1, from the inner products ⟨δ, a_k⟩, (rows, K)."""
+    """Proposition 1, from the inner products ⟨δ, a_k⟩, (rows, K).
+
+    Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩) is ⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩ without its cancellation where p_k is nearly 1.
+    """
     inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
-    centred = inner - (probabilities * inner).sum(-1, keepdim=True)
+    apart = inner.unsqueeze(-1) - inner.unsqueeze(-2)
+    centred = (probabilities.unsqueeze(-2) * apart).sum(-1)
     return (probabilities * centred / temperature).flatten()
 
 

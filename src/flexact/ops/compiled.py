@@ -100,7 +100,7 @@ def _forward(
     wide = h if h.dtype == torch.float64 else h.float()
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
-    x = _sum([weights[..., k] * value for k, value in zip(alive, values, strict=True)])
+    x = _blend(weights, alive, values)
     sums = []
     if statistics & SENSITIVITY:
         slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
@@ -121,15 +121,17 @@ def _backward(
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
     slopes = [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
-    gradient = upstream * _sum([weights[..., k] * slope for k, slope in zip(alive, slopes, strict=True)])
+    gradient = upstream * _blend(weights, alive, slopes)
     inner = torch.stack([_by_row(upstream * value) for value in values], -1) if need_logits else h.new_empty(0)
     return gradient.to(h.dtype), inner
 
 
-def _sum(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
+def _blend(weights: Tensor, alive: tuple[int, ...], values: list[Tensor]) -> Tensor:
+    """Σ_k w_k values_k; a weight of 0 leaves out what is infinite too."""
+    total = torch.zeros_like(values[0])
+    for k, value in zip(alive, values, strict=True):
+        weight = weights[..., k]
+        total = total + torch.where(weight == 0, 0.0, weight * value)
     return total
 
 

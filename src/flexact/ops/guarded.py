@@ -12,9 +12,11 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from flexact.ops import batch_norm, batch_norm_plain, closed_form, kernels, triton
+from flexact.ops import moments as batch_moments
 from flexact.ops.basis import blend
-from flexact.ops.batch_norm import Norm, Running
+from flexact.ops.batch_norm import Norm
 from flexact.ops.launching import CannotBuild
+from flexact.ops.moments import Running
 
 _CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
@@ -65,7 +67,7 @@ def _several_cards() -> bool:
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """The mean and 1/√(variance + ε) of each channel of y, (2, channels); the running statistics go on by one step."""
-    return run(batch_norm.moments, batch_norm_plain.moments, y, running, momentum, eps)
+    return run(batch_moments.moments, batch_norm_plain.moments, y, running, momentum, eps)
 
 
 def routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ _WARPS = 1
 # As in `flexact.corrections` and `flexact.pace`.
 _TINY = tl.constexpr(1e-30)
 _SMALLEST_SHARE = tl.constexpr(1e-6)
-_SMALLEST_SIZE = tl.constexpr(1e-12)
+_SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,14 @@ def _updated(
     gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
 ):  # fmt: skip
     """The running mean and root-mean-square with one more gradient in them, corrected for their short history."""
-    square = tl.sum(gradient * gradient, axis=1, keep_dims=True) / _remaining(alive)
+    wide = gradient.to(tl.float64)  # as in `flexact.pace`
+    square = tl.sum(wide * wide, axis=1, keep_dims=True) / _remaining(alive)
     mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, inside)
     square = _averaged(square_ptr + row, square, square_rate, row < rows)
     one = tl.full(square.shape, 1.0, tl.float32)
     mean_weight = _averaged(weights_ptr + row * 2, one, mean_rate, row < rows)
     square_weight = _averaged(weights_ptr + row * 2 + 1, one, square_rate, row < rows)
-    size = tl.sqrt(square / square_weight)
+    size = tl.sqrt(square / square_weight).to(tl.float32)
     return mean / mean_weight, tl.where(size < _SMALLEST_SIZE, _SMALLEST_SIZE, size)
 
 

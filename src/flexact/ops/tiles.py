@@ -219,8 +219,15 @@ def add_up(partials_ptr, i, count, row, rows, parts, per_row, BLOCK: tl.constexp
     total = tl.zeros([BLOCK], tl.float32)
     start = 0
     while start < parts * per_row:
-        n = start + tl.arange(0, BLOCK)
-        place = ((n // per_row) * rows + row) * per_row + n % per_row
-        total += tl.load(partials_ptr + place * count + i, n < parts * per_row, other=0.0)
+        part, is_there = part_of(start, row, rows, parts, per_row, BLOCK)
+        total += tl.load(partials_ptr + part * count + i, is_there, other=0.0)
         start += BLOCK
     return tl.sum(total)
+
+
+@triton.jit
+def part_of(start, row, rows, parts, per_row, BLOCK: tl.constexpr):
+    """Which of the (parts, rows, per_row) programs left the parts of a row from number `start` on, and whether there
+    are so many."""
+    n = start + tl.arange(0, BLOCK)
+    return ((n // per_row) * rows + row) * per_row + n % per_row, n < parts * per_row

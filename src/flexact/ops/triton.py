@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact import ops
-from flexact.ops.basis import Blend, coefficients, is_fast, slope, value
+from flexact.ops.basis import Blend, coefficients, is_fast, slope, value, weighted_slope, weighted_value
 from flexact.ops.basis_parts import LINEAR
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 from flexact.ops.launching import Launch
@@ -201,7 +201,7 @@ def blended(
     grown = ()
     for b in tl.static_range(len(BASIS)):
         v = value(h, BASIS[b], FAST)
-        x += weights[b] * v
+        x += weighted_value(weights[b], v, BASIS[b])
         values = values + (v,)
         if SENSITIVITIES:
             if BASIS[b] == LINEAR:
@@ -230,7 +230,7 @@ def differentiated(
     grown = ()
     for b in tl.static_range(len(BASIS)):
         v = value(h, BASIS[b], FAST)
-        total += weights[b] * slope(h, v, BASIS[b], FAST)
+        total += weighted_slope(weights[b], slope(h, v, BASIS[b], FAST), BASIS[b])
         if NEED_LOGITS:
             grown = grown + (sums[b] + delta * v,)
     return delta * total, grown
@@ -279,11 +279,13 @@ def logit_gradient(
     found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr,
 ):  # fmt: skip
-    """(p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
+    """(p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
     column = tl.arange(0, MOST_CANDIDATES)
-    inner = tl.where(((alive >> column) & 1) == 1, combined(found, BASIS, FORMS), 0.0)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
-    gradient = p / tl.load(temperature_ptr) * (inner - tl.sum(p * inner))
+    # Who has no part gets none, even of an infinite output.
+    inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), combined(found, BASIS, FORMS), 0.0)
+    apart = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
+    gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * apart, axis=1)
     tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 

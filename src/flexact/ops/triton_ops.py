@@ -13,9 +13,10 @@ from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.ops import batch_norm, differentiable, guarded, triton_operators
-from flexact.ops.batch_norm import Norm, Running
+from flexact.ops.batch_norm import Norm
 from flexact.ops.guarded import Blending, Normalising
 from flexact.ops.launching import is_traced
+from flexact.ops.moments import Running
 
 __all__ = ["Blending", "Norm", "Normalising", "moments", "normalised", "routed"]
 

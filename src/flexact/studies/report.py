@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,7 +103,8 @@ def read(folder: Path) -> Report:
             f"{_found(folder)}."
         )
     sections = _study_sections(folder, config) if config else []
-    sections += [_history_section(name, history, len(histories)) for name, history in histories.items()]
+    stems = _stems(histories)
+    sections += [_history_section(name, history, stems[name]) for name, history in histories.items()]
     title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
     facts = {name: config.get(name) for name in ("device", "commit", "date")}
     details: dict[str, Any] = {
@@ -156,8 +157,19 @@ def _right_picks(run: StudyRun) -> str:
     return f"<ul>{''.join(lines)}</ul>\n" if lines else ""
 
 
-def _history_section(name: str, history: History, count: int) -> Section:
-    stem = file_name(Path(name).stem) if count > 1 else "history"
+def _stems(names: Collection[str]) -> dict[str, str]:
+    """What the names of each history's figures begin with: different for each, also where only characters differ that a
+    file name cannot have."""
+    found: dict[str, str] = {}
+    for name in names:
+        own = file_name(Path(name).stem) if len(names) > 1 else "history"
+        while own in found.values():
+            own += "_"
+        found[name] = own
+    return found
+
+
+def _history_section(name: str, history: History, stem: str) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"

@@ -72,7 +72,7 @@ def read_histories(folder: Path) -> dict[str, History]:
     """File name → every history in a folder; a last line that a kill cut off is left out."""
     histories = {}
     for path in sorted(folder.glob("*.jsonl")):
-        header = _header(path)
+        header = _header(path) if path.is_file() else None  # opening a named pipe waits for a writer
         if header is None:
             continue
         records = _records(path)
@@ -88,7 +88,7 @@ def _header(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             header = parsed_json(file.readline())
-    except (ValueError, IsADirectoryError):  # no JSON, or no text at all
+    except ValueError:  # no JSON, or no text at all
         return None
     if not isinstance(header, dict) or "flexact_history" not in header:
         return None

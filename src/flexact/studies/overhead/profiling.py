@@ -55,7 +55,7 @@ def _counted(row: LaunchRow, blocks: tuple[int, ...], way: str, batch: Batch, op
         with batch.autocast():
             out = network(batch.images)
         out.float().square().mean().backward()  # gives the logits gradients, for the policy to work on
-        policy = count(schedule.before_optimizer_step, options.where)
+        policy = count(lambda: schedule.before_optimizer_step(training.optimizer), options.where)
     return dataclasses.replace(row, draw=draw, policy=policy, schedule=count(schedule.step, options.where), step=step)
 
 

@@ -1,0 +1,54 @@
+"""Warnings about picks that nothing decides: no optimizer steps the logits, or no gradient comes to them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+
+from flexact.layer import FlexAct
+from flexact.pace import RunningGradient
+from flexact.routing import Router
+
+
+def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: Collection[FlexAct], acts: bool) -> None:
+    """Warn where a site is about to drop a candidate and nothing has told its candidates apart.
+
+    stepped: the sites whose logits an optimizer holds that has made a step. acts: whether the policy acts before steps.
+    """
+    count, paced = len(router.sites), router.config.logit_step == "paced"
+    if not stepped and (acts or all(site.at_start() for site in router.sites)):
+        # Otherwise something that no hook sees, as another library's optimizer, has moved them.
+        warnings.warn(
+            "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
+            "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
+            "and call schedule.step() after optimizer.step().",
+            stacklevel=3,
+        )
+    elif acts and (left_out := _left_out(router, stepped)):
+        warnings.warn(
+            f"no optimizer that holds the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) has "
+            "made a step yet, so what these drop now is arbitrary. Give the optimizer flexact.param_groups(model), or "
+            "leave these sites out of convert's where.",
+            stacklevel=3,
+        )
+    elif paced and (idle := _without_gradient(router, running)):
+        warnings.warn(
+            f"no gradient came to {len(idle)} of {count} sites so far ({', '.join(idle[:5])}), so "
+            "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
+            "convert's where.",
+            stacklevel=3,
+        )
+
+
+def _left_out(router: Router, stepped: Collection[FlexAct]) -> list[str]:
+    """The trainable sites that no optimizer has stepped, nor any site that they pick together with."""
+    groups = {site.group for site in stepped} - {None}
+    sites = [site for site in router.sites if site.logits.requires_grad and site not in stepped]
+    return [site.name or "FlexAct" for site in sites if site.group not in groups]
+
+
+def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
+    """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
+    still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
+    idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]
+    return [site.name or "FlexAct" for site in idle if site.pi().std(-1).max() < 1e-6]
