@@ -290,9 +290,10 @@ def test_the_dictionary_is_plain_json_with_a_version() -> None:
     model[1].drop_weakest(step=3)
     data = selection(model).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert data["flexact_selection"] == 2
+    assert data["flexact_selection"] == 3
     assert [row["site"] for row in data["rows"]] == ["1", "3"]
     assert set(data["rows"][0]) == {
+        "original",
         "site",
         "channel",
         "pick",
@@ -360,9 +361,9 @@ def test_it_prints_as_an_aligned_table() -> None:
 
 def test_names_are_those_of_the_plain_model_under_compilation() -> None:
     model = network()
-    assert list(selection(torch.compile(model)).picks) == ["1", "3"]
+    assert [row.key for row in selection(torch.compile(model))] == ["1", "3"]
     inner = nn.Sequential(torch.compile(network()), nn.Linear(1, 1))
-    assert list(selection(inner).picks) == ["0.1", "0.3"]
+    assert [row.key for row in selection(inner)] == ["0.1", "0.3"]
 
 
 def test_a_model_without_sites_says_what_to_do(pick: Callable) -> None:
@@ -373,7 +374,7 @@ def test_a_model_without_sites_says_what_to_do(pick: Callable) -> None:
 
 
 def test_a_lone_site_has_a_name() -> None:
-    assert list(selection(FlexAct()).picks) == ["FlexAct"]
+    assert [row.key for row in selection(FlexAct())] == ["FlexAct"]
 
 
 class HasAModule(nn.Module):
@@ -392,8 +393,8 @@ def test_names_are_those_of_the_plain_model_under_averaging_and_data_parallelism
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for wrap in (nn.parallel.DistributedDataParallel, AveragedModel):
-            assert list(selection(wrap(network())).picks) == ["1", "3"]
-            assert list(selection(wrap(convert(HasAModule()))).picks) == ["module.1"]
+            assert [row.key for row in selection(wrap(network()))] == ["1", "3"]
+            assert [row.key for row in selection(wrap(convert(HasAModule())))] == ["module.1"]
     finally:
         torch.distributed.destroy_process_group()
 
@@ -434,10 +435,10 @@ def _with(**fields: object) -> dict[str, object]:
         (3, "not a Selection"),
         ({"rows": []}, "not a Selection"),
         ({"flexact_selection": "1", "rows": []}, "not a Selection"),
-        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 2 alone"),
-        ({"flexact_selection": 3, "rows": []}, "has version 3"),
-        ({"flexact_selection": 2}, "needs 'rows'"),
-        ({"flexact_selection": 2, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
+        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 3 alone"),
+        ({"flexact_selection": 4, "rows": []}, "has version 4"),
+        ({"flexact_selection": 3}, "needs 'rows'"),
+        ({"flexact_selection": 3, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),
         (_with(more=1), "row 1 of a selection needs the fields"),
         (_with(pick=3), "row 1 of a selection: pick cannot be 3"),
         (_with(probability=True), "probability cannot be True"),

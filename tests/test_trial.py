@@ -8,6 +8,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ class Run:
 
     def to(self, step: int) -> Run:
         while self.schedule.steps_done < step:
-            place, tried = self.schedule.network_steps, self.tried
+            place, tried = self.schedule.trained_steps, self.tried
             loss = loss_of(self.model, place)
             loss.backward()
             self.optimizer.step()
@@ -122,7 +123,7 @@ def test_the_winner_is_the_plain_network_bit_for_bit_after_the_trial_and_at_the_
     run = Run(make, told=favouring(wanted))
     for end, steps in ((TRIAL, WINNER), (run.schedule.total_steps, LENGTH)):
         run.to(end)
-        assert run.schedule.network_steps == steps
+        assert run.schedule.trained_steps == steps
         assert selection(run.model).picks == {"act": wanted, "other": wanted}
         plain, optimizer, losses = trained_plain(wanted, make, steps)
         assert_same(run.weights(), plain.state_dict())
@@ -162,7 +163,7 @@ def test_the_lowest_loss_over_the_last_steps_of_each_rung_wins(make: Make) -> No
 def test_the_network_that_comes_out_was_trained_for_the_steps_asked_for(steps: int) -> None:
     run = Run(network_steps=steps)
     run.to(run.schedule.total_steps)
-    assert run.schedule.network_steps == steps
+    assert run.schedule.trained_steps == steps
     assert_same(run.weights(), trained_plain(run.model.act.picks[0], OPTIMIZERS["SGD"], steps)[0].state_dict())
 
 
@@ -172,7 +173,7 @@ def test_a_learning_rate_schedule_named_in_rewinds_is_that_of_the_networks_step(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     schedule = Schedule(model, 60, optimizer, [scheduler])
     for _ in range(60):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 / (1 + schedule.network_steps))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 / (1 + schedule.trained_steps))
         loss = loss_of(model, 0)
         loss.backward()
         optimizer.step()
@@ -223,7 +224,7 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(make: Make, cut: int
     resumed.to(resumed.schedule.total_steps)
     assert resumed.losses == whole.losses[cut:]
     assert_same(resumed.model.state_dict(), whole.model.state_dict())
-    assert resumed.schedule.network_steps == whole.schedule.network_steps == LENGTH
+    assert resumed.schedule.trained_steps == whole.schedule.network_steps == LENGTH
     assert resumed.schedule.rewound_at == whole.schedule.rewound_at
 
 
@@ -233,7 +234,7 @@ def test_a_schedule_made_for_a_model_that_was_loaded_first_has_the_same_plan() -
     model.load_state_dict(whole.model.state_dict())
     schedule = Schedule(model, network_steps=LENGTH)
     schedule.load_state_dict(whole.schedule.state_dict())
-    assert (schedule.total_steps, schedule.network_steps) == (whole.schedule.total_steps, WINNER + 2)
+    assert (schedule.total_steps, schedule.trained_steps) == (whole.schedule.total_steps, WINNER + 2)
 
 
 # Losses that are missing or no numbers
@@ -249,7 +250,7 @@ def test_without_a_loss_the_candidates_are_blended_from_the_start_with_a_warning
     assert told[0].filename == __file__
     assert_same(run.weights(), start)
     assert not run.optimizer.state
-    assert (run.tried, run.schedule.network_steps, run.schedule.rewound_at) == (None, 0, 1)
+    assert (run.tried, run.schedule.trained_steps, run.schedule.rewound_at) == (None, 0, 1)
     x = torch.randn(5, 8)
     torch.testing.assert_close(run.model.act(x), sum(module()(x) for module in MODULES.values()) / 5)
     assert run.schedule.commit_step == 42  # 70 % of the run, as a blend has it
@@ -295,7 +296,7 @@ def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights
     assert run.schedule.committed
     assert selection(run.model).picks == {"act": "relu", "other": "relu"}
     assert_same(run.weights(), start)
-    assert (run.schedule.network_steps, run.schedule.rewound_at) == (0, 15)
+    assert (run.schedule.trained_steps, run.schedule.rewound_at) == (0, 15)
     run.told = None
     run.to(25)
     assert_same(run.weights(), trained_plain("relu", OPTIMIZERS["SGD"], 10)[0].state_dict())
@@ -380,7 +381,7 @@ def test_sites_with_other_candidates_cannot_be_tried_together() -> None:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Mish(), nn.Linear(8, 2))
 
     model = convert(network(), config=FlexConfig(pick_by="trial"))
-    with pytest.raises(FlexActError, match="different candidates or frozen logits"):
+    with pytest.raises(FlexActError, match="have different candidates"):
         Schedule(model, 100)
     assert Schedule(convert(network()), 100).router.trying is None
 
@@ -411,3 +412,152 @@ def test_a_run_too_short_for_a_trial_blends_and_still_ends_committed(total: int)
     assert run.tried is None
     run.to(total)
     assert run.schedule.committed
+
+
+# Evidence
+
+
+def noise(seed: int) -> Callable[[float, str | None, int], float]:
+    """Losses that say nothing about the candidates."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda loss, tried, place: 10 + float(torch.randn((), generator=generator))
+
+
+def test_noise_rarely_takes_the_original_away() -> None:
+    config = replace(CONFIG, candidates=("relu", "gelu", "silu", "tanh"), trial_steps=84)
+    kept = 0
+    for seed in range(30):
+        run = Run(config=config, told=noise(seed))
+        row = selection(run.to(run.schedule.commit_step).model)[0]
+        kept += row.pick == "relu"
+        assert row.pick == "relu" or row.decided
+    assert kept >= 20
+
+
+def test_a_pick_is_decided_by_its_lead_over_the_original_and_not_over_the_runner_up() -> None:
+    run = Run(
+        told=lambda loss, tried, place: (0.0 if tried == "silu" else 0.0 if tried == "tanh" else 10.0) + 1e-3 * place
+    )
+    run.to(TRIAL)
+    row = selection(run.model)[0]
+    assert row.pick in ("silu", "tanh")
+    assert row.decided
+    assert row.over_original is not None
+    assert row.over_original.z > 2
+    assert not (row.lead and row.lead.is_significant)
+
+
+def held_out_run(function: Callable[[], Any], **config: Any) -> tuple[nn.Module, Schedule]:
+    model = convert(Network(), config=replace(CONFIG, **config)).train()
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    schedule = Schedule(model, optimizer=optimizer, network_steps=LENGTH, held_out=function)
+    while not schedule.committed:
+        loss = loss_of(model, schedule.trained_steps)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step(loss)
+    return model, schedule
+
+
+def test_a_held_out_loss_that_is_the_same_for_all_keeps_the_original_undecided() -> None:
+    numbers = iter(range(10**6))
+    model, _ = held_out_run(lambda: 1.0 + 0.1 * (next(numbers) % 2))
+    row = selection(model)[0]
+    assert (row.pick, row.decided) == (row.original, False)
+
+
+def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Noting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((self.training, torch.is_grad_enabled()))
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Noting(), nn.Linear(4, 1))
+    model = convert(model, config=replace(CONFIG, candidates=("relu", "tanh"))).train()
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
+    x = torch.randn(8, 3)
+    schedule = Schedule(model, optimizer=optimizer, network_steps=LENGTH, held_out=lambda: model(x).square().mean())
+    while not schedule.committed:
+        seen.clear()
+        loss = model(x).square().mean()
+        assert seen == [(True, True)]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step(loss)
+        assert all(one == (False, False) for one in seen[1:])
+        assert model.training
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"share": "site"}, "picks by a blend"), ({"pick_by": "blend"}, "picks by a blend"), ({"rewind": False}, "blend")],
+)
+def test_held_out_is_refused_where_nothing_compares_by_it(changes: dict[str, Any], told: str) -> None:
+    model = convert(Network(), config=replace(CONFIG, **changes))
+    with pytest.raises(FlexActError, match=told):
+        Schedule(model, network_steps=LENGTH, held_out=lambda: 1.0)
+    with pytest.raises(FlexActError, match="held_out must be a function"):
+        Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=3)  # type: ignore[arg-type]
+
+
+# What a run can be resumed from, and what it refuses
+
+
+def test_a_state_in_memory_does_not_change_as_training_goes_on() -> None:
+    run = Run().to(TRIAL // 2)
+    state = run.schedule.state_dict()
+    kept = set(state["trial"]["saved"])
+    run.to(TRIAL - 1)
+    assert set(state["trial"]["saved"]) == kept
+
+
+def test_a_state_of_another_plan_is_refused() -> None:
+    run = Run(config=replace(CONFIG, trial_steps=WINNER)).to(3)
+    other = convert(Network(), config=replace(CONFIG, trial_steps=WINNER // 2))
+    schedule = Schedule(other, total_steps=run.schedule.total_steps)
+    with pytest.raises(FlexActError, match="drops candidates at the steps"):
+        schedule.load_state_dict(run.schedule.state_dict())
+
+
+def test_nothing_is_committed_or_extracted_in_the_middle_of_a_trial() -> None:
+    run = Run().to(3)
+    for act in (lambda: flexact.commit(run.model), lambda: flexact.extract(run.model, commit=True)):
+        with pytest.raises(FlexActError, match="a trial is under way"):
+            act()
+    assert not run.schedule.committed
+
+
+def test_a_trial_gives_no_pick_a_name_before_its_end() -> None:
+    run = Run().to(1)
+    assert selection(run.model).picks == {}
+    assert selection(run.model).to_dict()["rows"][0]["pick"] is None
+
+
+def test_groups_and_different_originals_are_not_tried_together() -> None:
+    config = replace(CONFIG, pick_by="trial")
+    with pytest.raises(FlexActError, match="do not all pick together"):
+        Schedule(convert(Network(), config=config, share=lambda name: name), total_steps=100)
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    with pytest.raises(FlexActError, match="Add 'original' to the candidates"):
+        Schedule(convert(mixed, config=replace(config, candidates=("relu", "tanh"))), total_steps=100)
+
+
+def test_a_loss_that_is_no_number_is_refused_at_once() -> None:
+    schedule = Run().schedule
+    for loss in (torch.ones(2), "low"):
+        with pytest.raises(FlexActError, match="takes the loss of the step, one number"):
+            schedule.step(loss)  # type: ignore[arg-type]
+    assert schedule.steps_done == 0
+
+
+def test_the_number_of_network_steps_is_kept_in_short_runs_and_without_a_loss() -> None:
+    normalised = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 1))
+    schedule = Schedule(convert(normalised), network_steps=500)
+    assert schedule.network_steps == 500 == schedule.total_steps - schedule.commit_step
+    schedule = Run().schedule
+    with pytest.raises(FlexActError, match=r"call schedule.step\(loss\)"):
+        schedule.step()

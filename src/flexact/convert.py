@@ -114,6 +114,7 @@ def commit(model: nn.Module) -> nn.Module:
     True
     """
     sites = _sites_or_error(model, "commit")
+    _check_no_trial(sites)
     _check_logits(sites)
     for site in sites:
         if not site.committed:
@@ -136,6 +137,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     )
     """
     sites = _sites_or_error(model, "extract")
+    _check_no_trial(sites)
     undecided = [site.name or "FlexAct" for site in sites if not site.committed]
     if undecided and not commit:
         raise FlexActError(
@@ -158,6 +160,17 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
         if not site.committed:
             site.commit(site.router.step)
     return _swap_out(model)
+
+
+def _check_no_trial(sites: list[FlexAct]) -> None:
+    """Refuse to commit while candidates are tried: the weights are those of the one that is tried now."""
+    trying = next((site for site in sites if site.router.trying is not None and not site.committed), None)
+    if trying is not None:
+        tried = trying.candidates[trying.router.trying or 0]
+        raise FlexActError(
+            f"a trial is under way: the network is trained with {tried!r} now, and no candidate is picked yet. Train "
+            "until schedule.committed, or extract a copy of the model as it was before the trial."
+        )
 
 
 def _check_logits(sites: list[FlexAct]) -> None:

@@ -34,6 +34,7 @@ class Elimination:
         self.settled_after = _settled_after(sorted(self.steps), config.settle)
         """For each of these but the last: the step from which on logits move again."""
         self.evidence = Evidence(router.rows, router.k, router.device)
+        self._protects = config.logit_step == "paced"  # logits that an optimizer moves gather no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
         """The rows whose original was never significantly worse than another candidate."""
 
@@ -51,17 +52,12 @@ class Elimination:
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
             left = min((count for at, count in self._left[site].items() if at <= step), default=site.k)
-            protected = self.protected[rows] if self._has_evidence else None
+            protected = self.protected[rows] if self._protects else None
             while int((site.dropped_at < 0).sum(-1).max()) > left:
                 site.drop_weakest(step, own, protected)
             if step >= self._commit_step and not site.committed:
                 site.keep(self._choice(site), step, own)
         self.evidence.reset()
-
-    @property
-    def _has_evidence(self) -> bool:
-        """Whether this round gathered any: policies that leave the logits to an optimizer do not."""
-        return float(self.evidence.count.max()) >= 3
 
     def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Take the protection of a site's original away where it is significantly behind, and keep that round's
@@ -81,9 +77,9 @@ class Elimination:
 
     def _choice(self, site: FlexAct) -> Tensor:
         """What each row of a site that dropped nothing so far commits to: (rows,). The likeliest candidate, or the
-        original where evidence was gathered and none is significantly better."""
+        original where no other is significantly better."""
         likeliest = site._likeliest()
-        if site.original_index < 0 or not self._has_evidence:
+        if site.original_index < 0 or not self._protects:
             return likeliest
         protected = self.protected[site.first_row : site.first_row + site.rows].to(likeliest.device)
         keeps = protected & (site.dropped_at[:, site.original_index] < 0)

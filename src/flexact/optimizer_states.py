@@ -55,7 +55,7 @@ class OptimizerStates:
         first = self.first.setdefault(type(optimizer).__name__, {})
         for name, parameter in _own(optimizer, self._names):
             if optimizer.state.get(parameter) and name not in first:
-                first[name] = copy.deepcopy(dict(optimizer.state[parameter]))
+                first[name] = _on_host(optimizer.state[parameter])
 
     def now(self, names: Mapping[int, str]) -> First:
         """A copy of the present state of every optimizer, in the form of `first`."""
@@ -64,7 +64,7 @@ class OptimizerStates:
             own = found.setdefault(type(optimizer).__name__, {})
             for name, parameter in _own(optimizer, names):
                 if optimizer.state.get(parameter):
-                    own[name] = copy.deepcopy(dict(optimizer.state[parameter]))
+                    own[name] = _on_host(optimizer.state[parameter])
         return found
 
     def restore(self, names: Mapping[int, str], states: First) -> None:
@@ -99,10 +99,25 @@ def _own(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, 
                 yield names[id(parameter)], parameter
 
 
+def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter's state in host memory."""
+    return {
+        key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+        for key, value in state.items()
+    }
+
+
 def _put_back(optimizer: Optimizer, parameter: Tensor, first: Mapping[str, Any] | None) -> None:
     now = optimizer.state.pop(parameter, {})
-    if first:
-        optimizer.state[parameter] = {key: _written(now.get(key), value) for key, value in first.items()}
+    if not first:
+        return
+    group = next(group for group in optimizer.param_groups if any(one is parameter for one in group["params"]))
+    on_device = group.get("capturable") or group.get("fused")  # where the number of steps is kept then
+    state = {key: _written(now.get(key), value) for key, value in first.items()}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and key not in now and (key != "step" or on_device):
+            state[key] = value.to(parameter.device)
+    optimizer.state[parameter] = state
 
 
 def _written(now: Any, value: Any) -> Any:

@@ -187,7 +187,10 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
         raise FlexActError(f"{file}: {error}") from None
     if any(row.channel is not None for row in rows):
         raise FlexActError(_by_channel(file))
-    return described({row.site: row.pick for row in rows}, {}, all(row.committed for row in rows))
+    picks = {row.site: row.pick for row in rows if row.pick is not None}
+    if len(picks) < len(rows):
+        raise FlexActError(f"{file} is a selection from before any pick was made. Take it after the training.")
+    return described(picks, {}, all(row.committed for row in rows))
 
 
 def built_with(model: nn.Module, settings: Mapping[str, str]) -> nn.Module:

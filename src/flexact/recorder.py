@@ -84,7 +84,7 @@ class Recorder:
             )
         numbers = {name: _number(name, value) for name, value in values.items()}
         now = selection(self.model)
-        keys = list(now.picks)
+        keys = [row.key for row in now]
         if self.history and set(keys) != set(self.history[-1]["sites"]):
             raise FlexActError(
                 f"the history is of another network: it has the sites {_some(self.history[-1]['sites'])}, and this "

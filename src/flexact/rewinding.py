@@ -34,7 +34,8 @@ class StartingPoint:
         self._wanted = wanted
         self._model = model
         self._given = optimizer
-        self._others = _checked(others) if wanted else []
+        checked = _checked(others)
+        self._others = checked if wanted else []
         self._tensors: dict[str, Tensor] | None = None
         self._kept_others: list[dict[str, Any]] = []
         self._optimizers: OptimizerStates | None = None
@@ -67,10 +68,9 @@ class StartingPoint:
             self._kept_others = [_kept(other) for other in self._others]
         except (MemoryError, RuntimeError) as error:
             self._tensors = None
-            size = sum(local(tensor).nbytes for tensor in now.values()) / 2**20
             raise FlexActError(
-                f"rewind=True keeps a second copy of the weights in host memory ({size:,.0f} MiB), and it could not be "
-                f"made: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
+                f"rewind=True keeps a second copy of the weights in host memory ({_mebibytes(now)} MiB), and it could "
+                f"not be made: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
             ) from error
         self._watch()
 
@@ -82,9 +82,22 @@ class StartingPoint:
     def save(self) -> dict[str, Any]:
         """Everything as it is now, in the form of the starting point, for `put`."""
         assert self._optimizers is not None
-        tensors = {name: _on_host(tensor) for name, tensor in _tensors(self._model).items()}
-        others = [_kept(other) for other in self._others]
-        return {"tensors": tensors, "optimizers": self._optimizers.now(_names(self._model)), "others": others}
+        now = _tensors(self._model)
+        try:
+            tensors = {name: _on_host(tensor) for name, tensor in now.items()}
+            others = [_kept(other) for other in self._others]
+            return {"tensors": tensors, "optimizers": self._optimizers.now(_names(self._model)), "others": others}
+        except (MemoryError, RuntimeError) as error:
+            raise FlexActError(
+                f"a trial keeps the weights and the optimizer's state of each candidate in host memory "
+                f"({_mebibytes(now)} MiB of weights), and that could not be done: {error!s:.200}. Free host memory, "
+                "or use FlexConfig(pick_by='blend')."
+            ) from error
+
+    def check_model(self) -> None:
+        """Refuse a model with other parameters or buffers than when the run began."""
+        if self._tensors is not None:
+            _check_same(_tensors(self._model), self._tensors, _derived(self._model))
 
     def put(self, saved: Mapping[str, Any] | None, step: int) -> None:
         """Put back what `save` returned, or the starting point, in place, and clear the gradients. Refused before
@@ -126,7 +139,7 @@ class StartingPoint:
             return {}
         start = None
         if self._tensors is not None and self._optimizers is not None:
-            first = {kind: states for kind, states in self._optimizers.first.items() if states}
+            first = {kind: dict(states) for kind, states in self._optimizers.first.items() if states}
             start = {"tensors": self._tensors, "optimizers": first, "others": self._kept_others}
         return {"rewind": True, "rewound_at": self.rewound_at, "start": start}
 
@@ -235,6 +248,10 @@ def _stepped_by(other: Any) -> Optimizer | None:
     """The optimizer whose learning rate an object sets; that of accelerate's wrapper is one further in."""
     found = getattr(getattr(other, "scheduler", other), "optimizer", None)
     return unwrapped(found) if isinstance(found, Optimizer) else None
+
+
+def _mebibytes(tensors: Mapping[str, Tensor]) -> str:
+    return f"{sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20:,.0f}"
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

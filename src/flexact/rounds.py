@@ -54,10 +54,12 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
     >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
     9155
     """
+    never_ends = picking_steps(k, config, MOST_STEPS) >= MOST_STEPS
+    if config.rewind is None:
+        config = replace(config, rewind=not never_ends)
     plan = planned(k, config, tries, network_steps)
-    # Decided once: a longer run might rewind where a shorter one does not, or have room for a trial.
-    config, tries = replace(config, rewind=plan.rewinds), bool(plan.rungs)
-    if plan.rewinds and not tries and picking_steps(k, config, MOST_STEPS) >= MOST_STEPS:
+    tries = bool(plan.rungs)  # decided once: a longer run might have room for a trial where a shorter one has not
+    if plan.rewinds and not tries and never_ends:
         raise FlexActError(
             f"network_steps={network_steps} are to be trained after the commitment, and with commit_at="
             f"{config.commit_at} no step is left then. Give FlexConfig a smaller commit_at, or set rewind=False."

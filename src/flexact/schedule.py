@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from flexact.arbitrary_picks import warn_of_arbitrary_picks
 from flexact.config import MOST_STEPS
 from flexact.elimination import Elimination
 from flexact.errors import FlexActError
+from flexact.held_out import HeldOut
 from flexact.layer import FlexAct
 from flexact.optimizers import check_holds_logits, unwrapped
 from flexact.pace import RunningGradient
@@ -51,7 +53,8 @@ class Schedule:
     `load_state_dict()`. Optimizers of torch need not be named.
 
     held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
-    candidates by it rather than by their training loss, also in networks with normalisation layers.
+    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called seven
+    times for each candidate of a rung, with the model in eval mode and without gradients.
 
     Call `step(loss)` once after each optimizer step, and after the steps of what is in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, when gradients are accumulated, averaged over ranks
@@ -105,7 +108,14 @@ class Schedule:
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
-        self._first_plan, self._held_out = self._plan, held_out
+        self._first_plan, self._has_fixed_end = self._plan, network_steps is not None
+        self._held_out = None if held_out is None else HeldOut(held_out, model)
+        if held_out is not None and not (self._plan.rungs or self.committed):
+            raise FlexActError(
+                "held_out compares candidates in a trial, and this run picks by a blend. A trial needs one pick for "
+                "all sites (share='model'), the same candidates at each, no warm-up, rewinding, and enough steps. "
+                "Leave held_out out otherwise."
+            )
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
         if not self.committed:
@@ -142,6 +152,12 @@ class Schedule:
 
     @property
     def network_steps(self) -> int:
+        """For how many steps of the run the network that it ends with is trained: all of them, where nothing is
+        rewound."""
+        return self._plan.network_steps
+
+    @property
+    def trained_steps(self) -> int:
         """The number of steps that the present weights have been trained for. It is less than `steps_done` after a
         rewind: a loop that rewinds its data and learning rate as well takes those of this step."""
         if self._trial is not None:
@@ -161,9 +177,12 @@ class Schedule:
             )
             self.router.advance()
             return
+        _check_loss(loss)
         self.steps_done += 1
         if self._trial is not None:
             self._try(loss)
+        elif not self.committed and _is_lost(loss):
+            self._give_up("the loss is NaN or infinite")
         elif self.steps_done in self._elimination.steps:
             if self.steps_done == min(self._elimination.steps) and not self.committed:
                 # What a fused optimizer does with a gradient scaler may be to skip every step.
@@ -209,6 +228,11 @@ class Schedule:
 
     def _blend_instead(self) -> None:
         """Blend the candidates where no loss was given to compare them by."""
+        if self._has_fixed_end:  # a blend needs another number of further steps, and a loop may have fixed its own
+            raise FlexActError(
+                "this network has no normalisation layers, so its candidates are compared in a trial, which needs the "
+                "loss: call schedule.step(loss), or use FlexConfig(pick_by='blend')."
+            )
         warnings.warn(
             "this network has no normalisation layers, and there a trial picks better than a blend, but needs the "
             "loss: call schedule.step(loss). Blending now; FlexConfig(pick_by='blend') leaves this warning out.",
@@ -241,9 +265,12 @@ class Schedule:
                 f"{reason}, so nothing can be picked, and {without[0]} has no original among its candidates to keep. "
                 "Lower the learning rate, or leave out the candidates that diverge."
             )
+        weights = (
+            "The weights are those that the run began with" if self._start.kept else "The weights stay as they are"
+        )
         warnings.warn(
-            f"{reason}, so picking stops here, undecided: every site keeps its original function. Lower the learning "
-            "rate, or leave out the candidates that diverge.",
+            f"{reason}, so picking stops here, undecided: every site keeps its original function. {weights}. Lower the "
+            "learning rate, or leave out the candidates that diverge.",
             stacklevel=4,
         )
         self.router.trying = None
@@ -331,8 +358,8 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands; the sites' own state travels with the model's. While a rewind is still to come, this
         has the weights that the run began with."""
-        place = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
-        place["steps_lost"] = self._steps_lost
+        place: dict[str, Any] = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
+        place |= {"steps_lost": self._steps_lost, "drops": self._drops}
         running = {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
         trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         return place | running | self._elimination.state_dict() | self._start.state_dict() | trial
@@ -355,8 +382,9 @@ class Schedule:
             )
         if not 0 <= state["step"] <= self.total_steps:
             raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
-        check_tensors(state, self._running.state_dict() | self._elimination.state_dict())
         plan = self._blend_plan() if state.get("blends") else self._first_plan
+        self._check_drops(plan, state.get("drops"))
+        check_tensors(state, self._running.state_dict() | self._elimination.state_dict())
         self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
         self._set_plan(plan)
         self._running.load_state_dict(state)
@@ -369,6 +397,21 @@ class Schedule:
         self._hook.remove()
         self._listen()  # again, if this run had committed
         self._apply()
+
+    @property
+    def _drops(self) -> list[int]:
+        """When candidates are dropped: steps of the run for a blend, steps of each candidate for a trial."""
+        return [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps)
+
+    def _check_drops(self, plan: Plan, saved: Any) -> None:
+        """Refuse the state of a run that drops its candidates at other steps."""
+        elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
+        drops = [rung.until for rung in plan.rungs] or sorted(elimination.steps)
+        if saved != drops:
+            raise FlexActError(
+                f"the saved run drops candidates at the steps {saved!r:.80}, and this one at {drops}. Resume it with "
+                "the FlexConfig and the steps that it was started with."
+            )
 
     def _apply(self) -> None:
         """Set what depends on the step alone: the temperature, the correction's weight, the draw."""
@@ -406,8 +449,22 @@ class Schedule:
         if lost := self._elimination.lost():
             self._give_up(f"the logits of {', '.join(lost[:5])} are NaN or infinite")
             return
+        self._start.check_model()
         self._running.reset()  # what is left is another contest, with gradients of another size
         self._elimination.drop(self.steps_done)
+
+
+def _check_loss(loss: Any) -> None:
+    is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
+    if loss is not None and not is_number:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
+
+
+def _is_lost(loss: Tensor | float | None) -> bool:
+    """Whether a loss is not finite, as far as that can be seen without waiting for a device."""
+    on_host = loss is not None and not (isinstance(loss, Tensor) and loss.device.type != "cpu")
+    return on_host and not math.isfinite(float(loss))  # type: ignore[arg-type]
 
 
 def _checked_steps(total_steps: Any, network_steps: Any) -> int:

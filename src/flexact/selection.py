@@ -23,7 +23,9 @@ from flexact.sites import sites_of
 if TYPE_CHECKING:
     import pandas
 
-VERSION = 2
+VERSION = 3
+_TIE = 1e-6
+"""Probabilities that differ by no more are alike."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class Row:
 
     site: str
     channel: int | None
-    pick: str
-    """The candidate that leads now. Before training, when all are alike, the first one."""
+    original: str | None
+    """The candidate that stood here before; None if it is none of them."""
+    pick: str | None
+    """The candidate that leads now. None while all that are left are alike, as before training and in a trial."""
     probability: float
     runner_up: str | None
     """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
@@ -42,8 +46,8 @@ class Row:
     """The probability of the pick less that of the next candidate still in."""
     committed: bool
     decided: bool
-    """Whether the row is committed on significant evidence: against what the site had before, or against the
-    runner-up."""
+    """Whether the row is committed on significant evidence: that its pick is better than what the site had before, or,
+    where it kept that, that this is better than the runner-up."""
     probabilities: dict[str, float]
     dropped: dict[str, int]
     """When each candidate that is out was dropped, in steps."""
@@ -52,9 +56,21 @@ class Row:
     before: in the round of a blend in which it first was significantly behind."""
 
     @property
+    def key(self) -> str:
+        """The site; that of a channel has its number behind a colon."""
+        return self.site if self.channel is None else f"{self.site}:{self.channel}"
+
+    @property
     def lead(self) -> Contest | None:
         """The evidence against the runner-up; None before the commitment, and where there is none."""
         return self.evidence.get(self.runner_up) if self.committed and self.runner_up is not None else None
+
+    @property
+    def over_original(self) -> Contest | None:
+        """The evidence against what the site had before, where it picked something else; None where there is none."""
+        if not self.committed or self.original is None or self.original == self.pick:
+            return None
+        return self.evidence.get(self.original)
 
 
 @dataclass(frozen=True)
@@ -74,8 +90,8 @@ class Selection:
 
     @property
     def picks(self) -> dict[str, str]:
-        """Pick by site; a channel's key has its number behind a colon."""
-        return {row.site if row.channel is None else f"{row.site}:{row.channel}": row.pick for row in self.rows}
+        """Pick by site, without the sites where nothing leads yet; a channel's key has its number behind a colon."""
+        return {row.key: row.pick for row in self.rows if row.pick is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
@@ -169,17 +185,21 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
         ranked = sorted(range(site.k), key=lambda k: (k in at, -pi[k]))
         second = ranked[1] if len(ranked) > len(at) + 1 else None
         margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
-        if site.committed:
-            second = _dropped_last(at, contests, logits[channel])
+        in_contest = [pi[k] for k in range(site.k) if k not in at]
+        is_open = not site.committed and max(in_contest) - min(in_contest) <= _TIE
+        if site.committed or is_open:
+            second = _dropped_last(at, contests, logits[channel]) if site.committed else None
+        original = site.original_index
         yield Row(
             site=name,
             channel=channel if by_channel else None,
-            pick=site.candidates[ranked[0]],
+            original=site.candidates[original] if original >= 0 else None,
+            pick=None if is_open else site.candidates[ranked[0]],
             probability=pi[ranked[0]],
             runner_up=None if second is None else site.candidates[second],
             margin=margin,
             committed=site.committed,
-            decided=site.committed and _is_decided(second, site.original_index, contests),
+            decided=site.committed and _is_decided(ranked[0], second, original, contests),
             probabilities=dict(zip(site.candidates, pi, strict=True)),
             dropped={site.candidates[k]: step for k, step in at.items()},
             evidence={site.candidates[k]: contest for k, contest in contests.items()},
@@ -198,9 +218,11 @@ def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
 
 
-def _is_decided(runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
-    """Whether the evidence for a committed row's pick is significant: against what was there before, or the next."""
-    return any(k in (original, runner_up) and contest.is_significant for k, contest in contests.items())
+def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
+    """Whether the evidence for a committed row's pick is significant: against what was there before, or, where that was
+    kept or is unknown, against the runner-up."""
+    rival = runner_up if original in (-1, pick) else original
+    return rival is not None and rival in contests and contests[rival].is_significant
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -209,6 +231,7 @@ def _flat(row: Row) -> dict[str, Any]:
     return {
         "site": row.site,
         "channel": row.channel,
+        "original": row.original,
         "pick": row.pick,
         "probability": row.probability,
         "runner_up": row.runner_up,
@@ -274,7 +297,8 @@ _NUMBER: tuple[type, ...] = (float, int, type(None))
 _FIELDS: dict[str, tuple[type, ...]] = {
     "site": (str,),
     "channel": (int, type(None)),
-    "pick": (str,),
+    "original": (str, type(None)),
+    "pick": (str, type(None)),
     "probability": _NUMBER,
     "runner_up": (str, type(None)),
     "margin": _NUMBER,

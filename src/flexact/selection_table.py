@@ -15,8 +15,6 @@ _DROPPED = "dropped (at step)"
 _GAP = "  "
 _LEAST = 24
 """Columns that the names of sites, and what was dropped, can have at least."""
-_TIE = 1e-6
-"""Probabilities that differ by no more are alike."""
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -32,7 +30,10 @@ def table(rows: Sequence[Row]) -> str:
         columns["lead"] = ["-" if lead is None else str(lead) for lead in leads]
         columns["z"] = ["-" if lead is None else f"{lead.z:.1f}" for lead in leads]
         columns["steps"] = ["-" if lead is None else str(lead.steps) for lead in leads]
-    columns["runner-up"] = ["-" if row.runner_up is None or is_open(row) else row.runner_up for row in rows]
+    columns["runner-up"] = [row.runner_up or "-" for row in rows]
+    if any(row.over_original is not None for row in committed):
+        against = [row.over_original for row in rows]
+        columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
     names = [_printable(row.site) + ("" if row.channel is None else f":{row.channel}") for row in rows]
     dropped = [_dropped(row) for row in rows]
     room = WIDTH - sum(_width(title, cells) + len(_GAP) for title, cells in columns.items()) - len(_GAP)
@@ -44,14 +45,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*_aligned(columns), *_legend(contested, committed)])
 
 
-def is_open(row: Row) -> bool:
-    """Whether the candidates of a row that are still in are alike, as all are before training."""
-    left = [p for name, p in row.probabilities.items() if name not in row.dropped]
-    return not row.committed and max(left) - min(left) <= _TIE
-
-
 def _pick(row: Row) -> str:
-    if is_open(row):
+    if row.pick is None:
         return "undecided"
     return row.pick + (" ?" if not row.committed else "" if row.decided else " (undecided)")
 
@@ -105,12 +100,13 @@ def _aligned(columns: dict[str, list[str]]) -> list[str]:
 
 def _legend(contested: Sequence[Row], committed: Sequence[Row]) -> list[str]:
     told = {
-        "? not committed yet": any(not is_open(row) for row in contested),
-        "undecided: no candidate leads yet": any(is_open(row) for row in contested),
+        "? not committed yet": any(row.pick is not None for row in contested),
+        "undecided: no candidate leads yet": any(row.pick is None for row in contested),
         "lead: of the pick over the runner-up when that was dropped ± standard error; z: in standard errors": any(
             row.lead is not None for row in committed
         ),
-        f"(undecided): no significant lead (z of {SIGNIFICANT:g} or more) over the runner-up or over what was there "
-        "before": any(not row.decided for row in committed),
+        "z (original): the lead over what was there before": any(row.over_original is not None for row in committed),
+        f"(undecided): no significant lead (z of {SIGNIFICANT:g} or more) over what was there before, or, where that "
+        "stays, over the runner-up": any(not row.decided for row in committed),
     }
     return [line for line, applies in told.items() if applies]

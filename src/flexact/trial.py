@@ -8,7 +8,7 @@ itself for some steps; the better half go on from where they stopped (successive
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from flexact.errors import FlexActError
 from flexact.evidence import SIGNIFICANT
 from flexact.gathering import mean_over_ranks
+from flexact.held_out import HeldOut
 from flexact.rewinding import StartingPoint
 from flexact.rounds import Rung
 from flexact.routing import Router
 
 COMPARED = 1 / 3
 """The last part of each candidate's steps in a rung, over which its loss is averaged."""
+HELD_OUT_LOSSES = 7
+"""How often a held-out loss is taken over these steps, where there is one."""
 
 
 class Compared(NamedTuple):
@@ -59,26 +62,45 @@ class Trial:
         """Steps that it has been trained for."""
         self._losses: dict[int, list[Tensor]] = {}
         self._started = 0
-        self._measured = False
 
     @property
     def candidate(self) -> int:
         return self.left[self.place]
 
-    def add(self, loss: Tensor | float | None) -> bool:
-        """Count one step of the present candidate; whether its part of the rung is over."""
+    def count(self) -> None:
+        """Count one step of the present candidate."""
         self.steps += 1
-        until = self.rungs[self.rung].until
-        if loss is not None and self.steps > until - max(3, COMPARED * (until - self._started)):
-            # A copy: a captured graph writes the next loss to the same place.
-            own = torch.as_tensor(loss).detach().float().reshape(()).clone()
-            self._losses.setdefault(self.candidate, []).append(own)
-        return self.steps >= until
 
-    def measured(self, loss: float) -> None:
-        """Compare the present candidate by this loss instead of those of its steps."""
-        self._measured = True
-        self._losses[self.candidate] = [torch.tensor(loss)]
+    def add(self, loss: Tensor | float) -> None:
+        """Compare the present candidate by this loss, among others."""
+        # A copy: a captured graph writes the next loss to the same place.
+        own = torch.as_tensor(loss).detach().float().reshape(()).clone()
+        self._losses.setdefault(self.candidate, []).append(own)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether candidates are compared by the loss of this step."""
+        return self.steps > self._until - self._compared_steps
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether a held-out loss is taken after this step."""
+        part = max(self._compared_steps / HELD_OUT_LOSSES, 1.0)
+        left = self._until - self.steps
+        return left == 0 or (self.is_compared and int(left / part) != int((left - 1) / part))
+
+    @property
+    def candidate_is_over(self) -> bool:
+        """Whether the present candidate has had its part of the rung."""
+        return self.steps >= self._until
+
+    @property
+    def _until(self) -> int:
+        return self.rungs[self.rung].until
+
+    @property
+    def _compared_steps(self) -> float:
+        return max(3, COMPARED * (self._until - self._started))
 
     @property
     def rung_is_over(self) -> bool:
@@ -97,8 +119,6 @@ class Trial:
         order = sorted(range(len(mean)), key=lambda i: mean[i])
         best = losses[order[0]]
         differences = [_difference(losses[i], best) for i in order]
-        if self._measured:  # one number each, which has no standard error
-            differences = [(margin, 0.0) for margin, _ in differences]
         return [
             Compared(self.left[i], mean[i], margin, error, len(best))
             for i, (margin, error) in zip(order, differences, strict=True)
@@ -122,8 +142,8 @@ class Trial:
 
 
 def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of two series of losses, and its standard error; paired by step. The error is infinite
-    before the third step."""
+    """The mean difference of two series of losses, paired by step, and its standard error, as if steps were independent.
+    The error is infinite with fewer than three."""
     difference = losses - best
     if not bool(difference.isfinite().all()):
         return math.inf, 0.0
@@ -132,40 +152,36 @@ def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
-def _scalar(value: Any, candidate: str) -> float:
-    """What `held_out` returned, as a number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise FlexActError(
-            f"held_out must return a held-out loss as one number; got {value!r:.80}. Average it over the held-out data."
-        ) from None
-    if math.isnan(number):
-        raise FlexActError(
-            f"held_out returned NaN for the candidate {candidate!r}. Check that the held-out data are finite; leave "
-            "the candidate out if the network diverges with it."
-        )
-    return number
-
-
 def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
     """Whether a model's candidates are to be tried one after another; see `FlexConfig.pick_by`.
 
     held_out: whether there is a held-out loss to compare them by.
     """
-    config = router.config
-    same = len({site.keys for site in router.sites}) == 1 and all(site.logits.requires_grad for site in router.sites)
+    config, obstacle = router.config, _obstacle(router)
     if config.pick_by != "auto":
-        if config.pick_by == "trial" and not same:
-            raise FlexActError(
-                "pick_by='trial' tries one candidate in the whole network, and the sites of this one have different "
-                "candidates or frozen logits. Give all sites the same candidates, or use pick_by='blend'."
-            )
+        if config.pick_by == "trial" and obstacle is not None:
+            raise FlexActError(f"pick_by='trial' tries one candidate in the whole network, and {obstacle}.")
         return config.pick_by == "trial"
-    together = same and router.shares_all
     usual = config.logit_step == "paced" and config.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
-    return together and usual and rewinds and (held_out or not has_normalisation(model))
+    return obstacle is None and usual and rewinds and (held_out or not has_normalisation(model))
+
+
+def _obstacle(router: Router) -> str | None:
+    """Why the sites cannot be given one candidate after another together, and what to do; None where they can."""
+    sites = router.sites
+    if len({site.keys for site in sites}) > 1:
+        return "the sites of this one have different candidates. Give all of them the same, or use pick_by='blend'"
+    if not all(site.logits.requires_grad for site in sites):
+        return "the logits of some sites are frozen. Unfreeze them, or use pick_by='blend'"
+    if not router.shares_all:
+        return "the sites of this one do not all pick together. Use share='model', or pick_by='blend'"
+    if len({site.original_index for site in sites}) > 1:
+        return (
+            "the sites of this one have different functions among the candidates as their original one. Add "
+            "'original' to the candidates, or use pick_by='blend'"
+        )
+    return None
 
 
 def has_normalisation(model: nn.Module) -> bool:
@@ -177,15 +193,11 @@ class TrialRun:
     """A trial of a model's candidates: switches the sites and the weights from one to the next.
 
     start: where every candidate begins. Between its rungs a candidate's weights are kept in host memory.
-    held_out: returns a held-out loss of the model as it is, which is compared instead of the training loss.
+    held_out: compared instead of the training loss, where it is given.
     """
 
     def __init__(
-        self,
-        router: Router,
-        start: StartingPoint,
-        rungs: Sequence[Rung],
-        held_out: Callable[[], Any] | None = None,
+        self, router: Router, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
     ) -> None:
         self._router, self._start, self.trial, self.held_out = router, start, Trial(rungs), held_out
         self._saved: dict[int, dict[str, Any]] = {}
@@ -203,12 +215,17 @@ class TrialRun:
         maximizes: whether the loss is what the optimizer maximizes.
         """
         trial = self.trial
-        if not trial.add(loss if loss is None or not maximizes else -loss):
-            return
-        if self.held_out is not None:
+        trial.count()
+        if self.held_out is None:
+            compared = loss if trial.is_compared else None
+        else:
             name = self._router.sites[0].candidates[trial.candidate]
-            held_out = _scalar(self.held_out(), name)
-            trial.measured(-held_out if maximizes else held_out)
+            compared = self.held_out.loss(name, loss) if trial.is_held_out else None
+        if compared is not None:
+            trial.add(-compared if maximizes else compared)
+        if not trial.candidate_is_over:
+            return
+        self._start.check_model()
         self._saved[trial.candidate] = self._start.save()
         if not trial.rung_is_over:
             trial.next_candidate()
@@ -222,17 +239,16 @@ class TrialRun:
     def _end_rung(self, step: int) -> None:
         trial, sites = self.trial, self._router.sites
         ranked = trial.ranked()
-        is_last = trial.rung + 1 == len(trial.rungs)
-        kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].candidates]]
-        originals = {site.original_index for site in sites}
-        original = originals.pop() if len(originals) == 1 else -1
         if not math.isfinite(ranked[0].loss):
             raise NothingTrains
+        is_last = trial.rung + 1 == len(trial.rungs)
+        kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].candidates]]
         evidence_of = {one.candidate: (one.margin, one.error, float(one.steps)) for one in ranked}
-        if is_last and any(one.candidate == original and one.margin <= SIGNIFICANT * one.error for one in ranked):
-            kept = [original]  # nothing is significantly better
-            margin, error, steps = evidence_of[original]
-            evidence_of[ranked[0].candidate] = (-margin, error, steps)  # it was ahead of the original by that
+        original = sites[0].original_index
+        margin, error, steps = evidence_of.get(original, (math.inf, 0.0, 0.0))
+        if original not in kept and margin <= SIGNIFICANT * error:  # nothing is significantly better
+            evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original
+            kept[-1] = original
         for site in sites:
             goes = torch.zeros(site.rows, site.k, dtype=torch.bool)
             evidence = torch.full((site.rows, site.k, 3), math.nan)
@@ -250,7 +266,7 @@ class TrialRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the trial stands, with the weights that its candidates have come to."""
-        return {**self.trial.state_dict(), "saved": self._saved}
+        return {**self.trial.state_dict(), "saved": dict(self._saved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trial.load_state_dict(state)

@@ -174,9 +174,8 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
     def _log(self, trainer: Any, module: nn.Module) -> None:
         assert self.schedule is not None
         self._logged_commitment = self.schedule.committed
-        now = selection(module)
-        rows = zip(now.picks, now, strict=True)
-        values = {f"flexact/{site}/{name}": p for site, row in rows for name, p in row.probabilities.items()}
+        rows = selection(module)
+        values = {f"flexact/{row.key}/{name}": p for row in rows for name, p in row.probabilities.items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)  # as Lightning counts: this batch's own values
 

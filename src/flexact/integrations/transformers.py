@@ -226,8 +226,8 @@ class FlexActCallback(TrainerCallback):
         if schedule is None or not self.logs or self._logged_commitment:
             return {}
         self._logged_commitment = schedule.committed
-        rows = zip(selection(self._trainer.model).picks, selection(self._trainer.model), strict=True)
-        return {f"flexact/{site}/{name}": p for site, row in rows for name, p in row.probabilities.items()}
+        rows = selection(self._trainer.model)
+        return {f"flexact/{row.key}/{name}": p for row in rows for name, p in row.probabilities.items()}
 
     @contextmanager
     def room_to_recompile(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ def train_group(group: Group, report: Callable[[int], None]) -> Part:
     trained = train(options.task, options.cells, activation, options.epochs, after_epoch, rate)
     picks = [(group.model, 1.0)] * len(options.cells)
     if isinstance(activation, FlexAct):
-        picks = [(row.pick, row.probability) for row in selection(activation)]
+        picks = [(row.pick or "undecided", row.probability) for row in selection(activation)]
     results = [
         Result(group.study, group.model, cell.truth, cell.seed, pick, probability, mse, spread, options.epochs)
         for cell, (pick, probability), mse, spread in zip(

@@ -31,12 +31,12 @@ def test_a_run_that_picks_ends_where_a_plain_run_of_its_picks_does(setting: Set,
     training = one.training(flexact.convert(one.network(), config=config), 40)
     training.schedule = flexact.Schedule(training.network, optimizer=training.optimizer, network_steps=40)
     while training.schedule.steps_done < training.schedule.total_steps:
-        assert int(training._place) == training.schedule.network_steps % 40
+        assert int(training._place) == training.schedule.trained_steps % 40
         training.run(1)
     (pick,) = set(flexact.selection(training.network).picks.values())
     plain = one.plain(one.everywhere(pick), 40)
     plain.run(40)
-    assert training.schedule.network_steps == 40
+    assert training.schedule.trained_steps == 40
     assert same(plain, training)
 
 

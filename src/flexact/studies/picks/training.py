@@ -124,7 +124,7 @@ class Training:
             if self._routing() != before:
                 self._forget_graph()
             if self.schedule.rewound_at == self.schedule.steps_done:
-                self._place.fill_(self.schedule.network_steps)
+                self._place.fill_(self.schedule.trained_steps)
         if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
             self._capture()
 
