@@ -142,7 +142,7 @@ class Trial:
 
 
 def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of two series of losses, paired by step, and its standard error, as if steps were independent.
+    """The mean difference of two series of losses, paired by step, and its standard error as if steps were independent.
     The error is infinite with fewer than three."""
     difference = losses - best
     if not bool(difference.isfinite().all()):
