@@ -25,7 +25,7 @@ from flexact.rounds import Plan, left_after_rounds, planned, planned_for, rungs,
 from flexact.routing import version_of
 from flexact.saved_state import check_tensors
 from flexact.sites import one_router, sites_of
-from flexact.step_hooks import hook_steps
+from flexact.step_hooks import Listener
 from flexact.stepping import Scaling, Steps
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
@@ -161,10 +161,17 @@ class Schedule:
             )
             self.router.advance()
             return
+        drops = self._trial is None and self.steps_done + 1 in self._elimination.steps
+        lost = self._elimination.lost() if drops else []
+        reason = f"the logits of {', '.join(lost[:5])} are NaN or infinite"
+        if lost:
+            self._check_originals(reason)
         self.steps_done += 1
         if self._trial is not None:
             self._try(loss)
-        elif self.steps_done in self._elimination.steps:
+        elif lost:
+            self._give_up(reason)
+        elif drops:
             if self.steps_done == min(self._elimination.steps) and not self.committed:
                 # What a fused optimizer does with a gradient scaler may be to skip every step.
                 stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
@@ -178,7 +185,7 @@ class Schedule:
             self._elimination.evidence.reset()
         if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
-        elif self.steps_done > self.commit_step:
+        if self.steps_done > self.commit_step and not self.committed:
             self._warn_once(
                 f"sites are undecided after step {self.commit_step}, at which the schedule has them commit: an earlier "
                 "state was loaded into the model, and not into the schedule. Load the schedule's of that time as well."
@@ -199,6 +206,7 @@ class Schedule:
         try:
             self._trial.step(loss, self.steps_done, bool(self._stepped) and all(self._stepped.values()))
         except NothingTrains:
+            self._check_originals("the loss of every candidate is NaN or infinite")
             self._give_up("the loss of every candidate is NaN or infinite")
             self._trial = None  # the weights go back to where they began, as at any other commitment
             return
@@ -233,14 +241,17 @@ class Schedule:
     def _new_trial(self) -> TrialRun:
         return TrialRun(self.router, self._start, self._plan.rungs, self._held_out)
 
-    def _give_up(self, reason: str) -> None:
-        """Stop picking: every site keeps what it had before. Raises an error where a site had nothing."""
+    def _check_originals(self, reason: str) -> None:
+        """Raise where a site that cannot pick had nothing before, which it could keep."""
         without = [site.name or "FlexAct" for site in self.router.sites if site.original_index < 0]
         if without:
             raise FlexActError(
                 f"{reason}, so nothing can be picked, and {without[0]} has no original among its candidates to keep. "
                 "Lower the learning rate, or leave out the candidates that diverge."
             )
+
+    def _give_up(self, reason: str) -> None:
+        """Stop picking: every site keeps what it had before."""
         warnings.warn(
             f"{reason}, so picking stops here, undecided: every site keeps its original function. Lower the learning "
             "rate, or leave out the candidates that diverge.",
@@ -255,7 +266,7 @@ class Schedule:
         """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
         if self._acts:
             _only_newest(self)
-        self._hook = hook_steps(self)
+        self._hook = Listener(self)
 
     def acts_before(self, stepping: Optimizer) -> bool:
         """Whether the policy acts before the step that an optimizer is about to make; a hook asks."""
@@ -403,9 +414,6 @@ class Schedule:
             warnings.warn(message, stacklevel=3)
 
     def _drop(self) -> None:
-        if lost := self._elimination.lost():
-            self._give_up(f"the logits of {', '.join(lost[:5])} are NaN or infinite")
-            return
         self._running.reset()  # what is left is another contest, with gradients of another size
         self._elimination.drop(self.steps_done)
 
