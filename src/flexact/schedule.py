@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.annealing import annealed
-from flexact.arbitrary_picks import warn_of_arbitrary_picks
+from flexact.arbitrary_picks import warn_if_short, warn_of_arbitrary_picks
 from flexact.config import MOST_STEPS
 from flexact.elimination import Elimination
 from flexact.errors import FlexActError
+from flexact.giving_up import check_originals, keep_originals
 from flexact.layer import FlexAct
 from flexact.optimizers import check_holds_logits, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import Plan, left_after_rounds, planned, planned_for, rungs, trial_steps
+from flexact.rounds import Plan, left_after_rounds, planned, planned_for
 from flexact.routing import version_of
 from flexact.saved_state import check_tensors
 from flexact.sites import one_router, sites_of
@@ -30,9 +31,6 @@ from flexact.stepping import Scaling, Steps
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
 VERSION = 2
-SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
-"""Steps of a round, or of the last rung of a trial, under which picks are close to random."""
-
 _in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
 """The schedule of each router, by its id."""
 
@@ -111,7 +109,8 @@ class Schedule:
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
         self._trial = self._new_trial() if self._plan.rungs and not self.committed else None
-        self._warn_if_short()
+        if self._acts and not self.committed:
+            warn_if_short(self._plan, self.router.k, self.config, self._round_steps, self._rounds)
         self._apply()
         self._steps = Steps(self.router)
         self._stepped: dict[FlexAct, bool] = {}
@@ -165,12 +164,12 @@ class Schedule:
         lost = self._elimination.lost() if drops else []
         reason = f"the logits of {', '.join(lost[:5])} are NaN or infinite"
         if lost:
-            self._check_originals(reason)
+            check_originals(self.router, reason)
         self.steps_done += 1
         if self._trial is not None:
             self._try(loss)
         elif lost:
-            self._give_up(reason)
+            keep_originals(self.router, reason, self.steps_done)
         elif drops:
             if self.steps_done == min(self._elimination.steps) and not self.committed:
                 # What a fused optimizer does with a gradient scaler may be to skip every step.
@@ -206,8 +205,7 @@ class Schedule:
         try:
             self._trial.step(loss, self.steps_done, bool(self._stepped) and all(self._stepped.values()))
         except NothingTrains:
-            self._check_originals("the loss of every candidate is NaN or infinite")
-            self._give_up("the loss of every candidate is NaN or infinite")
+            keep_originals(self.router, "the loss of every candidate is NaN or infinite", self.steps_done)
             self._trial = None  # the weights go back to where they began, as at any other commitment
             return
         if self.committed:
@@ -240,27 +238,6 @@ class Schedule:
 
     def _new_trial(self) -> TrialRun:
         return TrialRun(self.router, self._start, self._plan.rungs, self._held_out)
-
-    def _check_originals(self, reason: str) -> None:
-        """Raise where a site that cannot pick had nothing before, which it could keep."""
-        without = [site.name or "FlexAct" for site in self.router.sites if site.original_index < 0]
-        if without:
-            raise FlexActError(
-                f"{reason}, so nothing can be picked, and {without[0]} has no original among its candidates to keep. "
-                "Lower the learning rate, or leave out the candidates that diverge."
-            )
-
-    def _give_up(self, reason: str) -> None:
-        """Stop picking: every site keeps what it had before."""
-        warnings.warn(
-            f"{reason}, so picking stops here, undecided: every site keeps its original function. Lower the learning "
-            "rate, or leave out the candidates that diverge.",
-            stacklevel=4,
-        )
-        self.router.trying = None
-        for site in self.router.sites:
-            if not site.committed:
-                site.restore_original(self.steps_done)
 
     def _listen(self) -> None:
         """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
@@ -304,25 +281,6 @@ class Schedule:
         hold still. Not where nothing but these is trained: a step needs something to train."""
         starts_there = self.config.init == "original" and self.config.logit_step == "paced"
         return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
-
-    def _warn_if_short(self) -> None:
-        """Warn where the run has too few steps to tell the candidates apart."""
-        if self.config.commit_at is None or self.committed or not self._acts:
-            return
-        k, config = self.router.k, self.config
-        if self._plan.rungs:
-            is_short = self._plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
-            needed = trial_steps(rungs(k, config, MOST_STEPS))
-        else:
-            longest = config.round_length or SHORTEST_ROUND
-            is_short = self._round_steps < min(SHORTEST_ROUND, longest)
-            needed = longest * self._rounds
-        if is_short:
-            warnings.warn(
-                f"{self.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
-                "Train longer, or give fewer candidates.",
-                stacklevel=3,
-            )
 
     @property
     def _warmup_steps(self) -> float:
