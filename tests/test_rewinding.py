@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import flexact
-from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection, step_hooks
 from flexact import rewinding as rewinding_file
 from flexact.sites import sites_of
 
@@ -415,7 +414,7 @@ def test_a_model_without_an_optimizer_of_torch_is_rewound_with_a_warning() -> No
 
 
 def test_the_hook_that_looks_for_optimizers_is_removed_at_the_rewind_and_with_the_schedule() -> None:
-    hooks = torch_optimizer._global_optimizer_pre_hooks
+    hooks = step_hooks._listening
     before = len(hooks)
     rewound(OPTIMIZERS["SGD"])
     gc.collect()

@@ -14,11 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.swa_utils import AveragedModel
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection, step_hooks
 from flexact.config import Correction
 from flexact.ops import reference
 
@@ -697,7 +696,7 @@ def test_a_policy_without_correction_leaves_gradients_alone() -> None:
 
 
 def hooks(optimizer: torch.optim.Optimizer) -> int:
-    return len(torch_optimizer._global_optimizer_pre_hooks) + len(optimizer._optimizer_step_pre_hooks)
+    return len(step_hooks._listening) + len(optimizer._optimizer_step_pre_hooks)
 
 
 @pytest.mark.parametrize("passes_optimizer", [True, False])

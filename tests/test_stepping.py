@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
 
 import flexact
 from flexact import FlexAct, FlexConfig, Schedule, param_groups
@@ -367,3 +369,23 @@ def test_a_site_is_moved_only_by_an_optimizer_that_holds_it() -> None:
     assert not sites[1].at_start()
     assert sites[1].logits.grad is None
     assert not schedule.committed
+
+
+def test_a_schedule_that_is_collected_in_the_middle_of_a_step_does_not_disturb_it() -> None:
+    schedules = [Schedule(flexact.convert(part(3, 1), config=FlexConfig(**APART)), 100) for _ in range(3)]
+    model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    kept = Schedule(model, 100)
+
+    def collect(*_: Any) -> None:
+        schedules.clear()
+        gc.collect()
+
+    hook = torch_optimizer.register_optimizer_step_pre_hook(collect)
+    try:
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    finally:
+        hook.remove()
+    assert not sites_of(model)[0].at_start()
+    assert not kept.committed

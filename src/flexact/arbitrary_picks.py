@@ -1,13 +1,40 @@
-"""Warnings about picks that nothing decides: no optimizer steps the logits, or no gradient comes to them."""
+"""Warnings about picks that little or nothing decides: too few steps, no optimizer, no gradient."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
 
+from flexact.config import MOST_STEPS, FlexConfig
 from flexact.layer import FlexAct
 from flexact.pace import RunningGradient
+from flexact.rounds import Plan, rungs, trial_steps
 from flexact.routing import Router
+
+SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
+"""Steps of a round, or of the last rung of a trial, under which picks are close to random."""
+
+
+def warn_if_short(plan: Plan, k: int, config: FlexConfig, round_steps: float, rounds: int) -> None:
+    """Warn where a run has too few steps to tell k candidates apart.
+
+    round_steps, rounds: how long an elimination round of a blend is, and how many there are.
+    """
+    if config.commit_at is None:
+        return
+    if plan.rungs:
+        is_short = plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
+        needed = trial_steps(rungs(k, config, MOST_STEPS))
+    else:
+        longest = config.round_length or SHORTEST_ROUND
+        is_short = round_steps < min(SHORTEST_ROUND, longest)
+        needed = longest * rounds
+    if is_short:
+        warnings.warn(
+            f"{plan.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
+            "Train longer, or give fewer candidates.",
+            stacklevel=3,
+        )
 
 
 def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: Collection[FlexAct], acts: bool) -> None:

@@ -433,4 +433,3 @@ def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix
 def _update_after_loading(site: nn.Module, _: Any) -> None:
     assert isinstance(site, FlexAct)
     site.update_alive()
-    site.router.current = False

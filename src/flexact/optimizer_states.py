@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
+
+from flexact.step_hooks import Listener
 
 First = dict[str, dict[str, dict[str, Any]]]
 """By the optimizer's class and the parameter's name: the state of that parameter. Most optimizers begin with none."""
@@ -30,20 +32,20 @@ class OptimizerStates:
         """Whether `first` is that of an interrupted run: what an optimizer has here at its first step is from later."""
         self._names = names
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        reference = weakref.ref(self)
-
-        def hook(stepping: Optimizer, args: Any, kwargs: Any) -> None:
-            alive = reference()
-            if alive is not None:
-                alive.note(stepping)
-
-        self._hook = register_optimizer_step_pre_hook(hook)
-        weakref.finalize(self, self._hook.remove).atexit = False
+        self._hook = Listener(self)
 
     @property
     def seen(self) -> int:
         """The number of optimizers found so far."""
         return len(self._seen)
+
+    def acts_before(self, stepping: Optimizer) -> bool:
+        """Keep the state that an optimizer has before its first step; a hook asks."""
+        self.note(stepping)
+        return False
+
+    def before_optimizer_step(self, stepping: Optimizer) -> None:
+        """Nothing more."""
 
     def note(self, optimizer: Optimizer) -> None:
         """Keep the state of an optimizer, where it steps any of the parameters and is not known yet."""

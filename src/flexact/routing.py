@@ -238,7 +238,7 @@ class Router:
 
     def alive_changed(self) -> None:
         """A candidate was dropped, or a state was loaded."""
-        self._alive_is_old, self._decided = True, False
+        self._alive_is_old, self._decided, self.current = True, False, False
 
     def temperature(self) -> Tensor:
         """τ of each row, (rows, 1)."""

@@ -13,28 +13,26 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.annealing import annealed
-from flexact.arbitrary_picks import warn_of_arbitrary_picks
+from flexact.arbitrary_picks import warn_if_short, warn_of_arbitrary_picks
 from flexact.config import MOST_STEPS
 from flexact.elimination import Elimination
 from flexact.errors import FlexActError
+from flexact.giving_up import check_originals, keep_originals
 from flexact.held_out import HeldOut
 from flexact.layer import FlexAct
 from flexact.optimizers import check_holds_logits, unwrapped
 from flexact.pace import RunningGradient
 from flexact.policy import acts_before_steps, before_step
 from flexact.rewinding import StartingPoint
-from flexact.rounds import Plan, left_after_rounds, planned, planned_for, rungs, trial_steps
+from flexact.rounds import Plan, left_after_rounds, planned, planned_for
 from flexact.routing import version_of
 from flexact.saved_state import check_tensors
 from flexact.sites import one_router, sites_of
-from flexact.step_hooks import hook_steps
+from flexact.step_hooks import Listener
 from flexact.stepping import Scaling, Steps
 from flexact.trial import NothingTrains, TrialRun, tries_candidates
 
 VERSION = 2
-SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
-"""Steps of a round, or of the last rung of a trial, under which picks are close to random."""
-
 _in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
 """The schedule of each router, by its id."""
 
@@ -121,7 +119,8 @@ class Schedule:
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
         self._trial = self._new_trial() if self._plan.rungs and not self.committed else None
-        self._warn_if_short()
+        if self._acts and not self.committed:
+            warn_if_short(self._plan, self.router.k, self.config, self._round_steps, self._rounds)
         self._apply()
         self._steps = Steps(self.router)
         self._stepped: dict[FlexAct, bool] = {}
@@ -178,12 +177,18 @@ class Schedule:
             self.router.advance()
             return
         _check_loss(loss)
+        drops = self._trial is None and self.steps_done + 1 in self._elimination.steps
+        diverged = self._diverged(loss, drops)
+        if diverged is not None:
+            check_originals(self.router, diverged)
+        elif drops and not self.committed:
+            self._start.check_model()
         self.steps_done += 1
         if self._trial is not None:
             self._try(loss)
-        elif not self.committed and _is_lost(loss):
-            self._give_up("the loss is NaN or infinite")
-        elif self.steps_done in self._elimination.steps:
+        elif diverged is not None:
+            keep_originals(self.router, diverged, self.steps_done, self._start.kept)
+        elif drops:
             if self.steps_done == min(self._elimination.steps) and not self.committed:
                 # What a fused optimizer does with a gradient scaler may be to skip every step.
                 stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
@@ -197,12 +202,24 @@ class Schedule:
             self._elimination.evidence.reset()
         if not (self._acts or self._awaits_optimizer) or self.committed:
             self._hook.remove()
-        elif self.steps_done > self.commit_step:
+        if self.steps_done > self.commit_step and not self.committed:
             self._warn_once(
                 f"sites are undecided after step {self.commit_step}, at which the schedule has them commit: an earlier "
                 "state was loaded into the model, and not into the schedule. Load the schedule's of that time as well."
             )
         self._apply()
+
+    def _diverged(self, loss: Tensor | float | None, drops: bool) -> str | None:
+        """Why nothing can be picked in a blend any more, as far as that is looked at; None where it can be.
+
+        drops: whether candidates are dropped at this step: only then are the logits read, which waits for the device.
+        """
+        if self._trial is not None or self.committed:
+            return None
+        if _is_lost(loss):
+            return "the loss is NaN or infinite"
+        lost = self._elimination.lost() if drops else []
+        return f"the logits of {', '.join(lost[:5])} are NaN or infinite" if lost else None
 
     def _try(self, loss: Tensor | float | None) -> None:
         """One step of a trial."""
@@ -218,7 +235,7 @@ class Schedule:
         try:
             self._trial.step(loss, self.steps_done, bool(self._stepped) and all(self._stepped.values()))
         except NothingTrains:
-            self._give_up("the loss of every candidate is NaN or infinite")
+            keep_originals(self.router, "the loss of every candidate is NaN or infinite", self.steps_done, True)
             self._trial = None  # the weights go back to where they began, as at any other commitment
             return
         if self.committed:
@@ -257,32 +274,11 @@ class Schedule:
     def _new_trial(self) -> TrialRun:
         return TrialRun(self.router, self._start, self._plan.rungs, self._held_out)
 
-    def _give_up(self, reason: str) -> None:
-        """Stop picking: every site keeps what it had before. Raises an error where a site had nothing."""
-        without = [site.name or "FlexAct" for site in self.router.sites if site.original_index < 0]
-        if without:
-            raise FlexActError(
-                f"{reason}, so nothing can be picked, and {without[0]} has no original among its candidates to keep. "
-                "Lower the learning rate, or leave out the candidates that diverge."
-            )
-        weights = (
-            "The weights are those that the run began with" if self._start.kept else "The weights stay as they are"
-        )
-        warnings.warn(
-            f"{reason}, so picking stops here, undecided: every site keeps its original function. {weights}. Lower the "
-            "learning rate, or leave out the candidates that diverge.",
-            stacklevel=4,
-        )
-        self.router.trying = None
-        for site in self.router.sites:
-            if not site.committed:
-                site.restore_original(self.steps_done)
-
     def _listen(self) -> None:
         """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
         if self._acts:
             _only_newest(self)
-        self._hook = hook_steps(self)
+        self._hook = Listener(self)
 
     def acts_before(self, stepping: Optimizer) -> bool:
         """Whether the policy acts before the step that an optimizer is about to make; a hook asks."""
@@ -320,25 +316,6 @@ class Schedule:
         hold still. Not where nothing but these is trained: a step needs something to train."""
         starts_there = self.config.init == "original" and self.config.logit_step == "paced"
         return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
-
-    def _warn_if_short(self) -> None:
-        """Warn where the run has too few steps to tell the candidates apart."""
-        if self.config.commit_at is None or self.committed or not self._acts:
-            return
-        k, config = self.router.k, self.config
-        if self._plan.rungs:
-            is_short = self._plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
-            needed = trial_steps(rungs(k, config, MOST_STEPS))
-        else:
-            longest = config.round_length or SHORTEST_ROUND
-            is_short = self._round_steps < min(SHORTEST_ROUND, longest)
-            needed = longest * self._rounds
-        if is_short:
-            warnings.warn(
-                f"{self.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
-                "Train longer, or give fewer candidates.",
-                stacklevel=3,
-            )
 
     @property
     def _warmup_steps(self) -> float:
@@ -446,10 +423,6 @@ class Schedule:
             warnings.warn(message, stacklevel=3)
 
     def _drop(self) -> None:
-        if lost := self._elimination.lost():
-            self._give_up(f"the logits of {', '.join(lost[:5])} are NaN or infinite")
-            return
-        self._start.check_model()
         self._running.reset()  # what is left is another contest, with gradients of another size
         self._elimination.drop(self.steps_done)
 

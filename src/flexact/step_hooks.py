@@ -1,14 +1,18 @@
-"""A hook that lets a policy act just before an optimizer's step."""
+"""A hook before the steps of all optimizers, and who listens to it.
+
+There is one hook, and it stays: torch goes through its hooks at each step, and one that came or went meanwhile (from
+another thread, or because the garbage collector found its schedule) would be an error there.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 
 class Acting(Protocol):
@@ -21,23 +25,40 @@ class Acting(Protocol):
         """Act."""
 
 
-def hook_steps(acting: Acting) -> RemovableHandle:
-    """Let something act before each step of any optimizer, while it lives."""
-    reference = weakref.ref(acting)
+_numbers = itertools.count()
+_listening: dict[int, weakref.ref[Acting]] = {}
 
-    def hook(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        alive = reference()
-        if alive is None or not alive.acts_before(stepping):
-            return None
+
+class Listener:
+    """Lets something act before each step of any optimizer, while it lives and until `remove`."""
+
+    def __init__(self, acting: Acting) -> None:
+        _register()
+        self._number = next(_numbers)
+        _listening[self._number] = weakref.ref(acting, lambda _: self.remove())
+
+    def remove(self) -> None:
+        _listening.pop(self._number, None)
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    changed = None
+    for reference in list(_listening.values()):
+        acting = reference()
+        if acting is None or not acting.acts_before(stepping):
+            continue
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
         if closure is None:
-            alive.before_optimizer_step(stepping)
-            return None
-        return args[:1], kwargs | {"closure": _then(closure, partial(alive.before_optimizer_step, stepping))}
-
-    handle = register_optimizer_step_pre_hook(hook)
-    weakref.finalize(acting, handle.remove).atexit = False
-    return handle
+            acting.before_optimizer_step(stepping)
+        else:
+            act = functools.partial(acting.before_optimizer_step, stepping)
+            args, kwargs = changed = args[:1], kwargs | {"closure": _then(closure, act)}
+    return changed
 
 
 def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:

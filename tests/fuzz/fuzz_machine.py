@@ -45,7 +45,9 @@ class PublicApi(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.average: torch.optim.swa_utils.AveragedModel | None = None
+        self.points: list[tuple[dict[str, Any], ...]] = []
         self.schedule: flexact.Schedule | None = None
         self.recorder: flexact.Recorder | None = None
         self.states: list[dict[str, Any]] = []
@@ -159,7 +161,8 @@ class PublicApi(RuleBasedStateMachine):
 
     def forget(self) -> None:
         """What belonged to another model."""
-        self.schedule = self.optimizer = None
+        self.schedule = self.average = None
+        self.optimizers, self.points = [], []
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
@@ -167,32 +170,95 @@ class PublicApi(RuleBasedStateMachine):
     # Training
 
     @precondition(lambda self: any(True for _ in self.model.parameters()))
-    @rule(kind=st.sampled_from(sorted(_OPTIMIZERS)), all_in_one=st.booleans())
-    def make_optimizer(self, kind: str, all_in_one: bool) -> None:
+    @rule(kind=st.sampled_from(sorted(_OPTIMIZERS)), all_in_one=st.booleans(), maximize=st.booleans())
+    def make_optimizer(self, kind: str, all_in_one: bool, maximize: bool) -> None:
         groups = list(self.model.parameters()) if all_in_one else flexact.param_groups(self.model, weight_decay=1e-3)
-        self.optimizer = _OPTIMIZERS[kind](groups)
+        self.optimizers = [_OPTIMIZERS[kind](groups)]
+        for group in self.optimizers[0].param_groups:
+            group["maximize"] = maximize
+
+    @precondition(lambda self: len(list(self.model.parameters())) > 1)
+    @rule(kind=st.sampled_from(sorted(_OPTIMIZERS)), share=st.sampled_from([1, 2, 3]), left_out=st.booleans())
+    def make_two_optimizers(self, kind: str, share: int, left_out: bool) -> None:
+        every = list(self.model.parameters())
+        cut = max(1, len(every) * share // 4)
+        parts = [every[int(left_out) : cut], every[cut:]]
+        self.optimizers = [_OPTIMIZERS[kind](part) for part in parts if part]
 
     @rule(steps=st.sampled_from([1, 2, 3, 7, 20, 10**6]), given=st.booleans())
     def make_schedule(self, steps: int, given: bool) -> None:
-        optimizer = self.optimizer if given else None
+        optimizer = self.optimizers[0] if given and self.optimizers else None
         made = self.attempt(lambda: flexact.Schedule(self.model, steps, optimizer))
         if made is not None:
-            self.schedule = made
+            self.schedule, self.points = made, []
 
     @precondition(lambda self: any(p.requires_grad for p in self.model.parameters()))
-    @rule(batches=st.integers(1, 2), scale=st.sampled_from([1.0, 1.0, 1.0, 1e30, math.inf]), zeroes=st.booleans())
-    def train_a_step(self, batches: int, scale: float, zeroes: bool) -> None:
-        if self.optimizer is None:
-            self.make_optimizer("sgd", False)
+    @rule(
+        batches=st.integers(1, 2),
+        scale=st.sampled_from([1.0, 1.0, 1.0, 1e30, math.inf]),
+        zeroes=st.booleans(),
+        otherwise=st.booleans(),
+    )
+    def train_a_step(self, batches: int, scale: float, zeroes: bool, otherwise: bool) -> None:
+        if not self.optimizers:
+            self.make_optimizer("sgd", False, False)
         self.model.train()
+        run = getattr(self.model, "sample", self.model) if otherwise else self.model
         for _ in range(batches):
-            loss = self.model(self.batch(scale)).float().square().mean() + flexact.penalty(self.model)
+            loss = run(self.batch(scale)).float().square().mean() + flexact.penalty(self.model)
             if loss.requires_grad:
                 loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=zeroes)
+        for optimizer in self.optimizers:
+            self.step(optimizer)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=zeroes)
         if self.schedule is not None:
             self.attempt(self.schedule.step)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of one optimizer; where a policy moves the logits, it moves those that this one holds."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        before = {site: (site.logits.detach().clone(), site.logits.grad) for site in sites_of(self.model)}
+        acts = self.schedule is not None and not self.schedule.committed
+        optimizer.step()
+        if not acts or self.schedule.config.logit_step != "paced":
+            return
+        groups = {site.group for site in before if id(site.logits) in held} - {None}
+        for site, (logits, gradient) in before.items():
+            if id(site.logits) in held:
+                assert site.logits.grad is None or gradient is None, "the policy left a gradient to the optimizer"
+            elif site.group not in groups:
+                assert torch.equal(site.logits, logits), "an optimizer moved logits that it does not hold"
+                assert site.logits.grad is gradient
+
+    @precondition(lambda self: any(True for _ in self.model.parameters()))
+    @rule()
+    def make_average(self) -> None:
+        self.average = torch.optim.swa_utils.AveragedModel(
+            self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)
+        )
+
+    @precondition(lambda self: self.schedule is not None)
+    @rule()
+    def save_everything(self) -> None:
+        owners = (self.model, self.schedule, *self.optimizers)
+        self.points.append(copy.deepcopy(tuple(owner.state_dict() for owner in owners)))
+
+    @precondition(lambda self: self.schedule is not None and self.points)
+    @rule(which=st.integers(0, 5), model_first=st.booleans())
+    def roll_back(self, which: int, model_first: bool) -> None:
+        model, schedule, *optimizers = copy.deepcopy(self.points[which % len(self.points)])
+        states = [(self.model, model), (self.schedule, schedule)]
+        for owner, state in states if model_first else reversed(states):
+            if self.attempt(lambda owner=owner, state=state: owner.load_state_dict(state) or True) is None:
+                return
+        for optimizer, state in zip(self.optimizers, optimizers, strict=False):
+            with suppress(ValueError):  # of another optimizer
+                optimizer.load_state_dict(state)
+        assert self.schedule.steps_done == schedule["step"]
+        assert (self.schedule._trial is None) == (schedule["trial"] is None)
 
     @precondition(lambda self: self.schedule is not None)
     @rule(times=st.integers(1, 8))
@@ -208,7 +274,8 @@ class PublicApi(RuleBasedStateMachine):
     @rule(dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     def set_dtype(self, dtype: torch.dtype) -> None:
         self.model = self.model.to(dtype)
-        self.optimizer = None  # torch's own do not follow a network to another precision
+        self.optimizers, self.average = [], None  # torch's own do not follow a network to another precision
+        self.points = []
         for site in sites_of(self.model):
             assert site.logits.dtype == torch.float32
 
@@ -347,6 +414,18 @@ class PublicApi(RuleBasedStateMachine):
             module.training = mode
         if self.is_finite and all(float(p.detach().abs().max()) < 1e3 for p in self.model.parameters()):
             assert bool(y.isfinite().all())
+
+    @invariant()
+    def every_way_in_computes_the_same(self) -> None:
+        for model in (self.model, None if self.average is None else self.average.module):
+            if hasattr(model, "sample"):
+                modes = {module: module.training for module in model.modules()}
+                x = self.batch()
+                with torch.no_grad():
+                    ours, theirs = model.eval().sample(x), model(x)
+                for module, mode in modes.items():
+                    module.training = mode
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
     @invariant()
     def every_site_is_whole(self) -> None:

@@ -40,8 +40,20 @@ class Block(nn.Module):
         return self.relu(self.norm2(self.second(y)) + x)
 
 
+class Sampled(nn.Sequential):
+    """Has a second way in, which goes past its call and so past the hooks on it."""
+
+    def sample(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+    return Sampled(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+
+
+def _two_parts() -> nn.Module:
+    """Two networks in one, for an optimizer each."""
+    return Sampled(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)))
 
 
 def _shared() -> nn.Module:
@@ -63,6 +75,7 @@ def _by_hand() -> nn.Module:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (_mlp, (3, WIDTH)),
+    "two parts": (_two_parts, (3, WIDTH)),
     "functional": (Functional, (3, WIDTH)),
     "shared": (_shared, (3, WIDTH)),
     "images": (_images, (3, 1, 2, 2)),
