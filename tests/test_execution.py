@@ -113,6 +113,14 @@ def test_channels_are_counted_call_by_call() -> None:
     assert converted(torch.randn(3, 4)).shape == (3, 7)
 
 
+def test_one_activation_at_two_widths_is_an_error_that_advises_per_call() -> None:
+    with pytest.raises(flexact.FlexActError, match=r"activation is called with inputs of 5, 7 channels.*per_call=True"):
+        flexact.convert(SharedWidths(), config=CHANNEL, example_inputs=torch.randn(2, 4))
+    converted = flexact.convert(nn.ReLU(), config=CHANNEL, example_inputs=torch.randn(2, 4))
+    with pytest.raises(flexact.FlexActError, match=r"shape \(2, 6\).*per_call=True"):
+        converted(torch.randn(2, 6))
+
+
 @pytest.mark.parametrize(
     "inputs",
     [torch.randn(2, 4), (torch.randn(2, 4),), [torch.randn(2, 4)], {"input": torch.randn(2, 4)}],

@@ -1,4 +1,4 @@
-"""Choosing sites, swapping them in, taking them out.
+"""Converting a model, committing to its picks, and extracting the plain network.
 
 `convert` first finds every site and builds everything it needs, and only then touches the model, so that a failure
 leaves the model as it was.
@@ -15,21 +15,22 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
-from flexact.fusing import Fused, find_fused, unfused_class
+from flexact.fusing import Fused, find_fused
 from flexact.layer import FlexAct
 from flexact.sharding import has_shards
-from flexact.sites import bind, groups_of, sites_of, unbind
+from flexact.sites import bind, groups_of, sites_of
 from flexact.sources import settings_read
-from flexact.tracing import Rewritten, first_class
+from flexact.swapping import swap_in, swap_out, take_over_hooks, without_hooks
+from flexact.tracing import first_class
 
 _log = logging.getLogger(__name__)
-_NESTED = "flexact_used_nested_tensor"
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 Share = str | Callable[[str], Hashable]
@@ -99,7 +100,7 @@ def convert(
     # From here on nothing can fail.
     for owner, cls in classes.items():
         owner.__class__ = cls
-    model = _swap_in(model, chosen, sites)
+    model = swap_in(model, chosen, sites)
     if not isinstance(model, FlexAct):
         bind(model, sites, group_of)
     return model
@@ -152,11 +153,24 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
         )
     _check_logits(sites)
     if not inplace:
-        model = copy.deepcopy(model)
+        with _DetachedCopies():
+            model = copy.deepcopy(model)
     for site in sites_of(model):
         if not site.committed:
             site.commit(site.router.step)
-    return _swap_out(model)
+    return swap_out(model)
+
+
+class _DetachedCopies(TorchFunctionMode):
+    """Lets deepcopy take tensors with a gradient history, as a module that caches a result holds: by their values."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is Tensor.__deepcopy__ and not args[0].is_leaf:
+            tensor, memo = args
+            return memo.setdefault(id(tensor), tensor.detach().clone())
+        return function(*args, **(kwargs or {}))
 
 
 def _check_logits(sites: list[FlexAct]) -> None:
@@ -278,7 +292,8 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
         if id(found) not in seen:
             raise FlexActError(f"{found.name} was not reached with these example_inputs, so its channels are unknown.")
         channels = seen[id(found)].channels(found.name, config.channel_dim)
-    site = FlexAct(config=config, original=found.original, channels=channels)
+    site = FlexAct(config=config, original=without_hooks(found.original), channels=channels)
+    take_over_hooks(found.original, site)
     site.name, site.function = found.name, found.function
     site.added = found.kind == "call"
     return site.train((found.original if found.kind == "module" else found.owner).training)
@@ -291,62 +306,6 @@ def _rewritten_classes(chosen: list[Found], findings: Findings) -> dict[nn.Modul
         for call in one.calls:
             names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
     return {findings.traced[owner].owner: findings.traced[owner].rewritten(by_call) for owner, by_call in names.items()}
-
-
-def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.Module:
-    for one, site in zip(chosen, sites, strict=True):
-        for name in one.names:
-            if name == "":  # the model is an activation itself
-                return site
-            parent, _, attribute = name.rpartition(".")
-            owner = model.get_submodule(parent)
-            vars(owner).pop(attribute, None)
-            owner._modules[attribute] = site
-            if isinstance(owner, nn.TransformerEncoderLayer):
-                owner.activation_relu_or_gelu = 0  # its fused inference path knows only these two
-    for encoder in _encoders(model):
-        if any(isinstance(module, FlexAct) for module in encoder.modules()):
-            vars(encoder)[_NESTED] = encoder.use_nested_tensor
-            encoder.use_nested_tensor = False  # only the fused path takes a nested tensor
-    return model
-
-
-def _swap_out(model: nn.Module) -> nn.Module:
-    if isinstance(model, FlexAct):
-        assert model.picked is not None
-        return model.picked
-    for owner in list(model.modules()):
-        unbind(owner)  # a submodule may have been converted on its own
-        sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
-        if isinstance(owner, Rewritten):
-            owner.__class__ = unfused_class(owner)
-        added = [site for site in sites.values() if site.added]
-        if added and all(site.kept_original for site in added):
-            owner.__class__ = first_class(owner)
-        for name, site in sites.items():
-            _put_back(owner, name, site)
-    for encoder in _encoders(model):
-        if vars(encoder).pop(_NESTED, False):
-            encoder.use_nested_tensor = all(layer.activation_relu_or_gelu for layer in encoder.layers)
-    return model
-
-
-def _encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
-    return [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
-
-
-def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
-    """Put what a site picked in its place; what was no module before is none again where the original was picked."""
-    if site.function is not None and site.kept_original:
-        del owner._modules[name]
-        setattr(owner, name, site.function)
-    elif site.added and not isinstance(owner, Rewritten):
-        del owner._modules[name]
-    else:
-        owner._modules[name] = site.picked
-    if isinstance(owner, nn.TransformerEncoderLayer):
-        fused = {nn.ReLU: 1, nn.GELU: 2} if site.kept_original else {}
-        owner.activation_relu_or_gelu = fused.get(type(site.picked), 0)
 
 
 def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:
