@@ -116,7 +116,7 @@ def test_a_shared_activation_is_one_site_by_default_and_one_per_call_on_request(
     expected_names, sites, sites_per_call = CASES[make]
     assert sorted(names(make())) == sorted(expected_names)
     assert len(flexact.selection(flexact.convert(make()))) == sites
-    assert len(flexact.selection(flexact.convert(make(), per_call=True))) == sites_per_call
+    assert len(flexact.selection(flexact.convert(make(), "*", per_call=True))) == sites_per_call
 
 
 @pytest.mark.parametrize("per_call", [False, True])

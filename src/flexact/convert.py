@@ -24,6 +24,7 @@ from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
 from flexact.fusing import Fused, find_fused
 from flexact.layer import FlexAct
+from flexact.roles import reason_to_skip
 from flexact.sharding import has_shards
 from flexact.sites import bind, groups_of, sites_of
 from flexact.sources import settings_read
@@ -31,6 +32,7 @@ from flexact.swapping import swap_in, swap_out, take_over_hooks, without_hooks
 from flexact.tracing import first_class
 
 _log = logging.getLogger(__name__)
+_HIDDEN = ("all", "penultimate")
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 Share = str | Callable[[str], Hashable]
@@ -48,8 +50,10 @@ def convert(
 ) -> nn.Module:
     """Make the activations of a model pick, and return the model. Do it before you build optimizer, DDP or compile.
 
-    where: "all"; "penultimate", the last activation; names or patterns ("layer4.*", "*.relu", a submodule's name for
-    all in it), one or several; or f(name, module) -> bool.
+    where: "all", the hidden activations; "penultimate", the last of them; names or patterns ("layer4.*", "*.relu", a
+    submodule's name for all in it), one or several; or f(name, module) -> bool. Gates and output activations (see
+    `flexact.roles`) are no hidden activations: the first two skip them, and the logger "flexact" lists what was skipped
+    at level INFO.
     config: every choice of the method; the best policy we know by default.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
     of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
@@ -76,13 +80,17 @@ def convert(
         )
     findings = find(model, per_call)
     seen = None if example_inputs is None else run_order(model, findings, example_inputs)
-    chosen = _choose(findings, where, seen)
+    skipped = _no_hidden_ones(model, findings) if where in _HIDDEN else {}
+    chosen = _choose(findings, where, seen, skipped)
     if config.granularity == "channel" and seen is None:
         raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
+    if skipped:
+        _log.info("%s", "\n".join(_told("skipped; to convert one of these, name it in where", skipped)))
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
+    told += _told("these functions are not among the candidates, so their sites cannot keep them", _lost(sites))
     if fuse:
         names = {name for one in chosen for name in one.names}
         fused = find_fused(model, names, findings, classes, per_call)
@@ -222,7 +230,7 @@ def _check_choices(where: Any, config: Any) -> None:
 def _asked_for(model: nn.Module, where: Where, left_alone: dict[str, str]) -> dict[str, str]:
     """What was left alone, without the activations that `where` would not have chosen anyway. Forwards stay: one that
     could not be looked into may hold what `where` is after."""
-    if isinstance(where, str) and where in ("all", "penultimate"):
+    if where in _HIDDEN:
         return left_alone
     patterns = [] if callable(where) else [where] if isinstance(where, str) else list(where)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -240,15 +248,33 @@ def _told(title: str, lines: dict[str, str]) -> list[str]:
     return [f"{title}:", *(f"  {name}: {text}" for name, text in lines.items())] if lines else []
 
 
+def _lost(sites: list[FlexAct]) -> dict[str, str]:
+    """The functions that sites had before and cannot pick, and where."""
+    names: dict[str, list[str]] = {}
+    for site in sites:
+        if site.original_index < 0:
+            names.setdefault(repr(site.original), []).append(site.name or "the model itself")
+    return {
+        function: f"{', '.join(those[:3])}{f' and {len(those) - 3} more' * (len(those) > 3)}; add 'original' to keep it"
+        for function, those in names.items()
+    }
+
+
 def _log_fused(chosen: list[Found], fused: Fused) -> None:
     places = sum(not fused.sites.isdisjoint(one.names) for one in chosen)
     others = "" if places == len(chosen) else f"; the others: {'; '.join(fused.obstacles[:3])}"
     _log.info("fused %d of %d sites%s", places, len(chosen), others)
 
 
-def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> list[Found]:
+def _no_hidden_ones(model: nn.Module, findings: Findings) -> dict[str, str]:
+    """The gates and output activations of a model by name, with the reason."""
+    reasons = {one.name: reason_to_skip(model, one) for one in findings.found}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None, skipped: dict[str, str]) -> list[Found]:
     """What `where` asks for, in execution order where that was seen, in definition order otherwise."""
-    found = findings.found
+    found = [one for one in findings.found if one.name not in skipped]
     if seen is not None:
         found = sorted(found, key=lambda one: seen[id(one)].first if id(one) in seen else len(seen))
     if callable(where):
@@ -263,7 +289,8 @@ def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> l
         return _matching(findings, found, [where] if isinstance(where, str) else list(where))
     if not chosen:
         told = getattr(where, "__name__", "the function") if callable(where) else repr(where)
-        raise FlexActError(f"no activation matched where={told}. {findings.told()}")
+        lines = _told("Skipped; to convert one of these, name it in where", skipped)
+        raise FlexActError("\n".join([f"no activation matched where={told}. {findings.told()}", *lines]))
     return chosen
 
 
@@ -274,7 +301,7 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
             raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
         matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
-            known = ["all", "penultimate", *(name for one in found for name in one.answers_to)]
+            known = [*_HIDDEN, *(name for one in found for name in one.answers_to)]
             raise FlexActError(f"no activation matched where={pattern!r}{suggestion(pattern, known)} {findings.told()}")
         chosen |= matched
     if not patterns:
