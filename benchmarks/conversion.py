@@ -1,0 +1,273 @@
+"""Published architectures converted, extracted, saved and loaded: do they compute what they should, to the bit?
+
+    python benchmarks/conversion.py [--library timm] [--name resnet18] [--out results/conversion/conversion.csv]
+
+Of each architecture of benchmarks/architectures.py, with small sizes and random weights:
+
+- kept: every activation converted (where="*"), committed to the original, extracted. Outputs in eval and in training
+  mode under the same seed, the types of the outputs and of all modules, and the keys and values of the state after both
+  are those of a network that was never converted.
+- picked: the hidden activations converted (where="all"), a random pick at each, extracted. The output in eval mode is
+  that of the committed network.
+- pickled: the same after a pickle was loaded in another process.
+- loaded: the same in another process that builds the network anew, loads its `state_dict` and gives `load_picks` the
+  selection; for transformers: from what `save_pretrained` wrote, as FlexActCallback leaves a model, and `load_picks`.
+
+A cell is "identical"; or "refused: " and the library's own error; or "DIFFERENT: " or "FAILED: " and what was found: a
+surprise. Each architecture runs in two processes of its own. Rows that the file has are not run again, so an
+interrupted sweep resumes. About 20 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from architectures import NAMES, build
+from torch import Tensor, nn
+
+import flexact
+from flexact.studies.provenance import processor, provenance
+from flexact.writing import write_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKS = ("kept", "picked", "pickled", "loaded")
+LIMIT = 600
+"""Seconds an architecture."""
+
+
+class Different(Exception):
+    """What two networks disagree in."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", choices=NAMES, help="one library instead of all")
+    parser.add_argument("--name", help="one architecture instead of all; run again if the file has it")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "conversion" / "conversion.csv")
+    parser.add_argument("--stage", choices=("convert", "reload"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stage is not None:
+        torch.set_num_threads(1)
+        stage = convert_and_save if arguments.stage == "convert" else reload
+        print(json.dumps(stage(arguments.library, arguments.name, arguments.folder)))
+        return
+    rows = _rows(arguments.out)
+    made = {**provenance(), "device": processor()}
+    for library, names in NAMES.items():
+        for name in names:
+            wanted = arguments.library in (None, library) and arguments.name in (None, name)
+            if wanted and ((library, name) not in rows or arguments.name is not None):
+                rows[library, name] = {**_row(library, name), **made}
+                print({key: value for key, value in rows[library, name].items() if key not in made}, flush=True)
+                write_rows(arguments.out, list(rows.values()))
+    surprises = [row for row in rows.values() if any(is_surprise(row[check]) for check in CHECKS)]
+    print(f"{len(rows)} architectures, {len(surprises)} with surprises")
+    sys.exit(bool(surprises))
+
+
+def is_surprise(outcome: str) -> bool:
+    return outcome != "identical" and not outcome.startswith("refused: ")
+
+
+def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    if not file.is_file():
+        return {}
+    with file.open(newline="") as lines:
+        return {(row["library"], row["name"]): dict(row) for row in csv.DictReader(lines)}
+
+
+def _row(library: str, name: str) -> dict[str, Any]:
+    begun = time.monotonic()
+    row: dict[str, Any] = {"library": library, "name": name, "sites": 0, "hidden": 0, "left_alone": 0}
+    row |= dict.fromkeys(CHECKS, "FAILED: not reached")
+    with tempfile.TemporaryDirectory() as folder:
+        for stage in ("convert", "reload"):
+            command = [sys.executable, __file__, "--library", library, "--name", name, "--stage", stage]
+            try:
+                done = subprocess.run(
+                    [*command, "--folder", folder], capture_output=True, text=True, timeout=LIMIT, check=False
+                )
+                row |= json.loads(done.stdout.splitlines()[-1])
+            except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+                told = done.stderr.strip()[-300:] if not isinstance(error, subprocess.TimeoutExpired) else str(error)
+                row["kept" if stage == "convert" else "pickled"] = f"FAILED: {told}"
+                break
+    return {**row, "seconds": round(time.monotonic() - begun, 1)}
+
+
+def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
+    """Everything up to the files that another process loads."""
+    warnings.simplefilter("ignore")
+    row: dict[str, Any] = {}
+    _, inputs = build(library, name)
+
+    def kept() -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = flexact.convert(build(library, name)[0], "*", flexact.FlexConfig(init="original"))
+        sites = _sites(model)
+        told = "\n".join(str(warning.message) for warning in caught)
+        row.update(sites=len(sites), left_alone=told.count("\n  "))
+        for site in sites:
+            site.keep(torch.full((site.rows,), site.original_index), 0)
+        _compare(build(library, name)[0], flexact.extract(model), inputs)
+
+    def picked() -> None:
+        model = flexact.convert(build(library, name)[0])
+        draw = random.Random(0)
+        sites = _sites(model)
+        row["hidden"] = len(sites)
+        for site in sites:
+            site.keep(torch.full((site.rows,), draw.randrange(site.k)), 0)
+        expected = _run(model.eval(), inputs)
+        if not all(tensor.isfinite().all() for tensor in _tensors(expected)):
+            raise Different("the output with these picks is not finite, so there is nothing to compare")
+        extracted = flexact.extract(model)
+        _same(expected, _run(extracted.eval(), inputs), "output")
+        torch.save({"inputs": inputs, "expected": _tensors(expected)}, folder / "expected.pt")
+        (folder / "selection.json").write_text(json.dumps(flexact.selection(model).to_dict()))
+        torch.save(extracted.state_dict(), folder / "state.pt")
+        (folder / "model.pickle").write_bytes(pickle.dumps(extracted))
+        if library == "transformers":
+            _save_pretrained(extracted, flexact.selection(model).picks, folder)
+
+    row["kept"] = _outcome(kept)
+    row["picked"] = _outcome(picked)
+    return row
+
+
+def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None:
+    """As FlexActCallback leaves a model at the end of a run, and its Trainer saves it."""
+    from flexact.integrations.transformers_config import check_says_so, say_picks
+    from flexact.picks_file import write_picks
+
+    try:
+        check_says_so(model)
+    except flexact.FlexActError as error:
+        (folder / "refused.txt").write_text(str(error))
+        return
+    description = say_picks(model, picks)
+    model.save_pretrained(folder / "checkpoint")
+    if description is not None:
+        write_picks(folder / "checkpoint", description)
+
+
+def reload(library: str, name: str, folder: Path) -> dict[str, Any]:
+    """What a process finds that has only the files."""
+    warnings.simplefilter("ignore")
+    model, _ = build(library, name)  # imports the library, as whoever loads its networks does
+    if not (folder / "expected.pt").is_file():
+        return dict.fromkeys(("pickled", "loaded"), "refused: nothing to load, see the column picked")
+    saved = torch.load(folder / "expected.pt", weights_only=False)
+
+    def check(loaded: nn.Module) -> None:
+        _same_tensors(saved["expected"], _tensors(_run(loaded.eval(), saved["inputs"])), "output")
+
+    def loaded() -> None:
+        if (folder / "refused.txt").is_file():
+            raise flexact.FlexActError((folder / "refused.txt").read_text())
+        if library == "transformers":
+            importlib.import_module("flexact.integrations.transformers")  # as the error of from_pretrained asks for
+            check(flexact.load_picks(type(model).from_pretrained(folder / "checkpoint"), folder / "checkpoint"))
+        else:
+            model.load_state_dict(torch.load(folder / "state.pt"))
+            check(flexact.load_picks(model, folder / "selection.json"))
+
+    return {
+        "pickled": _outcome(lambda: check(pickle.loads((folder / "model.pickle").read_bytes()))),
+        "loaded": _outcome(loaded),
+    }
+
+
+def _outcome(check: Callable[[], None]) -> str:
+    """A cell of the table."""
+    try:
+        check()
+    except flexact.FlexActError as error:
+        return f"refused: {_line(error)}"
+    except Different as error:
+        return f"DIFFERENT: {_line(error)}"
+    except Exception as error:
+        return f"FAILED: {type(error).__name__}: {_line(error)}"
+    return "identical"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _sites(model: nn.Module) -> list[flexact.FlexAct]:
+    return [module for module in model.modules() if isinstance(module, flexact.FlexAct)]
+
+
+def _compare(plain: nn.Module, back: nn.Module, inputs: Any) -> None:
+    """Raises an error where two networks differ in anything that can be seen from outside."""
+    types = [{name: type(module) for name, module in model.named_modules()} for model in (plain, back)]
+    if types[0] != types[1]:
+        names = sorted(name for name in types[0].keys() | types[1].keys() if types[0].get(name) != types[1].get(name))
+        raise Different(f"types of the modules: {names[:3]}")
+    for training in (False, True):
+        results = [_run(model.train(training), inputs) for model in (plain, back)]
+        _same(*results, f"output in {'training' if training else 'eval'} mode")
+    states = [model.state_dict() for model in (plain, back)]
+    if list(states[0]) != list(states[1]):
+        raise Different("keys of the state_dict")
+    _same_tensors(list(states[0].values()), list(states[1].values()), "state_dict")
+
+
+def _run(model: nn.Module, inputs: Any) -> Any:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
+def _same(one: Any, other: Any, where: str) -> None:
+    if _structure(one) != _structure(other):
+        raise Different(f"{where}: {_structure(one)!s:.100} and {_structure(other)!s:.100}")
+    _same_tensors(_tensors(one), _tensors(other), where)
+
+
+def _same_tensors(ones: list[Tensor], others: list[Tensor], where: str) -> None:
+    if len(ones) != len(others):
+        raise Different(f"{where}: {len(ones)} and {len(others)} tensors")
+    for one, other in zip(ones, others, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            raise Different(f"{where}: {tuple(one.shape)}, {one.dtype} and {tuple(other.shape)}, {other.dtype}")
+        if not torch.equal(one.nan_to_num(12345.0), other.nan_to_num(12345.0)):
+            raise Different(f"{where}: values differ by up to {float((one - other).abs().max()):.3g}")
+
+
+def _parts(value: Any) -> list[Any] | None:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (tuple, list)) else None
+
+
+def _structure(value: Any) -> Any:
+    parts = _parts(value)
+    return type(value) if parts is None else (type(value), [_structure(part) for part in parts])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in _parts(value) or () for tensor in _tensors(part)]
+
+
+if __name__ == "__main__":
+    main()
