@@ -107,9 +107,10 @@ def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
 
 
 def _calls_of_function(name: str, tree: ast.AST, me: str) -> list[ast.Call]:
-    """`torch.sigmoid(x)`, `F.sigmoid(x)`, `x.sigmoid()`, but not `self.sigmoid(x)`."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if _last_name(call.func).rstrip("_") == name and _path(call.func)[:1] != [me]]
+    """`torch.sigmoid(x)`, `F.sigmoid(x)`, `x.sigmoid_()`, but not `self.sigmoid(x)`."""
+    names = {name, f"{name}_", *(["expit"] if name == "sigmoid" else [])}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) in names]
+    return [call for call in calls if _path(call.func)[:1] != [me]]
 
 
 def _calls_of_path(path: list[str], tree: ast.AST, me: str) -> list[ast.Call]:
@@ -204,7 +205,7 @@ def _end(node: ast.AST) -> tuple[int, int]:
 def _methods(cls: Any) -> list[_Method]:
     """The methods of a type and of the types it is derived from, as far as their source is there."""
     found: list[_Method] = []
-    own = itertools.takewhile(lambda base: not base.__module__.startswith("torch."), cls.__mro__)
+    own = [base for base in cls.__mro__ if not base.__module__.startswith("torch.")]
     for name, value in itertools.chain.from_iterable(vars(base).items() for base in own):
         function: Any = inspect.unwrap(value) if callable(value) else None
         if not inspect.isfunction(function) or not function.__code__.co_argcount:
