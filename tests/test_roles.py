@@ -136,6 +136,18 @@ class OutputInALoop(Block):
         return x
 
 
+class GatesInALoop(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sigmoid()) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.gates):
+            weight = block(x)
+            x = x + i * weight * self.a(x)
+        return x
+
+
 class OutputByBranch(Block):
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(self.act(x))
@@ -173,6 +185,7 @@ SKIPPED = {
     NamedGate: ["gate"],
     Output: ["sigmoid_1"],
     OutputInALoop: ["layers.3"],
+    GatesInALoop: ["gates.0.2", "gates.1.2", "gates.2.2"],
     OutputByBranch: ["tanh_1"],
     TwoOutputs: ["softplus"],
     OutputOfAPart: ["fc.3"],
@@ -227,11 +240,19 @@ class LastRectifier(Block):
         return self.relu(self.a(x))
 
 
-class FirstOfALoop(Block):
+class Loop(Block):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
         return self.a(x)
+
+
+class ProductBehindALoop(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for layer in self.layers:
+            x = layer(x)
+        return x * y
 
 
 HIDDEN = {
@@ -241,7 +262,8 @@ HIDDEN = {
     MatrixProduct: ["tanh_1", "sigmoid_1"],
     HiddenSigmoid: ["sigmoid_1"],
     LastRectifier: ["relu"],
-    FirstOfALoop: ["layers.1", "layers.3"],
+    Loop: ["layers.1", "layers.3"],
+    ProductBehindALoop: ["layers.1"],
 }
 
 

@@ -9,12 +9,12 @@ from module to module. SiLU, GELU and ReLU are hidden activations also where the
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import itertools
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -36,7 +36,7 @@ _GATE = "a gate: its result multiplies something"
 _OUTPUT = "an output activation: the network returns its result"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Method:
     name: str
     me: str
@@ -81,9 +81,24 @@ def _fates_of_module(model: nn.Module, name: str) -> set[str]:
     fates: set[str] = set()
     for i in range(len(parts)):  # a forward may call what its children hold: self.fc[2](x), self.block.act(x)
         fates |= _fates_of_calls(model, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
-    if isinstance(owner, nn.ModuleList) and parts[-1] == next(reversed(owner._modules)):
-        fates |= _fates_of_calls(model, ".".join(parts[:-2]), functools.partial(_calls_in_loop, parts[-2]))
+    if isinstance(owner, nn.ModuleList) and len(parts) > 1:
+        path, list_name = ".".join(parts[:-2]), parts[-2]
+        if parts[-1] == next(reversed(owner._modules)):
+            fates |= _fates_of_calls(model, path, functools.partial(_calls_in_loop, list_name))
+        else:
+            fates |= _fates_before_the_last(model, path, list_name)
     return fates
+
+
+def _fates_before_the_last(model: nn.Module, path: str, list_name: str) -> set[str]:
+    """What becomes of the result of a list's module, other than the last, within the loops over the list."""
+    cls: Any = type(model.get_submodule(path))
+    for method in _methods(cls):
+        for loop in (node for node in ast.walk(method.tree) if isinstance(node, ast.For)):
+            within = dataclasses.replace(method, tree=loop)
+            if any("multiplied" in _followed(call, within) for call in _calls_in_loop(list_name, loop, method.me)):
+                return {"multiplied"}
+    return {"used"}
 
 
 def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
