@@ -184,11 +184,13 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple[Any, ...] | dict[st
 
         size = {"inception_v3": 96, "vit_b_32": 32, "maxvit_t": 224, "r3d_18": 16}.get(name, 64)
         options: dict[str, Any] = {"image_size": 32} if name == "vit_b_32" else {}
+        if name in ("fcn_resnet50", "lraspp_mobilenet_v3_large"):
+            options = {"weights_backbone": None}
         model = torchvision.models.get_model(name, weights=None, num_classes=5, **options)
         return model, (torch.randn(2, 3, *([size] * (3 if name == "r3d_18" else 2))),)
     import timm
 
-    fixed = {"efficientformer_l1": 224}
+    fixed = {"efficientformer_l1": 224, "crossvit_tiny_240": 64}  # do not take img_size, or not this one
     size = fixed.get(name, 64)
     try:
         model = timm.create_model(name, num_classes=5, **({} if name in fixed else {"img_size": 64}))
