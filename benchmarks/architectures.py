@@ -182,7 +182,7 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple[Any, ...] | dict[st
     if library == "torchvision":
         import torchvision
 
-        size = {"inception_v3": 96, "vit_b_32": 32, "maxvit_t": 224, "r3d_18": 16}.get(name, 64)
+        size = {"inception_v3": 299, "vit_b_32": 32, "maxvit_t": 224, "r3d_18": 16}.get(name, 64)
         options: dict[str, Any] = {"image_size": 32} if name == "vit_b_32" else {}
         if name in ("fcn_resnet50", "lraspp_mobilenet_v3_large"):
             options = {"weights_backbone": None}
