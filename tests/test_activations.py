@@ -117,7 +117,7 @@ def _converts(act: nn.Module) -> nn.Module | str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            return flexact.convert(nn.Sequential(nn.Linear(3, 3), act), config=config).eval()
+            return flexact.convert(nn.Sequential(nn.Linear(3, 3), act), "1", config).eval()
         except flexact.FlexActError as error:
             return str(error)
 

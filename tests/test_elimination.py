@@ -128,7 +128,7 @@ def fitted(original: nn.Module, target: nn.Module, seed: int = 0) -> nn.Module:
     """One unit that has to become the target, from the original."""
     torch.manual_seed(seed)
     config = FlexConfig(pick_by="blend", round_steps=60)
-    model = convert(nn.Sequential(nn.Linear(4, 1), original), config=config)
+    model = convert(nn.Sequential(nn.Linear(4, 1), original), "1", config)
     optimizer = torch.optim.Adam(param_groups(model), lr=0.05)
     schedule = Schedule(model, 300, optimizer)
     for _ in range(300):

@@ -64,8 +64,8 @@ class CallsWithin(nn.Module):
 
 def test_functional_calls_and_function_attributes_have_their_place_in_the_order() -> None:
     expected = ["tanh", "child.1", "keep", "gelu", "sigmoid"]
-    assert order(CallsWithin(), torch.randn(2, 4)) == expected
-    assert order(CallsWithin(), torch.randn(2, 4), where="penultimate") == ["sigmoid"]
+    assert order(CallsWithin(), torch.randn(2, 4), where="*") == expected
+    assert order(CallsWithin(), torch.randn(2, 4), where="penultimate") == ["gelu"]
 
 
 class LastIsShared(nn.Module):
@@ -111,6 +111,14 @@ def test_channels_are_counted_call_by_call() -> None:
     sites = [module for module in converted.modules() if isinstance(module, flexact.FlexAct)]
     assert sorted(site.rows for site in sites) == [5, 6, 7]
     assert converted(torch.randn(3, 4)).shape == (3, 7)
+
+
+def test_one_activation_at_two_widths_is_an_error_that_advises_per_call() -> None:
+    with pytest.raises(flexact.FlexActError, match=r"activation is called with inputs of 5, 7 channels.*per_call=True"):
+        flexact.convert(SharedWidths(), config=CHANNEL, example_inputs=torch.randn(2, 4))
+    converted = flexact.convert(nn.ReLU(), config=CHANNEL, example_inputs=torch.randn(2, 4))
+    with pytest.raises(flexact.FlexActError, match=r"shape \(2, 6\).*per_call=True"):
+        converted(torch.randn(2, 6))
 
 
 @pytest.mark.parametrize(

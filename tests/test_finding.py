@@ -116,7 +116,7 @@ def test_a_shared_activation_is_one_site_by_default_and_one_per_call_on_request(
     expected_names, sites, sites_per_call = CASES[make]
     assert sorted(names(make())) == sorted(expected_names)
     assert len(flexact.selection(flexact.convert(make()))) == sites
-    assert len(flexact.selection(flexact.convert(make(), per_call=True))) == sites_per_call
+    assert len(flexact.selection(flexact.convert(make(), "*", per_call=True))) == sites_per_call
 
 
 @pytest.mark.parametrize("per_call", [False, True])
@@ -223,7 +223,7 @@ def test_activations_that_are_no_candidates_are_reported_with_the_reason() -> No
     model = nn.Sequential(nn.ReLU(), nn.PReLU(), nn.Hardtanh(), nn.RReLU(), nn.Softmax(-1), nn.MultiheadAttention(4, 1))
     left_alone = find(model, per_call=False).left_alone
     assert left_alone == {
-        "1": "PReLU has weights of its own",
+        "1": "PReLU has tensors of its own",
         "2": "Hardtanh is no candidate",
         "3": "RReLU is no candidate",
     }

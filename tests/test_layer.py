@@ -547,7 +547,7 @@ def test_a_pickled_original_is_known_in_a_new_process(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_converted_model_travels_with_its_router(how: str) -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()))
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), "*")
     other = travelled(model, how)
     first, second = sites_of(other)
     assert first.router is second.router
@@ -599,7 +599,7 @@ def test_state_of_other_candidates_is_refused_and_nothing_changed(other: tuple[s
 def test_state_of_a_model_with_other_candidates_is_refused_before_any_weight_is_loaded() -> None:
     def model(*names: str) -> nn.Module:
         plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
-        return flexact.convert(plain, config=FlexConfig(candidates=names))
+        return flexact.convert(plain, "*", config=FlexConfig(candidates=names))
 
     ours, theirs = model("relu", "tanh"), model("relu", "silu")
     untouched_by(ours, lambda: ours.load_state_dict(theirs.state_dict()), "site '1' was saved with .* relu, silu")

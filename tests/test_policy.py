@@ -98,7 +98,7 @@ def test_penalty_is_zero_before_a_forward_after_an_eval_forward_once_committed_a
 def test_penalty_of_a_model_is_the_sum_over_its_sites() -> None:
     torch.manual_seed(0)
     config = FlexConfig.paper(noise=0.0, lam=1.0, alpha=0.3)
-    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), config=config)
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), "*", config=config)
     x = torch.randn(20, 3)
     first, second = sites_of(model)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_output_norm_with_normalised_advantage_still_trains() -> None:
 
 def test_a_site_without_a_gradient_is_left_alone() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
-    model = flexact.convert(layers, share="site")
+    model = flexact.convert(layers, "*", share="site")
     first, second = sites_of(model)
     act(first)  # before any forward
     model(torch.randn(5, 3)).sum().backward()

@@ -20,7 +20,7 @@ CONFIG = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=False
 
 
 def network() -> nn.Sequential:
-    return convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), config=CONFIG)
+    return convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*", config=CONFIG)
 
 
 def nudge(model: nn.Sequential, amount: float) -> None:

@@ -822,7 +822,7 @@ def test_only_the_newest_schedule_of_a_model_moves_its_logits() -> None:
 
 
 def test_the_schedule_of_a_part_of_a_converted_model_is_refused() -> None:
-    model = convert(nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3), nn.Tanh()))
+    model = convert(nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3), nn.Tanh()), "*")
     with pytest.raises(FlexActError, match="the whole model"):
         Schedule(model[0], 10)
 

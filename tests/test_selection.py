@@ -24,7 +24,7 @@ BY_SITE = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=Fals
 
 
 def network(config: FlexConfig = BY_SITE) -> nn.Sequential:
-    return convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), config=config)
+    return convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), "*", config=config)
 
 
 def set_logits(site: FlexAct, logits: list[float]) -> None:
@@ -221,7 +221,7 @@ def test_a_lead_of_nothing_is_not_significant() -> None:
 
 
 def test_before_training_every_row_is_undecided() -> None:
-    chosen = selection(convert(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.Tanh())))
+    chosen = selection(convert(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.Tanh()), "*"))
     lines = str(chosen).splitlines()
     assert [line.split()[1] for line in lines[2:4]] == ["undecided", "undecided"]
     assert lines[-1] == "undecided: no candidate leads yet"

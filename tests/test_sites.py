@@ -13,14 +13,14 @@ from flexact.sites import blend, bound_sites, routers_of, sites_of, unbind
 
 
 def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     by_hand = nn.Sequential(FlexAct(), FlexAct())
     for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
         assert bound_sites(one) == sites_of(one)
 
 
 def test_sites_of_a_converted_model_share_a_router_and_those_built_by_hand_do_not() -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     assert len(routers_of(sites_of(model))) == 1
     assert len(routers_of(sites_of(nn.Sequential(FlexAct(), FlexAct())))) == 2
 

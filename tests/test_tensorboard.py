@@ -22,7 +22,7 @@ NAMES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 def network(**choices: Any) -> nn.Module:
     layers = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Tanh())
     config = flexact.FlexConfig(candidates=NAMES, **choices)
-    return flexact.convert(layers, config=config, example_inputs=torch.randn(4, 2))
+    return flexact.convert(layers, "*", config=config, example_inputs=torch.randn(4, 2))
 
 
 def favour(model: nn.Module, candidate: str, by: float = 4.0) -> None:

@@ -575,8 +575,8 @@ class Gate(nn.Module):
 
 
 def test_a_choice_by_the_modules_own_settings_is_traced() -> None:
-    assert list(flexact.selection(flexact.convert(Gate(False))).picks) == ["relu"]
-    assert list(flexact.selection(flexact.convert(Gate(True))).picks) == ["relu", "sigmoid"]
+    assert list(flexact.selection(flexact.convert(Gate(False), "*")).picks) == ["relu"]
+    assert list(flexact.selection(flexact.convert(Gate(True), "*")).picks) == ["relu", "sigmoid"]
 
 
 class OverwritesItsInput(Net):

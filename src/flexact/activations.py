@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.candidates import lookup, original
+from flexact.candidates import lookup, original, plain_setting
 
 # Types whose function is a candidate's when their settings are the ones given here.
 _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,8 +109,12 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation that a site can take the place of."""
-    return is_activation_type(type(module))
+    """Whether a module is an activation that a site can take the place of: of a known type and its forward, and
+    without tensors."""
+    if not is_activation_type(type(module)) or "forward" in vars(module):
+        return False
+    held = (*vars(module).values(), *module._parameters.values(), *module._buffers.values())
+    return not any(isinstance(value, torch.Tensor) for value in held)
 
 
 def is_activation_type(cls: type) -> bool:
@@ -127,7 +131,7 @@ def makes_activations(table: Any) -> bool:
 def key_of(module: nn.Module) -> str:
     """The candidate's name whose function a module computes, or the key of its own function ("original")."""
     name, settings = _MODULES.get(_type_path(type(module)), (None, {}))
-    if name is not None and all(getattr(module, key) == value for key, value in settings.items()):
+    if name is not None and all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
         return name
     return original(module)
 
@@ -143,7 +147,8 @@ def module_of_call(kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[s
     computed (a learnt slope), or that writes to a tensor of the caller's, is none.
     """
     name = _METHODS.get(target) if kind == "call_method" else _FUNCTIONS.get(target) if callable(target) else None
-    settings = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
+    args = tuple(plain_setting(arg) for arg in args)
+    settings = {key: plain_setting(value) for key, value in kwargs.items() if key not in ("inplace", "input")}
     if name is None or not all(isinstance(value, (int, float, str)) for value in (*args, *settings.values())):
         return None
     build = _BUILDERS.get(name)

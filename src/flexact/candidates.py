@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -142,23 +143,28 @@ def original(module: nn.Module) -> str:
 
     The module must be elementwise and hold no tensors; two of one type with the same settings are the same function.
     """
+    public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
     settings = {
         name: value
-        for name, value in sorted(vars(module).items())
-        if isinstance(value, (bool, int, float, str))
-        and not name.startswith("_")
-        and name not in ("training", "inplace")
+        for name, value in public.items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("training", "inplace")
     }
     key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings}"
     if key not in _originals:
-        function = _bare_copy(module)
+        function = bare_copy(module)
         if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
         _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
     return key
 
 
-def _bare_copy(module: nn.Module) -> nn.Module:
+def plain_setting(value: Any) -> Any:
+    """A setting as a number of Python where it is one of numpy's; anything else as it is."""
+    is_number = getattr(value, "shape", None) == () and not isinstance(value, Tensor)
+    return value.item() if is_number else value
+
+
+def bare_copy(module: nn.Module) -> nn.Module:
     """A copy without the hooks that a user put on this one module; they may hold the whole model."""
     bare = copy.copy(module)
     for name, value in vars(module).items():

@@ -1,4 +1,4 @@
-"""Choosing sites, swapping them in, taking them out.
+"""Converting a model, committing to its picks, and extracting the plain network.
 
 `convert` first finds every site and builds everything it needs, and only then touches the model, so that a failure
 leaves the model as it was.
@@ -15,21 +15,24 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
-from flexact.fusing import Fused, find_fused, unfused_class
+from flexact.fusing import Fused, find_fused
 from flexact.layer import FlexAct
+from flexact.roles import reason_to_skip
 from flexact.sharding import has_shards
-from flexact.sites import bind, groups_of, sites_of, unbind
+from flexact.sites import bind, groups_of, sites_of
 from flexact.sources import settings_read
-from flexact.tracing import Rewritten, first_class
+from flexact.swapping import swap_in, swap_out, take_over_hooks, without_hooks
+from flexact.tracing import first_class
 
 _log = logging.getLogger(__name__)
-_NESTED = "flexact_used_nested_tensor"
+_HIDDEN = ("all", "penultimate")
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 Share = str | Callable[[str], Hashable]
@@ -47,8 +50,10 @@ def convert(
 ) -> nn.Module:
     """Make the activations of a model pick, and return the model. Do it before you build optimizer, DDP or compile.
 
-    where: "all"; "penultimate", the last activation; names or patterns ("layer4.*", "*.relu", a submodule's name for
-    all in it), one or several; or f(name, module) -> bool.
+    where: "all", the hidden activations; "penultimate", the last of them; names or patterns ("layer4.*", "*.relu", a
+    submodule's name for all in it), one or several; or f(name, module) -> bool. Gates and output activations (see
+    `flexact.roles`) are no hidden activations: the first two skip them, and the logger "flexact" lists what was skipped
+    at level INFO.
     config: every choice of the method; the best policy we know by default.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
     of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
@@ -75,13 +80,17 @@ def convert(
         )
     findings = find(model, per_call)
     seen = None if example_inputs is None else run_order(model, findings, example_inputs)
-    chosen = _choose(findings, where, seen)
+    skipped = _no_hidden_ones(model, findings) if where in _HIDDEN else {}
+    chosen = _choose(findings, where, seen, skipped)
     if config.granularity == "channel" and seen is None:
         raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = _rewritten_classes(chosen, findings)
+    if skipped:
+        _log.info("%s", "\n".join(_told("skipped; to convert one of these, name it in where", skipped)))
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
+    told += _told("these functions are not among the candidates, so their sites cannot keep them", _lost(sites))
     if fuse:
         names = {name for one in chosen for name in one.names}
         fused = find_fused(model, names, findings, classes, per_call)
@@ -99,7 +108,7 @@ def convert(
     # From here on nothing can fail.
     for owner, cls in classes.items():
         owner.__class__ = cls
-    model = _swap_in(model, chosen, sites)
+    model = swap_in(model, chosen, sites)
     if not isinstance(model, FlexAct):
         bind(model, sites, group_of)
     return model
@@ -155,11 +164,24 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     _check_logits(sites)
     _warn_of_lost_weights(model, sites)
     if not inplace:
-        model = copy.deepcopy(model)
+        with _DetachedCopies():
+            model = copy.deepcopy(model)
     for site in sites_of(model):
         if not site.committed:
             site.commit(site.router.step)
-    return _swap_out(model)
+    return swap_out(model)
+
+
+class _DetachedCopies(TorchFunctionMode):
+    """Lets deepcopy take tensors with a gradient history, as a module that caches a result holds: by their values."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is Tensor.__deepcopy__ and not args[0].is_leaf:
+            tensor, memo = args
+            return memo.setdefault(id(tensor), tensor.detach().clone())
+        return function(*args, **(kwargs or {}))
 
 
 def _check_no_trial(sites: list[FlexAct]) -> None:
@@ -235,7 +257,7 @@ def _check_choices(where: Any, config: Any) -> None:
 def _asked_for(model: nn.Module, where: Where, left_alone: dict[str, str]) -> dict[str, str]:
     """What was left alone, without the activations that `where` would not have chosen anyway. Forwards stay: one that
     could not be looked into may hold what `where` is after."""
-    if isinstance(where, str) and where in ("all", "penultimate"):
+    if where in _HIDDEN:
         return left_alone
     patterns = [] if callable(where) else [where] if isinstance(where, str) else list(where)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -253,15 +275,33 @@ def _told(title: str, lines: dict[str, str]) -> list[str]:
     return [f"{title}:", *(f"  {name}: {text}" for name, text in lines.items())] if lines else []
 
 
+def _lost(sites: list[FlexAct]) -> dict[str, str]:
+    """The functions that sites had before and cannot pick, and where."""
+    names: dict[str, list[str]] = {}
+    for site in sites:
+        if site.original_index < 0:
+            names.setdefault(repr(site.original), []).append(site.name or "the model itself")
+    return {
+        function: f"{', '.join(those[:3])}{f' and {len(those) - 3} more' * (len(those) > 3)}; add 'original' to keep it"
+        for function, those in names.items()
+    }
+
+
 def _log_fused(chosen: list[Found], fused: Fused) -> None:
     places = sum(not fused.sites.isdisjoint(one.names) for one in chosen)
     others = "" if places == len(chosen) else f"; the others: {'; '.join(fused.obstacles[:3])}"
     _log.info("fused %d of %d sites%s", places, len(chosen), others)
 
 
-def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> list[Found]:
+def _no_hidden_ones(model: nn.Module, findings: Findings) -> dict[str, str]:
+    """The gates and output activations of a model by name, with the reason."""
+    reasons = {one.name: reason_to_skip(model, one) for one in findings.found}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None, skipped: dict[str, str]) -> list[Found]:
     """What `where` asks for, in execution order where that was seen, in definition order otherwise."""
-    found = findings.found
+    found = [one for one in findings.found if one.name not in skipped]
     if seen is not None:
         found = sorted(found, key=lambda one: seen[id(one)].first if id(one) in seen else len(seen))
     if callable(where):
@@ -276,7 +316,8 @@ def _choose(findings: Findings, where: Where, seen: dict[int, Seen] | None) -> l
         return _matching(findings, found, [where] if isinstance(where, str) else list(where))
     if not chosen:
         told = getattr(where, "__name__", "the function") if callable(where) else repr(where)
-        raise FlexActError(f"no activation matched where={told}. {findings.told()}")
+        lines = _told("Skipped; to convert one of these, name it in where", skipped)
+        raise FlexActError("\n".join([f"no activation matched where={told}. {findings.told()}", *lines]))
     return chosen
 
 
@@ -287,7 +328,7 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
             raise FlexActError(f"where takes names or patterns, as strings; got {pattern!r}.")
         matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
-            known = ["all", "penultimate", *(name for one in found for name in one.answers_to)]
+            known = [*_HIDDEN, *(name for one in found for name in one.answers_to)]
             raise FlexActError(f"no activation matched where={pattern!r}{suggestion(pattern, known)} {findings.told()}")
         chosen |= matched
     if not patterns:
@@ -305,7 +346,8 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
         if id(found) not in seen:
             raise FlexActError(f"{found.name} was not reached with these example_inputs, so its channels are unknown.")
         channels = seen[id(found)].channels(found.name, config.channel_dim)
-    site = FlexAct(config=config, original=found.original, channels=channels)
+    site = FlexAct(config=config, original=without_hooks(found.original), channels=channels)
+    take_over_hooks(found.original, site)
     site.name, site.function = found.name, found.function
     site.added = found.kind == "call"
     return site.train((found.original if found.kind == "module" else found.owner).training)
@@ -318,62 +360,6 @@ def _rewritten_classes(chosen: list[Found], findings: Findings) -> dict[nn.Modul
         for call in one.calls:
             names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
     return {findings.traced[owner].owner: findings.traced[owner].rewritten(by_call) for owner, by_call in names.items()}
-
-
-def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.Module:
-    for one, site in zip(chosen, sites, strict=True):
-        for name in one.names:
-            if name == "":  # the model is an activation itself
-                return site
-            parent, _, attribute = name.rpartition(".")
-            owner = model.get_submodule(parent)
-            vars(owner).pop(attribute, None)
-            owner._modules[attribute] = site
-            if isinstance(owner, nn.TransformerEncoderLayer):
-                owner.activation_relu_or_gelu = 0  # its fused inference path knows only these two
-    for encoder in _encoders(model):
-        if any(isinstance(module, FlexAct) for module in encoder.modules()):
-            vars(encoder)[_NESTED] = encoder.use_nested_tensor
-            encoder.use_nested_tensor = False  # only the fused path takes a nested tensor
-    return model
-
-
-def _swap_out(model: nn.Module) -> nn.Module:
-    if isinstance(model, FlexAct):
-        assert model.picked is not None
-        return model.picked
-    for owner in list(model.modules()):
-        unbind(owner)  # a submodule may have been converted on its own
-        sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
-        if isinstance(owner, Rewritten):
-            owner.__class__ = unfused_class(owner)
-        added = [site for site in sites.values() if site.added]
-        if added and all(site.kept_original for site in added):
-            owner.__class__ = first_class(owner)
-        for name, site in sites.items():
-            _put_back(owner, name, site)
-    for encoder in _encoders(model):
-        if vars(encoder).pop(_NESTED, False):
-            encoder.use_nested_tensor = all(layer.activation_relu_or_gelu for layer in encoder.layers)
-    return model
-
-
-def _encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
-    return [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
-
-
-def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
-    """Put what a site picked in its place; what was no module before is none again where the original was picked."""
-    if site.function is not None and site.kept_original:
-        del owner._modules[name]
-        setattr(owner, name, site.function)
-    elif site.added and not isinstance(owner, Rewritten):
-        del owner._modules[name]
-    else:
-        owner._modules[name] = site.picked
-    if isinstance(owner, nn.TransformerEncoderLayer):
-        fused = {nn.ReLU: 1, nn.GELU: 2} if site.kept_original else {}
-        owner.activation_relu_or_gelu = fused.get(type(site.picked), 0)
 
 
 def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:

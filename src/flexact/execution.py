@@ -18,16 +18,24 @@ from flexact.finding import Findings, Found
 
 @dataclass
 class Seen:
-    """The places of an activation's first and last call among all calls, and its input's shape."""
+    """The places of an activation's first and last call among all calls, and its inputs' shapes."""
 
     first: int
     last: int
-    shape: tuple[int, ...]
+    shapes: list[tuple[int, ...]]
 
     def channels(self, name: str, dim: int) -> int:
-        if not -len(self.shape) <= dim < len(self.shape):
-            raise FlexActError(f"{name} has inputs of shape {self.shape}, which have no dimension {dim} for channels.")
-        return self.shape[dim]
+        for shape in self.shapes:
+            if not -len(shape) <= dim < len(shape):
+                raise FlexActError(f"{name} has inputs of shape {shape}, which have no dimension {dim} for channels.")
+        found = sorted({shape[dim] for shape in self.shapes})
+        if len(found) > 1:
+            raise FlexActError(
+                f"{name} is called with inputs of {', '.join(map(str, found))} channels, and granularity='channel' "
+                "picks for one number of channels a site. Convert with per_call=True, so that each call is a site of "
+                "its own, or leave it out with where=..."
+            )
+        return found[0]
 
 
 def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict[int, Seen]:
@@ -78,8 +86,9 @@ class _Log:
 
     def note(self, one: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
-        first = self.seen[id(one)].first if id(one) in self.seen else self.count
-        self.seen[id(one)] = Seen(first, self.count, shape)
+        seen = self.seen.setdefault(id(one), Seen(self.count, self.count, []))
+        seen.last = self.count
+        seen.shapes.append(shape)
         self.count += 1
 
     def note_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,7 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from flexact.activations import function_name, is_activation, is_activation_function, module_of_call
+from flexact.activations import (
+    function_name,
+    is_activation,
+    is_activation_function,
+    is_activation_type,
+    module_of_call,
+)
 from flexact.sources import made_inline, may_call_again, names_activations
 from flexact.tracing import CannotTrace, TracedForward, trace
 
@@ -191,8 +197,10 @@ def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
         return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
     if not is_kind_of_activation(module):
         return None
-    has_weights = any(True for _ in module.parameters())
-    return f"{type(module).__name__} {'has weights of its own' if has_weights else 'is no candidate'}"
+    if "forward" in vars(module):
+        return f"the forward of this {type(module).__name__} was replaced on this object alone"
+    has_tensors = is_activation_type(type(module)) or any(True for _ in module.parameters())
+    return f"{type(module).__name__} {'has tensors of its own' if has_tensors else 'is no candidate'}"
 
 
 def is_kind_of_activation(module: nn.Module) -> bool:

@@ -362,7 +362,8 @@ class FlexAct(nn.Module):
             if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows:
                 raise FlexActError(
                     f"{self.name or 'FlexAct'} picks for {self.rows} channels in dimension {dim}, but its input has "
-                    f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels."
+                    f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or "
+                    "convert with per_call=True if this activation is used with several numbers of channels."
                 )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexAct:

@@ -135,7 +135,7 @@ def test_a_checkpoint_is_refused(
 
 
 def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path) -> None:
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     path = tmp_path / "history.jsonl"
     with Recorder(model, path) as recorder:
         for step in range(40):
@@ -236,7 +236,7 @@ def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is
     pytest.importorskip("transformers")
     from flexact.integrations.transformers import SCHEDULE, _load_schedule
 
-    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()))
+    model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     schedule = flexact.Schedule(model, total_steps=10)
     schedule.step()
     state = {

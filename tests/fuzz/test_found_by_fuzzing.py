@@ -19,7 +19,7 @@ from flexact.sites import sites_of
 
 
 def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh())
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("name", ODD_CALLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,46 @@ def test_a_configuration_that_cannot_warn_those_without_flexact(trainer_of: Buil
     assert sites_of(flexact.extract(trainer.model)) == []
 
 
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 48}
+WITH_HEADS = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 4}
+READS_ITS_SETTING_ELSEWHERE = {
+    "Mamba": SMALL,
+    "FalconMamba": SMALL,
+    "Mamba2": {**SMALL, "num_heads": 8, "head_dim": 8, "n_groups": 2},
+    "Bamba": {**WITH_HEADS, "mamba_n_heads": 8, "mamba_d_head": 8},
+    "Jamba": {**WITH_HEADS, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
+}
+
+
+@pytest.mark.parametrize("name", READS_ITS_SETTING_ELSEWHERE)
+def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(name: str, trainer_of: Build) -> None:
+    config = getattr(transformers, f"{name}Config")(**READS_ITS_SETTING_ELSEWHERE[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the forwards that are left alone
+        model = flexact.convert(getattr(transformers, f"{name}ForCausalLM")(config), "*.act")
+    with pytest.raises(flexact.FlexActError, match=r"has hidden_act for its activations, which .*\.activation reads"):
+        FlexActCallback().wrap(trainer_of(model))
+    with pytest.warns(UserWarning, match=r"which .*\.activation reads too, so it cannot say"):
+        FlexActCallback(extract=False).wrap(trainer_of(model))
+    assert model.config.hidden_act == "silu"
+
+
+def test_a_configuration_whose_setting_a_method_reads_each_time_is_not_rewritten(trainer_of: Build) -> None:
+    class Own(transformers.PreTrainedModel):
+        config_class = transformers.BertConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.act = transformers.activations.ACT2FN[config.hidden_act]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(x) if self.config.hidden_act == "gelu" else x
+
+    model = flexact.convert(Own(transformers.BertConfig()), "act")
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act for its activations, which Own\.forward reads"):
+        FlexActCallback().wrap(trainer_of(model))
+
+
 def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_about(trainer_of: Build) -> None:
     class Own(transformers.PreTrainedModel):
         config_class = transformers.PretrainedConfig
@@ -106,7 +147,7 @@ def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_abo
             self.embedding, self.act = nn.Embedding(40, 2), nn.ReLU()
 
     model = flexact.convert(Own(transformers.PretrainedConfig()))
-    with pytest.warns(UserWarning, match=r"the configuration of Own cannot say.*give that to flexact\.load_picks"):
+    with pytest.warns(UserWarning, match=r"the configuration of Own has no setting.*give that to flexact\.load_picks"):
         FlexActCallback(extract=False).wrap(trainer_of(model))
 
 

@@ -92,7 +92,7 @@ def recorder_folder(folder: Path, steps: int = 12) -> Path:
     model.add_module(HOSTILE.replace(".", ""), nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     model.add_module("head $x_1$ %{x}", nn.Sequential(nn.SiLU(), nn.Linear(8, 1)))
     config = flexact.FlexConfig(candidates=tuple(CANDIDATES), share="site", pick_by="blend", rewind=False)
-    model = flexact.convert(model, config=config)
+    model = flexact.convert(model, "*", config=config)
     optimizer = torch.optim.Adam(flexact.param_groups(model, lr=0.02))
     schedule = flexact.Schedule(model, total_steps=steps)
     x = torch.randn(64, 2)

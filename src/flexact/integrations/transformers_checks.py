@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from flexact.errors import FlexActError
-from flexact.integrations.transformers_config import can_say_so, check_says_so
+from flexact.integrations.transformers_config import check_says_so, reason_not_to_say
 from flexact.layer import FlexAct
 from flexact.sites import sites_of
 
@@ -39,12 +39,13 @@ def check_model(model: Any, extracts: bool) -> list[FlexAct]:
 
 def says_so_or_warns(model: Any) -> bool:
     """Whether a model that is left with its sites can still keep `from_pretrained` from the wrong activations."""
-    if can_say_so(model):
+    reason = reason_not_to_say(model)
+    if reason is None:
         return True
     if hasattr(model, "save_pretrained"):
         warnings.warn(
-            f"the configuration of {type(model).__name__} cannot say which activations were picked: from_pretrained "
-            "will load what save_pretrained writes with the original ones, without a word. Keep "
+            f"the configuration of {type(model).__name__} {reason}, so it cannot say which activations were picked: "
+            "from_pretrained will load what save_pretrained writes with the original ones, without a word. Keep "
             "flexact.selection(model).to_dict() as a JSON file beside it, and give that to flexact.load_picks.",
             stacklevel=3,
         )

@@ -9,6 +9,9 @@ building the wrong network. With this module imported, it builds a network that 
 
 from __future__ import annotations
 
+import dis
+import inspect
+import itertools
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -42,6 +45,7 @@ ACT2FN[LOUD] = Unpicked
 _NAMES = {"identity": "linear"}
 """Of candidates that transformers calls otherwise."""
 _GATED = "gated-"
+_INITIALISERS = ("__init__", "_init_weights")
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
@@ -55,22 +59,50 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     return {}
 
 
-def can_say_so(model: nn.Module) -> bool:
-    """Whether a model's configuration can be made to keep `from_pretrained` from building the wrong network."""
+def reason_not_to_say(model: nn.Module) -> str | None:
+    """Why a model's configuration cannot be made to keep `from_pretrained` from building the wrong network; None where
+    it can."""
     settings = settings_of(model)
     built = _built(model, _naming(settings, LOUD)) if settings else None
-    return built is not None and any(isinstance(module, Unpicked) for module in built.modules())
+    if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
+        known = dict.fromkeys(name for names in SETTINGS for name in names)
+        return f"has no setting for its activations that flexact knows ({', '.join(known)})"
+    reader = _other_reader(built, _built(model, settings), settings)
+    return reader and f"has {' and '.join(settings)} for its activations, which {reader} reads too"
 
 
 def check_says_so(model: nn.Module) -> None:
     """Refuse a model whose configuration cannot."""
-    if not can_say_so(model):
-        known = dict.fromkeys(name for names in SETTINGS for name in names)
+    reason = reason_not_to_say(model)
+    if reason is not None:
         raise FlexActError(
-            f"the configuration of {type(model).__name__} has no setting for its activations that flexact knows "
-            f"({', '.join(known)}), so from_pretrained would build a saved checkpoint with the wrong ones. Give "
-            "FlexActCallback extract=False, and save what flexact.extract(model) returns in your own way."
+            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would build a saved checkpoint "
+            "with the wrong ones. Give FlexActCallback extract=False, and save what flexact.extract(model) returns in "
+            "your own way."
         )
+
+
+def _other_reader(loud: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
+    """What reads a setting besides the activation modules: an attribute that differs between two networks built with
+    different settings, as that of Mamba's mixer, or a method that reads it each time."""
+    theirs = {} if plain is None else dict(plain.named_modules())
+    own = {name: module for name, module in loud.named_modules() if not isinstance(module, Unpicked)}
+    for name, module in own.items():
+        others = vars(theirs.get(name, module))
+        for attribute, value in vars(module).items():
+            if isinstance(value, (bool, int, float, str)) and others.get(attribute) != value:
+                return f"{name}.{attribute}"
+    for cls in dict.fromkeys(cls for module in own.values() for cls in type(module).__mro__):
+        for function in filter(inspect.isfunction, vars(cls).values()):
+            if function.__name__ not in _INITIALISERS and _reads(inspect.unwrap(function), settings):
+                return f"{cls.__name__}.{function.__name__}"
+    return None
+
+
+def _reads(function: Any, settings: Mapping[str, str]) -> bool:
+    """Whether a function reads one of these settings of a `config`."""
+    loaded = [instruction.argval for instruction in dis.get_instructions(function)]
+    return any(owner == "config" and name in settings for owner, name in itertools.pairwise(loaded))
 
 
 def unsay_picks(model: Any) -> None:
