@@ -156,3 +156,18 @@ def test_what_is_no_plain_network_is_told(tmp_path: Path) -> None:
         flexact.load_picks(flexact.convert(network()), tmp_path)
     with pytest.raises(flexact.FlexActError, match=r"needs a torch\.nn\.Module and its picks"):
         flexact.load_picks(tmp_path, network())  # type: ignore[arg-type]
+
+
+def test_the_picks_of_a_selection_are_enough() -> None:
+    model = flexact.commit(flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))))
+    assert isinstance(
+        flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), {"1": "gelu"})[1], nn.GELU
+    )
+    picks = flexact.selection(model).picks
+    assert isinstance(flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), picks)[1], nn.ReLU)
+
+
+def test_a_selection_from_before_any_pick_is_refused() -> None:
+    chosen = flexact.selection(flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))))
+    with pytest.raises(flexact.FlexActError, match="before any pick was made"):
+        flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), chosen)

@@ -797,3 +797,19 @@ def test_tied_weights_are_kept_once_and_moved_models_are_found() -> None:
             schedule.step()
     assert model.last.weight.dtype == torch.float64
     assert torch.equal(model.last.weight.float(), start["last.weight"])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_learning_rate_that_is_not_rewound_is_warned_about(named: bool) -> None:
+    model = convert(Network(), config=CONFIG)
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
+    rate = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    schedule = Schedule(model, STEPS, optimizer, rewinds=[rate] if named else [])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            stepped(model, optimizer, step)
+            rate.step()
+            schedule.step()
+    assert schedule.rewound_at is not None
+    assert sum("the learning rate of SGD stays at" in str(one.message) for one in caught) == (0 if named else 1)

@@ -32,6 +32,7 @@ class OptimizerStates:
         """Whether `first` is that of an interrupted run: what an optimizer has here at its first step is from later."""
         self._names = names
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
         self._hook = Listener(self)
 
     @property
@@ -52,6 +53,7 @@ class OptimizerStates:
         if optimizer in self._seen or not any(True for _ in _own(optimizer, self._names)):
             return
         self._seen.add(optimizer)
+        self._rates[optimizer] = _rates(optimizer)
         if self.resumed:
             return
         first = self.first.setdefault(type(optimizer).__name__, {})
@@ -76,9 +78,19 @@ class OptimizerStates:
             for name, parameter in _own(optimizer, names):
                 _put_back(optimizer, parameter, own.get(name))
 
+    def changed_rates(self) -> dict[Optimizer, tuple[list[float], list[float]]]:
+        """The optimizers whose learning rates are not those of their first step: these, and the present ones."""
+        now = {optimizer: (first, _rates(optimizer)) for optimizer, first in self._rates.items()}
+        return {optimizer: rates for optimizer, rates in now.items() if rates[0] != rates[1]}
+
     def close(self) -> None:
         """Stop looking for optimizers."""
         self._hook.remove()
+
+
+def _rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates of its groups; without those that are tensors, which a loop of its own sets."""
+    return [group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), float | int)]
 
 
 def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:

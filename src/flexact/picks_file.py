@@ -144,6 +144,8 @@ def _checked(file: Path | str, data: Any) -> dict[str, Any]:
     """What flexact.json holds, or a selection in that form; refused where it is neither."""
     if isinstance(data, dict) and "flexact_selection" in data:
         data = _of_selection(file, data)
+    elif isinstance(data, dict) and data and _KEY not in data and all(isinstance(one, str) for one in data.values()):
+        data = described(data, {}, True)  # as `Selection.picks` has them
     checked: dict[str, Any] = data if isinstance(data, dict) else {}
     version = checked.get(_KEY)
     if isinstance(version, bool) or not isinstance(version, int):

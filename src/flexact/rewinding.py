@@ -118,6 +118,7 @@ class StartingPoint:
                 "weights were rewound. Give an optimizer of another kind to Schedule(..., rewinds=[optimizer]).",
                 stacklevel=4,
             )
+        self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
         self._optimizers.restore(_names(self._model), states)
@@ -204,6 +205,19 @@ class StartingPoint:
         if self._optimizers is not None:
             self._optimizers.close()
         self._tensors, self._optimizers, self._kept_others = None, None, []
+
+    def _warn_of_rates(self, step: int) -> None:
+        """Warn where a learning rate has changed and nothing puts it back."""
+        assert self._optimizers is not None
+        rewound = [_stepped_by(other) for other in self._others] + self._others
+        for optimizer, (first, now) in self._optimizers.changed_rates().items():
+            if self.rewound_at is None and not any(one is optimizer for one in rewound):
+                warnings.warn(
+                    f"the weights were put back after step {step}, and the learning rate of {type(optimizer).__name__} "
+                    f"stays at {now[0]:g} (it began at {first[0]:g}). Give its scheduler to Schedule(..., rewinds="
+                    "[scheduler]), so that it begins again with the weights.",
+                    stacklevel=5,
+                )
 
     def _check_groups(self) -> None:
         for other, kept in zip(self._others, self._kept_others, strict=True):

@@ -9,7 +9,7 @@ from itertools import groupby
 from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.methods import fixed
+from flexact.studies.picks.methods import candidate_of, fixed
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
 from flexact.studies.picks.store import Result, Store
@@ -48,8 +48,13 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = ["# The benchmark of picks", _EXPLAINED]
     if protocol.steps is not None:
         parts.append(f"A trial: every plain run has {protocol.steps} steps in the place of its task's own number.")
-    if every := overall(found):
-        parts.append("## All tasks\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"]))
+    ended = {row.cell for row in results}
+    unfinished = {cell.task for cell in asked if cell not in ended and candidate_of(cell.method) is not None}
+    if every := overall([one for one in found if one.task not in unfinished]):
+        without = f" without {', '.join(sorted(unfinished))}, whose fixed runs are not all over" if unfinished else ""
+        parts.append(
+            f"## All tasks{without}\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"])
+        )
     for name, group in groupby(found, key=lambda one: one.task):
         task = TASKS[name]
         parts.append(

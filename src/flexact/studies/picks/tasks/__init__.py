@@ -1,22 +1,32 @@
-"""The ten tasks, one file each: the longest first, which is the order in which a grid runs them."""
+"""The ten tasks, one file each: the longest first, which is the order in which a grid runs them. A task in any further
+file of this folder comes after them."""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import autoencoder, convnet, coordinates, deep_mlp, gpt, physics, resnet, tabular, vit
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        resnet.RECTIFIERS,
-        resnet.SEVEN,
-        vit.TASK,
-        gpt.TASK,
-        physics.TASK,
-        convnet.TASK,
-        deep_mlp.TASK,
-        autoencoder.TASK,
-        coordinates.TASK,
-        tabular.TASK,
-    )
-}
+_OURS = (
+    resnet.RECTIFIERS,
+    resnet.SEVEN,
+    vit.TASK,
+    gpt.TASK,
+    physics.TASK,
+    convnet.TASK,
+    deep_mlp.TASK,
+    autoencoder.TASK,
+    coordinates.TASK,
+    tabular.TASK,
+)
+
+
+def _found() -> list[Task]:
+    """The tasks of all files of this folder."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
+
+
+TASKS: dict[str, Task] = {task.name: task for task in (*_OURS, *_found())}
