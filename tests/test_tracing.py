@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact.config import PAPER_CANDIDATES
-from flexact.tracing import Rewritten, first_class
+from flexact.rewriting import Rewritten, first_class
 
 PAPER = flexact.FlexConfig(candidates=PAPER_CANDIDATES)
 NEAR = dataclasses.replace(PAPER, init="original", init_probability=1 - 1e-6)

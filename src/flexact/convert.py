@@ -23,10 +23,9 @@ from flexact.execution import Seen, run_order
 from flexact.finding import Findings, Found, find, is_kind_of_activation
 from flexact.fusing import Fused, find_fused, unfused_class
 from flexact.layer import FlexAct
+from flexact.rewriting import Rewritten, children_of, first_class
 from flexact.sharding import has_shards
 from flexact.sites import bind, groups_of, sites_of, unbind
-from flexact.sources import settings_read
-from flexact.tracing import Rewritten, first_class
 
 _log = logging.getLogger(__name__)
 _NESTED = "flexact_used_nested_tensor"
@@ -80,18 +79,15 @@ def convert(
         raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
-    classes = _rewritten_classes(chosen, findings)
+    classes = findings.rewritten(chosen)
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
     if fuse:
-        names = {name for one in chosen for name in one.names}
-        fused = find_fused(model, names, findings, classes, per_call)
+        fused = find_fused(model, chosen, findings, classes)
         classes |= fused.classes
         if fused.classes:
             _log_fused(chosen, fused)
         else:
             told.append(f"flexact.convert fused nothing in this model: {fused.obstacles[0]}")
-    fixed = {first_class(owner).__name__: ", ".join(read) for owner in classes if (read := settings_read(owner))}
-    told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
     if told:
         warnings.warn("\n".join(told), stacklevel=2)
     group_of = share if callable(share) else None
@@ -284,15 +280,6 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
     return site.train((found.original if found.kind == "module" else found.owner).training)
 
 
-def _rewritten_classes(chosen: list[Found], findings: Findings) -> dict[nn.Module, type]:
-    """The new type of each submodule that owns a chosen call."""
-    names: dict[int, dict[int, str]] = {}
-    for one in chosen:
-        for call in one.calls:
-            names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
-    return {findings.traced[owner].owner: findings.traced[owner].rewritten(by_call) for owner, by_call in names.items()}
-
-
 def _swap_in(model: nn.Module, chosen: list[Found], sites: list[FlexAct]) -> nn.Module:
     for one, site in zip(chosen, sites, strict=True):
         for name in one.names:
@@ -320,9 +307,9 @@ def _swap_out(model: nn.Module) -> nn.Module:
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
         if isinstance(owner, Rewritten):
             owner.__class__ = unfused_class(owner)
-        added = [site for site in sites.values() if site.added]
-        if added and all(site.kept_original for site in added):
-            owner.__class__ = first_class(owner)
+            edited = [site for name, site in sites.items() if name in children_of(owner)]
+            if edited and all(site.kept_original for site in edited):
+                owner.__class__ = first_class(owner)
         for name, site in sites.items():
             _put_back(owner, name, site)
     for encoder in _encoders(model):
@@ -340,7 +327,7 @@ def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
     if site.function is not None and site.kept_original:
         del owner._modules[name]
         setattr(owner, name, site.function)
-    elif site.added and not isinstance(owner, Rewritten):
+    elif site.added and not (isinstance(owner, Rewritten) and name in children_of(owner)):
         del owner._modules[name]
     else:
         owner._modules[name] = site.picked

@@ -1,0 +1,279 @@
+"""Subclasses in which calls within a method are replaced, by rewriting the method's source.
+
+A forward such as `F.relu(self.conv(x))` has no module to swap. Its owner gets a subclass of its own type with the same
+method, in which that one expression is `self.relu(self.conv(x))`. The owner stays the same object with the same
+methods, and giving its first class back undoes everything.
+"""
+
+from __future__ import annotations
+
+import abc
+import ast
+import copy
+import linecache
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from flexact.errors import FlexActError
+from flexact.fused import added, finished, passed, waiting
+from flexact.sources import CannotRewrite, Definition, compiled, definition_of, digest, rewrapped, unwrapped, with_code
+
+Place = tuple[int, int, int, int]
+"""Where an expression begins and ends: lines, counted from the function's first, and columns."""
+
+# What each kind of edit puts in the place of an expression: ME is the module, CHILD one of its attributes, X the tensor.
+_TEMPLATES = {
+    "call": "ME.CHILD(X)",
+    "rebind": "(X := ME.CHILD(X))",
+    "overwrite": "(lambda tensor: tensor.copy_(ME.CHILD(tensor.clone())))(X)",
+    "overwrite if": "(lambda tensor, flag: tensor.copy_(ME.CHILD(tensor.clone())) if flag else ME.CHILD(tensor))(X, FLAG)",
+    "norm": "ME.flexact_waiting(F, X)",
+    "identity": "ME.flexact_passed(F, X)",
+    "site": "ME.flexact_site(F, X)",
+}
+FUSED = {"norm", "identity", "site", "add", "add in place"}
+
+
+class Edit(NamedTuple):
+    """One expression of a method, and what takes its place."""
+
+    kind: str
+    place: Place
+    child: str = ""
+
+
+class Revision(NamedTuple):
+    """A method with other expressions."""
+
+    name: str
+    """The attribute of the subclass that it becomes."""
+    home: int
+    """Which of the classes behind the subclass has the method."""
+    attribute: str
+    digest: str
+    """Of the source that the edits are for."""
+    edits: tuple[Edit, ...]
+
+
+Recipe = tuple[Revision, ...]
+FORWARDS: dict[str, Callable[..., Any]] = {}
+"""Forwards that come whole instead of from a source, by the digest of their revision."""
+_classes: dict[tuple[type, Recipe], type] = {}
+
+
+class Rewritten:
+    """Marks the classes made here; a base of each of them."""
+
+    flexact_first: type
+    flexact_recipe: Recipe
+    flexact_waiting = staticmethod(waiting)
+    flexact_passed = staticmethod(passed)
+    flexact_added = staticmethod(added)
+    flexact_site = staticmethod(finished)
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep the classes made here out of what a user's own classes do with their subclasses."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as the first class does, and the recipes, since the class has no importable name."""
+        made = first = type(self)
+        recipes: list[Recipe] = []
+        while "flexact_recipe" in vars(first):  # more than one where an extracted model was converted again
+            recipes.insert(0, first.flexact_recipe)
+            first = first.flexact_first
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, str) or not recipes:
+            return reduced
+        build, arguments, *state = (first if part is made else part for part in reduced)
+        return _restored, (recipes, build, tuple(first if one is made else one for one in arguments)), *state
+
+    def __prepare_scriptable__(self) -> Any:
+        """The module for torch.jit.script, which compiles the text of a method instead of its code."""
+        twin: Any = object.__new__(_with_text(type(self)))
+        twin.__dict__ = self.__dict__
+        return twin
+
+
+def homes(cls: type) -> list[type]:
+    """The classes behind a type, without those made here."""
+    return [base for base in cls.__mro__ if base is not Rewritten and "flexact_recipe" not in vars(base)]
+
+
+def first_class(owner: nn.Module) -> type:
+    """The type that a rewritten submodule had before it was rewritten the last time."""
+    cls = type(owner)
+    if "flexact_recipe" in vars(cls):
+        return cls.flexact_first  # type: ignore[attr-defined, no-any-return]
+    if not isinstance(owner, Rewritten):
+        return cls
+    # Something put a class of its own on top since, as torch.nn.utils.parametrize does.
+    made = next(base for base in cls.__mro__ if "flexact_recipe" in vars(base))
+    bases = tuple(made.flexact_first if base is made else base for base in cls.__bases__)
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return _new_class(cls, bases, namespace)
+
+
+def children_of(owner: Rewritten) -> set[str]:
+    """The children that a rewritten submodule calls in the place of something else."""
+    return {edit.child for revision in owner.flexact_recipe for edit in revision.edits}
+
+
+def rewritten_class(first: type, recipe: Recipe) -> type:
+    """A subclass with rewritten methods; always the same one for the same type and recipe."""
+    if (first, recipe) not in _classes:
+        names = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
+        methods = {revision.name: _revised(first, revision) for revision in recipe}
+        bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
+        namespace = {**names, **methods, "flexact_first": first, "flexact_recipe": recipe}
+        _classes[first, recipe] = _new_class(first, bases, namespace)
+    return _classes[first, recipe]
+
+
+def _new_class(like: type, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+    """A class of a type's metaclass, without what a user's metaclass does when a class is made."""
+    meta = type(like)
+    new: Callable[..., type] = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
+    return new(meta, like.__name__, bases, namespace)
+
+
+def merged(first: type, revisions: Iterable[Revision]) -> Recipe:
+    """Revisions together with those that a type has already."""
+    edits: dict[Any, dict[Place, Edit]] = {}
+    for revision in (*getattr(first, "flexact_recipe", ()), *revisions):
+        edits.setdefault(revision[:4], {}).update({edit.place: edit for edit in revision.edits})
+    return tuple(Revision(*method, tuple(sorted(edits[method].values()))) for method in sorted(edits))
+
+
+def function_of(cls: type, home: int, attribute: str) -> tuple[Any, types.FunctionType]:
+    """What the class behind a type holds by a name, and the function inside."""
+    value = vars(homes(cls)[home])[attribute]
+    function = unwrapped(value)
+    if not isinstance(function, types.FunctionType):
+        raise CannotRewrite(f"{attribute} is a {type(value).__name__} without a Python function inside")
+    return value, function
+
+
+def _revised(first: type, revision: Revision) -> Any:
+    if revision.digest in FORWARDS:
+        return FORWARDS[revision.digest]
+    value, function = function_of(first, revision.home, revision.attribute)
+    node = definition_of(function)
+    if digest(node) != revision.digest:
+        raise CannotRewrite(f"the source of {function.__qualname__} is another one now")
+    return rewrapped(value, function, with_code(function, compiled(function, edited(node, function, revision.edits))))
+
+
+def _restored(recipes: list[Recipe], build: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    module = build(*arguments)
+    cls = type(module)
+    try:
+        for recipe in recipes:
+            cls = rewritten_class(cls, recipe)
+    except (CannotRewrite, IndexError, KeyError) as error:
+        raise FlexActError(
+            f"this {cls.__name__} was saved after flexact rewrote its methods, and they cannot be rewritten here: "
+            f"{error}. Load it with the source of {cls.__module__}.{cls.__qualname__} that it was saved with."
+        ) from None
+    module.__class__ = cls
+    return module
+
+
+def _with_text(made: type) -> type:
+    """A rewritten class whose methods have a source to be read."""
+    methods: dict[str, Any] = {}
+    for name, home, attribute, *_, edits in made.flexact_recipe:  # type: ignore[attr-defined]
+        _, function = function_of(made, home, attribute)
+        node = edited(definition_of(function), function, edits)
+        if not isinstance(node, ast.Lambda):
+            node.decorator_list = []
+        text = ast.unparse(node) + "\n"
+        file = f"<flexact {function.__qualname__} {abs(hash(text))}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        code = compiled(function, node).replace(co_filename=file, co_firstlineno=1)
+        methods[name] = with_code(function, code)
+    first, recipe = made.flexact_first, made.flexact_recipe  # type: ignore[attr-defined]
+    return _new_class(made, (made,), {**methods, "flexact_first": first, "flexact_recipe": recipe})
+
+
+def place_of(node: Any, function: types.FunctionType) -> Place:
+    """Where a node stands in a function."""
+    first = function.__code__.co_firstlineno
+    return node.lineno - first, node.col_offset, node.end_lineno - first, node.end_col_offset
+
+
+def tensor_of(call: ast.Call) -> ast.expr | None:
+    """The tensor of an activation's call: its first argument, or what it is a method of where it has none."""
+    if not call.args and not call.keywords:
+        return call.func.value if isinstance(call.func, ast.Attribute) else None
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "input"]
+    return next(iter([*call.args, *named]), None)
+
+
+def edited(node: Definition, function: types.FunctionType, edits: Iterable[Edit]) -> Definition:
+    """A copy of a definition in which expressions are replaced."""
+    editor = _Editor(function, {edit.place: edit for edit in edits})
+    changed: Definition = editor.generic_visit(copy.deepcopy(node))  # type: ignore[assignment]
+    return changed
+
+
+class _Editor(ast.NodeTransformer):
+    def __init__(self, function: types.FunctionType, edits: dict[Place, Edit]) -> None:
+        self.function = function
+        self.edits = edits
+        self.me = function.__code__.co_varnames[0]
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        edit = self.edits.get(place_of(node, self.function))
+        self.generic_visit(node)
+        if edit is None:
+            return node
+        if edit.kind in ("super", "base"):
+            node.args = node.args[edit.kind == "base" :]
+            node.func = self._made("ME.CHILD", node, edit.child)
+            return node
+        if edit.kind == "add":
+            left = node.func.value if isinstance(node.func, ast.Attribute) and len(node.args) == 1 else node.args[0]
+            return self._made("ME.flexact_added(X, Y)", node, X=left, Y=node.args[-1])
+        called = self._made("ME.CHILD", node, edit.child) if edit.child else node.func
+        flag = next((keyword.value for keyword in node.keywords if keyword.arg == "inplace"), ast.Constant(True))
+        return self._made(_TEMPLATES[edit.kind], node, edit.child, X=tensor_of(node), F=called, FLAG=flag)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if place_of(node, self.function) not in self.edits:
+            return node
+        return self._made("ME.flexact_added(X, Y)", node, X=node.left, Y=node.right)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if place_of(node, self.function) not in self.edits:
+            return node
+        name = copy.copy(node.target)
+        name.ctx = ast.Load()
+        total = self._made("ME.flexact_added(X, Y, True)", node, X=name, Y=node.value)
+        return ast.copy_location(ast.Assign([node.target], total), node)
+
+    def _made(self, template: str, at: ast.AST, child: str = "", **parts: ast.expr | None) -> ast.expr:
+        """An expression with other nodes in the places of its names."""
+        me = self.me
+
+        class Filler(ast.NodeTransformer):
+            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+                node.attr = child if node.attr == "CHILD" else node.attr
+                return ast.copy_location(self.generic_visit(node), at)
+
+            def visit_Name(self, node: ast.Name) -> ast.AST:
+                part = parts.get(node.id)
+                if part is None or isinstance(node.ctx, ast.Store):
+                    name = me if node.id == "ME" else part.id if isinstance(part, ast.Name) else node.id
+                    return ast.copy_location(ast.Name(name, node.ctx), at)
+                return part
+
+            def generic_visit(self, node: ast.AST) -> ast.AST:
+                return super().generic_visit(ast.copy_location(node, at) if "lineno" in node._attributes else node)
+
+        made: ast.expr = Filler().visit(ast.parse(template, mode="eval").body)
+        return made
