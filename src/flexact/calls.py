@@ -178,6 +178,12 @@ class _Reader:
                 self._visit_value(node)
         elif isinstance(node, ast.Subscript) and makes_activations(self.scope.value(node.value)):
             self._leave(f"makes a new {ast.unparse(node)} each time it runs; make it once, in __init__")
+        elif isinstance(node, (ast.If, ast.IfExp)):
+            self._visit(node.test)
+            truth = self.scope.truth(node.test)  # what cannot run now stays as it is, should it run later
+            for branch in (node.body if truth is not False else [], node.orelse if truth is not True else []):
+                for child in branch if isinstance(branch, list) else [branch]:
+                    self._visit(child)
         else:
             for child in ast.iter_child_nodes(node):
                 self._visit(child)

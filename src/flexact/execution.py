@@ -136,9 +136,16 @@ def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Mod
     if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
         yield _Noted(log.noting(findings.found[0], model))
         return
+
+    def enter(module: nn.Module, args: Any) -> None:
+        log.running.append(module)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        log.running.pop()
+
     modules = list(model.modules())
-    handles = [module.register_forward_pre_hook(lambda module, _: log.running.append(module)) for module in modules]
-    handles += [module.register_forward_hook(lambda *_: log.running.pop() and None) for module in modules]
+    handles = [module.register_forward_pre_hook(enter) for module in modules]
+    handles += [module.register_forward_hook(leave) for module in modules]
     places: list[tuple[nn.Module, str, Found]] = []
     for one in findings.found:
         for name in one.names:

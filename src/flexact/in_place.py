@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from flexact.scope import Scope
 
 _MAKES_NEW = {f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "instancenorm", "linear", "normalization")}
+_FUNCTIONS_MAKE_NEW = (
+    *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d, F.linear, F.bilinear, torch.matmul, torch.cat, torch.stack),
+    *(F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm),
+)
 _OWN_SCOPE = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -42,7 +48,7 @@ def is_fresh(scope: Scope, node: ast.AST) -> bool:
     while type(module) is nn.Sequential and len(module):
         module = module[-1]
     if not isinstance(module, nn.Module):
-        return False
+        return any(module is function for function in _FUNCTIONS_MAKE_NEW)
     if type(module).__module__ in _MAKES_NEW and type(module) is not nn.Identity:
         return True
     return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])

@@ -38,6 +38,8 @@ class Scope:
 
     def value(self, node: ast.AST) -> Any:
         """What an expression stands for; UNKNOWN for most."""
+        if isinstance(node, ast.Constant):
+            return node.value
         if isinstance(node, ast.Name):
             if node.id == self.me:
                 return self.first
@@ -53,6 +55,21 @@ class Scope:
             base = self.value(node.args[0])
             return UNKNOWN if base is UNKNOWN else type(base)
         return UNKNOWN
+
+    def truth(self, node: ast.AST) -> bool | None:
+        """Whether a condition holds by the module's own settings; None where that depends on more."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self.truth(node.operand)
+            return None if inner is None else not inner
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)) and len(node.ops) == 1:
+            sides = [self.value(side) for side in (node.left, node.comparators[0])]
+            return None if UNKNOWN in sides else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
+        if isinstance(node, ast.BoolOp):
+            parts = [self.truth(part) for part in node.values]
+            decides = isinstance(node.op, ast.Or)
+            return decides if decides in parts else None if None in parts else not decides
+        value = self.value(node) if self.path(node) != "training" else UNKNOWN
+        return bool(value) if value is None or isinstance(value, (bool, int, float, str)) else None
 
     def mangled(self, attribute: str) -> str:
         """A private name as Python writes it in the class."""
