@@ -81,7 +81,7 @@ class Reading:
         self._digests: dict[Method, str] = {}
         self._outside: set[Any] = set()
         self._edited = {
-            (revision.home, revision.attribute, edit.place)
+            (revision.home, revision.attribute, edit.place): edit
             for revision in getattr(type(owner), "flexact_recipe", ())
             for edit in revision.edits
         }
@@ -328,7 +328,11 @@ class _Reader:
             self._leave(f"calls {ast.unparse(node.func)} and is no method of this module")
             return
         place = place_of(node, self.scope.function)
-        if (self.method.home, self.method.attribute, place) in self.reading._edited:
+        edit = self.reading._edited.get((self.method.home, self.method.attribute, place))
+        if edit is not None:  # by an earlier conversion: the call of a child
+            call = Call(self.reading, self.method, edit, self.reading.owner.get_submodule(edit.child), edit.child, True)
+            self.reading.calls += [call] if is_activation(call.module) else []
+            self.reading.order.append(edit.child)
             return
         if not self.scope.me:
             self._leave(f"calls {text}, and its first parameter is not the module throughout")

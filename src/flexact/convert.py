@@ -327,7 +327,7 @@ def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
     if site.function is not None and site.kept_original:
         del owner._modules[name]
         setattr(owner, name, site.function)
-    elif site.added and not (isinstance(owner, Rewritten) and name in children_of(owner)):
+    elif site.added and name not in children_of(owner):
         del owner._modules[name]
     else:
         owner._modules[name] = site.picked

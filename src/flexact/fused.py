@@ -54,16 +54,32 @@ class Waiting(NamedTuple):
 
 def waiting(module: nn.Module, y: Any) -> Any:
     """module(y), put off where the module is a batch norm or a Sequential that ends in one."""
-    while runs_in_turn(module) and (children := [one for one in module if not is_plain(one, nn.Identity)]):
-        *earlier, module = children
-        for child in earlier:
-            y = child(y)
+    if runs_in_turn(module) and is_untouched(module):
+        return in_turn(module, y)
     return Waiting(module, y) if is_plain(module, nn.BatchNorm2d) and isinstance(y, Tensor) else module(y)
+
+
+def in_turn(modules: nn.Sequential, h: Any) -> Any:
+    """What nn.Sequential does, with a batch norm and the site behind it in one call.
+
+    It goes by what the container holds now, so that a slice of it, or one that was added to, does what it should.
+    """
+    for module in modules:
+        if isinstance(module, FlexAct):
+            h = finished(module, h)
+        elif not is_plain(module, nn.Identity):
+            h = waiting(module, result(h))
+    return h
+
+
+def forward_in_turn(self: nn.Sequential, input: Any) -> Any:
+    """The forward of an nn.Sequential that has sites behind batch norms."""
+    return result(in_turn(self, input))
 
 
 def passed(module: nn.Module, h: Any) -> Any:
     """module(h), where the module is most likely an nn.Identity."""
-    return h if isinstance(h, Waiting) and is_plain(module, nn.Identity) else module(_result(h))
+    return h if isinstance(h, Waiting) and is_plain(module, nn.Identity) else module(result(h))
 
 
 def added(left: Any, right: Any, in_place: bool = False) -> Any:
@@ -74,28 +90,36 @@ def added(left: Any, right: Any, in_place: bool = False) -> Any:
         return left._replace(residual=right.y, residual_norm=right.norm, in_place=in_place)
     if _takes_more(right) and isinstance(left, Tensor) and not in_place:
         return right._replace(residual=left)
-    left, right = _result(left), _result(right)
+    left, right = result(left), result(right)
     return operator.iadd(left, right) if in_place else left + right
 
 
 def finished(site: nn.Module, h: Any) -> Any:
     """site(h), in one go with what was put off."""
-    return normalised_site(site, h) if isinstance(h, Waiting) else site(h)  # type: ignore[arg-type]
+    return normalised_site(site, *h) if isinstance(h, Waiting) else site(h)  # type: ignore[arg-type]
 
 
 def _takes_more(h: Any) -> TypeGuard[Waiting]:
     return isinstance(h, Waiting) and h.residual is None
 
 
-def _result(h: Any) -> Any:
+def result(h: Any) -> Any:
+    """A value whole, be it put off or not."""
     return h.result() if isinstance(h, Waiting) else h
 
 
-def normalised_site(site: FlexAct, h: Waiting) -> Tensor:
-    """site(norm(y) + residual)."""
-    if _fits(site, h.norm, h.y, h.residual, h.residual_norm):
-        return _in_one_go(site, h.norm, h.y, h.residual, h.residual_norm)
-    x: Tensor = site(h.result())
+def normalised_site(
+    site: FlexAct,
+    norm: nn.BatchNorm2d,
+    y: Tensor,
+    residual: Tensor | None = None,
+    residual_norm: nn.BatchNorm2d | None = None,
+    in_place: bool = False,
+) -> Tensor:
+    """site(norm(y) + residual), where the residual may go through a batch norm of its own."""
+    if _fits(site, norm, y, residual, residual_norm):
+        return _in_one_go(site, norm, y, residual, residual_norm)
+    x: Tensor = site(Waiting(norm, y, residual, residual_norm, in_place).result())
     return x
 
 
@@ -106,7 +130,8 @@ def is_plain(module: nn.Module | None, kind: type[_Kind]) -> TypeGuard[_Kind]:
 
 def runs_in_turn(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
     """Whether a module calls its children one after the other, and nothing else."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and is_untouched(module)
+    forward = type(module).forward if isinstance(module, nn.Sequential) else None
+    return forward in (nn.Sequential.forward, forward_in_turn) and "forward" not in vars(module)
 
 
 def is_untouched(module: nn.Module) -> bool:

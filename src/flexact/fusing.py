@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from flexact.calls import Call, Method, Reading
 from flexact.finding import Findings, Found
-from flexact.fused import Waiting, finished, is_plain, runs_in_turn
+from flexact.fused import forward_in_turn, is_plain, is_untouched, runs_in_turn
 from flexact.in_place import is_fresh
-from flexact.layer import FlexAct
 from flexact.rewriting import FORWARDS, FUSED, Edit, Place, Revision, Rewritten, place_of, rewritten_class
 from flexact.scope import Scope
 
@@ -79,25 +77,7 @@ def unfused_class(owner: Rewritten) -> type:
     return owner.flexact_first if kinds & FUSED or digests & FORWARDS.keys() else type(owner)
 
 
-def in_turn(self: nn.Sequential, input: Tensor) -> Tensor:
-    """What nn.Sequential does, with a batch norm and the site behind it in one call.
-
-    It goes by what the container holds now, so that a slice of it, or one that was added to, does what it should.
-    """
-    waiting: nn.BatchNorm2d | None = None
-    for module in self:
-        if waiting is not None and isinstance(module, FlexAct):
-            input, waiting = finished(module, Waiting(waiting, input)), None
-        elif not is_plain(module, nn.Identity):
-            input, waiting = input if waiting is None else waiting(input), None
-            if is_plain(module, nn.BatchNorm2d):
-                waiting = module
-            else:
-                input = module(input)
-    return input if waiting is None else waiting(input)
-
-
-FORWARDS["in turn"] = in_turn
+FORWARDS["in turn"] = forward_in_turn
 _IN_TURN = Revision("forward", 0, "forward", "in turn", ())
 
 
@@ -183,6 +163,11 @@ class _Method:
     def _statement(self, node: ast.stmt, before: ast.stmt | None, state: _State) -> _State:
         if isinstance(node, ast.Return):
             state = _State()
+        elif isinstance(node, ast.If) and (truth := self.scope.truth(node.test)) is not None:
+            runs, rests = (node.body, node.orelse) if truth else (node.orelse, node.body)
+            state = self.block(runs, state)
+            self._read_by_others(rests, state)
+            return self._reads(node.test, state)
         elif isinstance(node, ast.If):
             branches = [
                 self.block(branch, _State(set(state.read), dict(state.once))) for branch in (node.body, node.orelse)
@@ -215,16 +200,28 @@ class _Method:
             return state
         return self._reads(node, state) if value is not None else state
 
+    def _read_by_others(self, statements: list[ast.stmt], state: _State) -> None:
+        """A branch that does not run by the module's settings, and gets every value whole should it run later."""
+        names = [one for statement in statements for one in ast.walk(statement) if isinstance(one, ast.Name)]
+        for name in (one for one in names if isinstance(one.ctx, ast.Load)):
+            if name.id in state.once:
+                edit = Edit("result", place_of(name, self.scope.function))
+                state.once[name.id] = state.once[name.id].through(edit)
+            else:
+                state.reads({name.id})
+
     def _added_to(self, node: ast.AugAssign, name: str, use: _Use | None, state: _State) -> _State:
         """`out += identity`."""
-        if use is None or not isinstance(node.op, ast.Add) or not isinstance(node.value, ast.Name) or node.value.id == name:
+        calls = self._children([one for one in ast.walk(node.value) if isinstance(one, ast.Call)])
+        if use is None or not isinstance(node.op, ast.Add) or calls is None or name in _loaded(node.value):
             for one in state.once:
                 state.once[one] = state.once[one].after({""})
             state.read.add(name)
             return self._reads(node.value, state)
         use = use.through(Edit("add in place", place_of(node, self.scope.function)))
-        self._name(node.value.id, use, state)
-        self._name(name, use, state)
+        if not self._put_off(node.value, use, state, None):
+            self._reads(node.value, state)
+        self._name(name, use.after(calls), state)
         return state
 
     def _name(self, name: str, use: _Use, state: _State) -> bool:
@@ -334,7 +331,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 def _last_norm(module: object) -> nn.BatchNorm2d | None:
     """The batch norm that a module is, or that it ends in."""
-    while isinstance(module, nn.Sequential) and runs_in_turn(module):
+    while isinstance(module, nn.Sequential) and runs_in_turn(module) and is_untouched(module):
         children = [child for child in module if not is_plain(child, nn.Identity)]
         module = children[-1] if children else None
     return module if isinstance(module, nn.Module) and is_plain(module, nn.BatchNorm2d) else None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from flexact.errors import FlexActError
-from flexact.fused import added, finished, passed, waiting
+from flexact.fused import added, finished, passed, result, waiting
 from flexact.sources import CannotRewrite, Definition, compiled, definition_of, digest, rewrapped, unwrapped, with_code
 
 Place = tuple[int, int, int, int]
@@ -34,7 +34,7 @@ _TEMPLATES = {
     "identity": "ME.flexact_passed(F, X)",
     "site": "ME.flexact_site(F, X)",
 }
-FUSED = {"norm", "identity", "site", "add", "add in place"}
+FUSED = {"norm", "identity", "site", "add", "add in place", "result"}
 
 
 class Edit(NamedTuple):
@@ -73,6 +73,7 @@ class Rewritten:
     flexact_passed = staticmethod(passed)
     flexact_added = staticmethod(added)
     flexact_site = staticmethod(finished)
+    flexact_result = staticmethod(result)
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep the classes made here out of what a user's own classes do with their subclasses."""
@@ -116,9 +117,9 @@ def first_class(owner: nn.Module) -> type:
     return _new_class(cls, bases, namespace)
 
 
-def children_of(owner: Rewritten) -> set[str]:
+def children_of(owner: nn.Module) -> set[str]:
     """The children that a rewritten submodule calls in the place of something else."""
-    return {edit.child for revision in owner.flexact_recipe for edit in revision.edits}
+    return {edit.child for revision in getattr(owner, "flexact_recipe", ()) for edit in revision.edits}
 
 
 def rewritten_class(first: type, recipe: Recipe) -> type:
@@ -240,6 +241,10 @@ class _Editor(ast.NodeTransformer):
         called = self._made("ME.CHILD", node, edit.child) if edit.child else node.func
         flag = next((keyword.value for keyword in node.keywords if keyword.arg == "inplace"), ast.Constant(True))
         return self._made(_TEMPLATES[edit.kind], node, edit.child, X=tensor_of(node), F=called, FLAG=flag)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        whole = place_of(node, self.function) in self.edits
+        return self._made("ME.flexact_result(X)", node, X=node) if whole else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
