@@ -276,7 +276,7 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
         channels = seen[id(found)].channels(found.name, config.channel_dim)
     site = FlexAct(config=config, original=found.original, channels=channels)
     site.name, site.function = found.name, found.function
-    site.added = found.kind == "call"
+    site.added, site.rewritten = found.kind == "call", bool(found.calls)
     return site.train((found.original if found.kind == "module" else found.owner).training)
 
 
@@ -307,8 +307,8 @@ def _swap_out(model: nn.Module) -> nn.Module:
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
         if isinstance(owner, Rewritten):
             owner.__class__ = unfused_class(owner)
-            edited = [site for name, site in sites.items() if name in children_of(owner)]
-            if edited and all(site.kept_original for site in edited):
+            rewritten = [site for site in sites.values() if site.rewritten]
+            if rewritten and all(site.kept_original for site in rewritten):
                 owner.__class__ = first_class(owner)
         for name, site in sites.items():
             _put_back(owner, name, site)

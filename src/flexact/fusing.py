@@ -100,7 +100,7 @@ def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[d
     for method, scope in reading.methods():
         own = {place: call for (home, place), call in calls.items() if home == method}
         called = {
-            place: (names[call] if call in names else "", names.get(call, call.child or ""))
+            place: (names.get(call, call.edit.child), names.get(call, call.child or ""))
             for place, call in own.items()
             if call in names or call.child in sites
         }

@@ -244,7 +244,7 @@ class _Editor(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         whole = place_of(node, self.function) in self.edits
-        return self._made("ME.flexact_result(X)", node, X=node) if whole else node
+        return self._made("(X := ME.flexact_result(X))", node, X=node) if whole else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
