@@ -1,0 +1,8 @@
+"""Lets this folder's files import each other, under names by which their classes can be pickled."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
