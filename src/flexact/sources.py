@@ -9,6 +9,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import linecache
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -62,12 +63,12 @@ class _Found:
 
 
 def _found(function: types.FunctionType) -> _Found | None:
+    code = function.__code__
     try:
-        lines, _ = inspect.findsource(function)
-        found = _definitions("".join(lines))
-    except (OSError, TypeError, SyntaxError, ValueError):
+        found = _definitions("".join(linecache.getlines(code.co_filename, function.__globals__)))
+    except (SyntaxError, ValueError):
         return None
-    return found.get((function.__code__.co_name, function.__code__.co_firstlineno))
+    return found.get((code.co_name, code.co_firstlineno))
 
 
 @functools.lru_cache(maxsize=256)

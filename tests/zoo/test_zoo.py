@@ -3,16 +3,15 @@ alone with a warning that names it."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import inspect
 import io
 import pickle
 import random
-import types
 import warnings
 from collections.abc import Callable, Iterator
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from flexact.sites import sites_of
 from zoo import EXPECTED
 
 assert zoo_classes and zoo_flow and zoo_in_place and zoo_spellings
-CONFIG = flexact.FlexConfig(candidates=("tanh", "original"), init="original", init_probability=1 - 1e-6)
+CONFIG = flexact.FlexConfig(candidates=("softsign", "original"), init="original", init_probability=1 - 1e-6)
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
@@ -53,19 +52,20 @@ class Cage(nn.Module):
 
 
 class Instead(TorchFunctionMode):
-    """Runs tanh wherever an activation is called: what a network with another pick computes, without this library."""
+    """Runs softsign wherever an activation is called: what a network with another pick computes, without this library."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         is_one = is_activation_function(function) or (is_method(name) and function is getattr(Tensor, name, None))
         if not is_one:
             return function(*args, **(kwargs or {}))
-        named = {} if not isinstance(function, types_of_function) else inspect.signature(function).bind(*args, **(kwargs or {})).arguments
-        tensor = args[0] if args else kwargs["input"]
-        return tensor.tanh_() if name.endswith("_") or named.get("inplace") else torch.tanh(tensor)
-
-
-types_of_function = types.FunctionType
+        given = kwargs or {}
+        if isinstance(function, FunctionType):
+            given = inspect.signature(function).bind(*args, **given).arguments
+        tensor = args[0] if args else given["input"]
+        if name.endswith("_") or given.get("inplace"):
+            return tensor.copy_(F.softsign(tensor.clone()))
+        return F.softsign(tensor)
 
 
 def _saved_and_loaded(model: nn.Module) -> nn.Module:
@@ -91,7 +91,7 @@ def seed() -> None:
 def parts(value: Any) -> Iterator[Any]:
     """The types, the tensors and the other values of a result or a state."""
     yield type(value)
-    if isinstance(value, types.GeneratorType):
+    if isinstance(value, GeneratorType):
         value = list(value)
     if isinstance(value, dict):
         for key in value:
@@ -137,7 +137,8 @@ def same(left: list[Any], right: list[Any], tolerance: float = 0.0) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             if a.shape != b.shape or a.dtype != b.dtype or a.requires_grad != b.requires_grad:
                 return False
-            if not torch.allclose(a, b, rtol=tolerance, atol=tolerance):
+            slack = tolerance * (20 if a.dtype == torch.bfloat16 else 1)
+            if not torch.allclose(a, b, rtol=slack, atol=slack):
                 return False
         elif isinstance(a, float) and isinstance(b, float):
             if abs(a - b) > tolerance:
@@ -224,26 +225,23 @@ def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_c
 @pytest.mark.parametrize("cls", EXPECTED, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_copies_and_pickles_compute_what_the_converted_one_does(cls: type[nn.Module]) -> None:
-    converted, _ = convert(caged(cls))
     for how, copied in COPIES.items():
         try:
             copied(caged(cls))
         except Exception:  # the plain one cannot be copied in this way, so nothing is asked of the converted one
             continue
-        for model in (converted, choose(copy.deepcopy(converted), "tanh")):
+        for model in (convert(caged(cls))[0], choose(convert(caged(cls))[0], "softsign")):
             twin = copied(model)
             assert isinstance(twin.animal, cls), how
-            assert same(seen(twin, False), seen(copied(model), False), 0.0), how
-            assert same(seen(copied(model), True), seen(copied(copied(model)), True), 0.0), how
-            with contextlib.suppress(RuntimeError):
-                flexact.extract(twin, commit=True)
+            for training in (True, False):
+                assert same(seen(twin, training), seen(model, training)), how
 
 
 @pytest.mark.parametrize("cls", [cls for cls, reason in EXPECTED.items() if reason is None], ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_another_pick_is_what_the_plain_network_computes_with_that_function(cls: type[nn.Module]) -> None:
     plain = caged(cls)
-    converted = choose(convert(caged(cls))[0], "tanh")
+    converted = choose(convert(caged(cls))[0], "softsign")
     extracted = flexact.extract(converted)
     assert not any(isinstance(module, flexact.FlexAct) for module in extracted.modules())
     for training in MODES:

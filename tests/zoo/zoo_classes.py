@@ -382,7 +382,7 @@ class OwnDeepcopy(Animal):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__ = copy.deepcopy(self.__dict__, memo)
-        twin.copied = True
+        twin._copied = True
         return twin
 
     def act(self, h):
