@@ -75,6 +75,8 @@ class Reading:
         """What is left alone, and why."""
         self.foreign: list[tuple[nn.Module, str]] = []
         """Methods of other modules than forward that this one calls."""
+        self.listed: set[int] = set()
+        """The ids of modules whose children are gone through, so that a new one among them would be, too."""
         self._known = known
         self._homes = homes(type(owner))
         self._links: list[_Link] = []
@@ -162,6 +164,9 @@ class _Reader:
         given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if any(map(self._holds_activation, given)):
             self._leave("has an activation as the default of a parameter")
+        for node in ast.walk(self.scope.definition):
+            if isinstance(node, ast.Attribute) and node.attr in _LISTS_CHILDREN:
+                self.reading.listed.add(id(self.scope.value(node.value)))
         body = self.scope.definition.body
         for node in body if isinstance(body, list) else [body]:
             self._visit(node)
@@ -390,6 +395,7 @@ def _parameters(target: Any) -> list[str]:
         return ["input", *_BUILTINS.get(getattr(target, "__name__", ""), ())]
 
 
+_LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
 _BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}
 
 

@@ -133,6 +133,7 @@ class _Search:
         self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
         self._shared: dict[int, Found] = {}
         self._visited: set[int] = set()
+        self._listed = {one for reading in self.result.readings.values() for one in reading.listed}
 
     def add_module(self, name: str, module: nn.Module, slot: tuple[int, str], place: Place) -> None:
         """An activation module; one that was found before, by another name, gets this name too."""
@@ -159,8 +160,10 @@ class _Search:
         if reading is not None:
             reasons += reading.reasons
             calls = self._own_calls(reading, functions)
-            if "forward" in vars(owner) and calls:
+            if calls and "forward" in vars(owner):
                 reasons.append("its forward was replaced on this object alone")
+            elif calls and (isinstance(owner, _CONTAINERS) or id(owner) in self._listed):
+                reasons.append("its children are gone through one by one, and a site would be one of them")
             else:
                 self._add_calls(name, owner, calls, place)
             functions = {key: value for key, value in functions.items() if key not in {call.child for call in calls}}
@@ -243,6 +246,7 @@ _HOMES_OF_ACTIVATIONS = (
     "timm.layers.activations_me",
     "transformers.activations",
 )
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 
 

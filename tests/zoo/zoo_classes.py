@@ -225,6 +225,8 @@ class NoGrad(Animal):
 
 @identical
 class Autocast(Animal):
+    tolerance = 0.02
+
     @torch.autocast("cpu", torch.bfloat16)
     def forward(self, x):
         return self.second(F.relu(self.first(x)))
@@ -466,7 +468,19 @@ class SubclassOfLinear(nn.Linear):
         pass
 
 
-@identical
+@left_alone("its children are gone through one by one")
+class IteratesChildren(Animal):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        for child in self.children():
+            x = F.relu(child(x))
+        return x
+
+
+@left_alone("its children are gone through one by one")
 class SubclassOfSequential(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))

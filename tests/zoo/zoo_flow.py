@@ -117,9 +117,6 @@ class MethodsOfItsOwn(nn.Module):
         return torch.tanh(h)
 
 
-ActivationInAChildsMethod.is_partly_unused = True
-
-
 @identical
 class OtherInTraining(Animal):
     def act(self, h):
@@ -326,6 +323,8 @@ _calls = 0
 
 @identical
 class Checkpointed(Animal):
+    recomputes = True
+
     def forward(self, x):
         return self.second(checkpoint(self.inner, x, use_reentrant=False))
 
@@ -335,6 +334,8 @@ class Checkpointed(Animal):
 
 @identical
 class CheckpointedFunctionInside(Animal):
+    recomputes = True
+
     def forward(self, x):
         def inner(t):
             return F.relu(self.first(t))
