@@ -425,7 +425,7 @@ class ByChoice(Block):
     """As torchvision's RegNet has it."""
 
     def forward(self, x):
-        if x.shape[0] > 1:
+        if x.shape[0] > 1:  # noqa: SIM108
             h = self.norm(self.conv(x)) + self.branch(x)
         else:
             h = x + self.norm(self.conv(x))

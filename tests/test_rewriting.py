@@ -287,7 +287,7 @@ def test_dropout_keeps_following_the_mode() -> None:
 
 
 def test_a_left_alone_forward_that_was_asked_for_is_an_error_with_the_reason() -> None:
-    with pytest.raises(flexact.FlexActError, match="calls functional_relu, which calls F.relu"):
+    with pytest.raises(flexact.FlexActError, match=r"calls functional_relu, which calls F\.relu"):
         flexact.convert(PlainFunction())
 
 
@@ -363,7 +363,10 @@ def test_the_rewritten_class_says_which_class_it_is_of_and_keeps_its_file_and_li
     assert first_class(converted) is Relu
     assert first_class(nn.Linear(1, 1)) is nn.Linear
     new, old = type(converted).act, Relu.act
-    assert (new.__code__.co_filename, new.__code__.co_firstlineno) == (old.__code__.co_filename, old.__code__.co_firstlineno)
+    assert (new.__code__.co_filename, new.__code__.co_firstlineno) == (
+        old.__code__.co_filename,
+        old.__code__.co_firstlineno,
+    )
     assert new.__globals__ is old.__globals__
     assert inspect.getsource(new) == inspect.getsource(old)
 
@@ -449,7 +452,7 @@ def test_a_pickle_of_a_class_that_changed_since_says_so(tmp_path: Path, monkeypa
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         net = importlib.import_module("changing_net").Net
         pickled = pickled or pickle.dumps(flexact.convert(net()))
-    with pytest.raises(flexact.FlexActError, match="they cannot be rewritten here: the source of Net.forward"):
+    with pytest.raises(flexact.FlexActError, match=r"they cannot be rewritten here: the source of Net\.forward"):
         pickle.loads(pickled)
 
 

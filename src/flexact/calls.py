@@ -101,7 +101,7 @@ class Reading:
         return self.recipe_of(type(self.owner), edits)
 
     def recipe_of(self, first: type, edits: dict[Method, list[Edit]]) -> Recipe:
-        """The same for any edits, by method, of a type. Whoever calls a rewritten method by another way than its name is, too."""
+        """The same for any edits of a type, by method, and for whoever calls such a method by more than its name."""
         waiting = list(edits)
         while waiting:
             method = waiting.pop()
@@ -164,10 +164,10 @@ class _Reader:
         given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if any(map(self._holds_activation, given)):
             self._leave("has an activation as the default of a parameter")
-        for node in ast.walk(self.scope.definition):
-            if isinstance(node, ast.Attribute) and node.attr in _LISTS_CHILDREN:
-                self.reading.listed.add(id(self.scope.value(node.value)))
-        body = self.scope.definition.body
+        for one in ast.walk(self.scope.definition):
+            if isinstance(one, ast.Attribute) and one.attr in _LISTS_CHILDREN:
+                self.reading.listed.add(id(self.scope.value(one.value)))
+        body: Any = self.scope.definition.body
         for node in body if isinstance(body, list) else [body]:
             self._visit(node)
 
@@ -342,7 +342,9 @@ class _Reader:
         if not self.scope.me:
             self._leave(f"calls {text}, and its first parameter is not the module throughout")
             return
-        starred = any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords)
+        starred = any(isinstance(one, ast.Starred) for one in node.args) or any(
+            one.arg is None for one in node.keywords
+        )
         if starred or tensor is None:
             self._leave(f"calls {text}, whose tensor is not among its arguments")
             return

@@ -1,13 +1,12 @@
 """A site together with the batch norm, and the residual addition, before it.
 
-`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs: the batch
-norm is put off (`waiting`), what is added to it is noted (`added`), and the site does all of it (`finished`). Where no
-kernel can do it in one go, the parts run one after the other, as in the plain network.
+`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs: the
+batch norm is put off (`waiting`), what is added to it is noted (`added`), and the site does all of it (`finished`).
+Where no kernel can do it in one go, the parts run one after the other, as in the plain network.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -48,8 +47,7 @@ class Waiting(NamedTuple):
         if self.residual is None:
             return h
         residual = self.residual if self.residual_norm is None else self.residual_norm(self.residual)
-        total: Tensor = operator.iadd(h, residual) if self.in_place else h + residual
-        return total
+        return h.add_(residual) if self.in_place else h + residual
 
 
 def waiting(module: nn.Module, y: Any) -> Any:
@@ -91,7 +89,10 @@ def added(left: Any, right: Any, in_place: bool = False) -> Any:
     if _takes_more(right) and isinstance(left, Tensor) and not in_place:
         return right._replace(residual=left)
     left, right = result(left), result(right)
-    return operator.iadd(left, right) if in_place else left + right
+    if in_place:
+        left += right
+        return left
+    return left + right
 
 
 def finished(site: nn.Module, h: Any) -> Any:

@@ -58,7 +58,9 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
             if fused:
                 found.add(owner, rewritten_class(first, reading.recipe_of(first, edits)), prefix, fused)
     if graphs:
-        found.obstacles.append(f"{graphs[0]}: a torch.fx.GraphModule has no source to rewrite; fuse it before it is traced")
+        found.obstacles.append(
+            f"{graphs[0]}: a torch.fx.GraphModule has no source to rewrite; fuse it before it is traced"
+        )
     if any(is_plain(module, nn.BatchNorm2d) for module in model.modules()):
         found.obstacles.append(
             "no nn.BatchNorm2d has its output go to a site alone, directly or through an addition, in one method"
@@ -84,9 +86,7 @@ _IN_TURN = Revision("forward", 0, "forward", "in turn", ())
 def _behind_norms(sequence: nn.Sequential) -> set[str]:
     """The children that come right behind a batch norm."""
     children = [(name, child) for name, child in sequence._modules.items() if not is_plain(child, nn.Identity)]
-    return {
-        following for (_, child), (following, _) in itertools.pairwise(children) if is_plain(child, nn.BatchNorm2d)
-    }
+    return {following for (_, child), (following, _) in itertools.pairwise(children) if is_plain(child, nn.BatchNorm2d)}
 
 
 def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[dict[Method, list[Edit]], set[str]]:
@@ -254,7 +254,9 @@ class _Method:
             beside = [one for one in calls if id(one) not in own and not any(part is call for part in ast.walk(one))]
             meanwhile = self._children(beside)
             use = _Use(frozenset({Edit("site", place_of(call, self.scope.function), site[0])}), frozenset({site[1]}))
-            fits = _State({name for name in loaded if loaded.count(name) > 1 or name in state.read or meanwhile is None})
+            fits = _State(
+                {name for name in loaded if loaded.count(name) > 1 or name in state.read or meanwhile is None}
+            )
             self._put_off(call.args[0], use.after(meanwhile or set()), fits, None)
             for name, found in fits.once.items():
                 state.once[name] = found
@@ -278,7 +280,9 @@ class _Method:
         if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
             return False
         module = self.scope.value(node.func)
-        if is_plain(module, nn.Identity) and self._put_off(node.args[0], use.through(Edit("identity", place)), state, None):
+        if is_plain(module, nn.Identity) and self._put_off(
+            node.args[0], use.through(Edit("identity", place)), state, None
+        ):
             return True
         norm = _last_norm(module)
         if norm is None or not self._may_wait(node.args[0], norm, use, before):
@@ -300,10 +304,10 @@ class _Method:
 
     def _children(self, calls: list[ast.Call]) -> set[str] | None:
         """The children that are called; None where something else is called too."""
-        paths = [self.scope.path(call.func) for call in calls]
-        modules = [self.scope.value(call.func) for call in calls]
-        fine = all(path and (module is None or isinstance(module, nn.Module)) for path, module in zip(paths, modules))
-        return {str(path) for path, module in zip(paths, modules) if module is not None} if fine else None
+        found = [(self.scope.path(call.func), self.scope.value(call.func)) for call in calls]
+        if not all(path and (module is None or isinstance(module, nn.Module)) for path, module in found):
+            return None
+        return {str(path) for path, module in found if module is not None}
 
     def _addition(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """The two sides of `x + y`, `torch.add(x, y)` or `x.add(y)`, where evaluating them does nothing else."""
@@ -322,7 +326,17 @@ class _Method:
         return (sides[0], sides[1]) if simple and self._children(calls) is not None else None
 
 
-_NOT_SIMPLE = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension, ast.Starred, ast.IfExp, ast.BoolOp)
+_NOT_SIMPLE = (
+    ast.Lambda,
+    ast.NamedExpr,
+    ast.Await,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.comprehension,
+    ast.Starred,
+    ast.IfExp,
+    ast.BoolOp,
+)
 
 
 def _loaded(node: ast.AST) -> set[str]:

@@ -26,7 +26,9 @@ def overwriting(scope: Scope, call: ast.Call, tensor: ast.expr) -> str:
     where that takes its name, or else "overwrite"."""
     if not isinstance(tensor, ast.Name):
         return "call" if is_fresh(scope, tensor) else "overwrite"
-    inner = [node for node in ast.walk(scope.definition) if isinstance(node, _OWN_SCOPE) and node is not scope.definition]
+    inner = [
+        node for node in ast.walk(scope.definition) if isinstance(node, _OWN_SCOPE) and node is not scope.definition
+    ]
     statements, at = _statement_of(scope.definition, call)
     if not statements or any(_mentions(node, tensor.id) for node in inner):
         return "overwrite"

@@ -11,6 +11,7 @@ import abc
 import ast
 import copy
 import linecache
+import re
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -24,15 +25,21 @@ from flexact.sources import CannotRewrite, Definition, compiled, definition_of, 
 Place = tuple[int, int, int, int]
 """Where an expression begins and ends: lines, counted from the function's first, and columns."""
 
-# What each kind of edit puts in the place of an expression: ME is the module, CHILD one of its attributes, X the tensor.
+# What each kind of edit puts in the place of an expression. ME is the module, CHILD its attribute, X and Y are the
+# operands, and CALLED is what was called.
 _TEMPLATES = {
     "call": "ME.CHILD(X)",
     "rebind": "(X := ME.CHILD(X))",
-    "overwrite": "(lambda tensor: tensor.copy_(ME.CHILD(tensor.clone())))(X)",
-    "overwrite if": "(lambda tensor, flag: tensor.copy_(ME.CHILD(tensor.clone())) if flag else ME.CHILD(tensor))(X, FLAG)",
-    "norm": "ME.flexact_waiting(F, X)",
-    "identity": "ME.flexact_passed(F, X)",
-    "site": "ME.flexact_site(F, X)",
+    "overwrite": "(lambda h: h.copy_(ME.CHILD(h.clone())))(X)",
+    "overwrite if": "(lambda h, inplace: h.copy_(ME.CHILD(h.clone())) if inplace else ME.CHILD(h))(X, Y)",
+    "super": "ME.CHILD",
+    "base": "ME.CHILD",
+    "norm": "ME.flexact_waiting(CALLED, X)",
+    "identity": "ME.flexact_passed(CALLED, X)",
+    "site": "ME.flexact_site(CALLED, X)",
+    "add": "ME.flexact_added(X, Y)",
+    "add in place": "ME.flexact_added(X, Y, True)",
+    "result": "(X := ME.flexact_result(X))",
 }
 FUSED = {"norm", "identity", "site", "add", "add in place", "result"}
 
@@ -88,8 +95,9 @@ class Rewritten:
         reduced = super().__reduce_ex__(protocol)
         if isinstance(reduced, str) or not recipes:
             return reduced
-        build, arguments, *state = (first if part is made else part for part in reduced)
-        return _restored, (recipes, build, tuple(first if one is made else one for one in arguments)), *state
+        build, arguments, *state = reduced
+        build, *arguments = (first if one is made else one for one in (build, *arguments))
+        return _restored, (recipes, build, tuple(arguments)), *state
 
     def __prepare_scriptable__(self) -> Any:
         """The module for torch.jit.script, which compiles the text of a method instead of its code."""
@@ -105,13 +113,12 @@ def homes(cls: type) -> list[type]:
 
 def first_class(owner: nn.Module) -> type:
     """The type that a rewritten submodule had before it was rewritten the last time."""
-    cls = type(owner)
-    if "flexact_recipe" in vars(cls):
-        return cls.flexact_first  # type: ignore[attr-defined, no-any-return]
-    if not isinstance(owner, Rewritten):
-        return cls
+    cls: Any = type(owner)
+    if "flexact_recipe" in vars(cls) or not isinstance(owner, Rewritten):
+        first: type = getattr(cls, "flexact_first", cls)
+        return first
     # Something put a class of its own on top since, as torch.nn.utils.parametrize does.
-    made = next(base for base in cls.__mro__ if "flexact_recipe" in vars(base))
+    made: Any = next(base for base in cls.__mro__ if "flexact_recipe" in vars(base))
     bases = tuple(made.flexact_first if base is made else base for base in cls.__bases__)
     namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return _new_class(cls, bases, namespace)
@@ -142,10 +149,12 @@ def _new_class(like: type, bases: tuple[type, ...], namespace: dict[str, Any]) -
 
 def merged(first: type, revisions: Iterable[Revision]) -> Recipe:
     """Revisions together with those that a type has already."""
-    edits: dict[Any, dict[Place, Edit]] = {}
+    found: dict[tuple[Any, ...], Revision] = {}
     for revision in (*getattr(first, "flexact_recipe", ()), *revisions):
-        edits.setdefault(revision[:4], {}).update({edit.place: edit for edit in revision.edits})
-    return tuple(Revision(*method, tuple(sorted(edits[method].values()))) for method in sorted(edits))
+        known = found[revision[:4]].edits if revision[:4] in found else ()
+        edits = {edit.place: edit for edit in (*known, *revision.edits)}
+        found[revision[:4]] = revision._replace(edits=tuple(sorted(edits.values())))
+    return tuple(sorted(found.values()))
 
 
 def function_of(cls: type, home: int, attribute: str) -> tuple[Any, types.FunctionType]:
@@ -224,61 +233,47 @@ class _Editor(ast.NodeTransformer):
     def __init__(self, function: types.FunctionType, edits: dict[Place, Edit]) -> None:
         self.function = function
         self.edits = edits
-        self.me = function.__code__.co_varnames[0]
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        edit = self.edits.get(place_of(node, self.function))
-        self.generic_visit(node)
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        edit = self.edits.get(place_of(node, self.function)) if isinstance(node, _REPLACED) else None
+        super().generic_visit(node)
         if edit is None:
             return node
-        if edit.kind in ("super", "base"):
-            node.args = node.args[edit.kind == "base" :]
-            node.func = self._made("ME.CHILD", node, edit.child)
+        if isinstance(node, ast.Call) and edit.kind in ("super", "base"):
+            node.func, node.args = self._made(edit, node), node.args[edit.kind == "base" :]
             return node
-        if edit.kind == "add":
-            left = node.func.value if isinstance(node.func, ast.Attribute) and len(node.args) == 1 else node.args[0]
-            return self._made("ME.flexact_added(X, Y)", node, X=left, Y=node.args[-1])
-        called = self._made("ME.CHILD", node, edit.child) if edit.child else node.func
-        flag = next((keyword.value for keyword in node.keywords if keyword.arg == "inplace"), ast.Constant(True))
-        return self._made(_TEMPLATES[edit.kind], node, edit.child, X=tensor_of(node), F=called, FLAG=flag)
+        if isinstance(node, ast.AugAssign):
+            return ast.copy_location(ast.Assign([node.target], self._made(edit, node)), node)
+        return self._made(edit, node)
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        whole = place_of(node, self.function) in self.edits
-        return self._made("(X := ME.flexact_result(X))", node, X=node) if whole else node
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        if place_of(node, self.function) not in self.edits:
-            return node
-        return self._made("ME.flexact_added(X, Y)", node, X=node.left, Y=node.right)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        if place_of(node, self.function) not in self.edits:
-            return node
-        name = copy.copy(node.target)
-        name.ctx = ast.Load()
-        total = self._made("ME.flexact_added(X, Y, True)", node, X=name, Y=node.value)
-        return ast.copy_location(ast.Assign([node.target], total), node)
-
-    def _made(self, template: str, at: ast.AST, child: str = "", **parts: ast.expr | None) -> ast.expr:
-        """An expression with other nodes in the places of its names."""
-        me = self.me
-
-        class Filler(ast.NodeTransformer):
-            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-                node.attr = child if node.attr == "CHILD" else node.attr
-                return ast.copy_location(self.generic_visit(node), at)
-
-            def visit_Name(self, node: ast.Name) -> ast.AST:
-                part = parts.get(node.id)
-                if part is None or isinstance(node.ctx, ast.Store):
-                    name = me if node.id == "ME" else part.id if isinstance(part, ast.Name) else node.id
-                    return ast.copy_location(ast.Name(name, node.ctx), at)
-                return part
-
-            def generic_visit(self, node: ast.AST) -> ast.AST:
-                return super().generic_visit(ast.copy_location(node, at) if "lineno" in node._attributes else node)
-
-        made: ast.expr = Filler().visit(ast.parse(template, mode="eval").body)
+    def _made(self, edit: Edit, node: Any) -> ast.expr:
+        """The expression for an edit, all on the line of what it replaces."""
+        parts = {"ME": self.function.__code__.co_varnames[0], "CHILD": edit.child}
+        operands = _operands(edit, node)
+        parts |= {name: f"({ast.unparse(one)})" for name, one in zip("XY", operands, strict=False)}
+        if edit.kind in ("rebind", "result"):
+            parts["X"] = ast.unparse(operands[0])
+        if isinstance(node, ast.Call):
+            parts["CALLED"] = f"{parts['ME']}.{edit.child}" if edit.child else ast.unparse(node.func)
+        text = re.sub("[A-Z]+", lambda found: parts[found[0]], _TEMPLATES[edit.kind])
+        made = ast.parse(text, mode="eval").body
+        for inner in ast.walk(made):
+            if "lineno" in inner._attributes:
+                ast.copy_location(inner, node)
         return made
+
+
+_REPLACED = (ast.Call, ast.BinOp, ast.AugAssign, ast.Name)
+
+
+def _operands(edit: Edit, node: Any) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.AugAssign):
+        return [node.target, node.value]
+    if isinstance(node, ast.Name):
+        return [node]
+    if edit.kind == "add":
+        return node.args if len(node.args) == 2 else [node.func.value, *node.args]
+    flags = [keyword.value for keyword in node.keywords if keyword.arg == "inplace"]
+    return [one for one in [tensor_of(node), *flags] if one is not None]

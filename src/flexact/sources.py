@@ -1,7 +1,6 @@
 """The source of a method as a syntax tree, and a function like the method's from a changed tree."""
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -16,7 +15,9 @@ from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-_FUTURES = functools.reduce(int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
+_FUTURES = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 class CannotRewrite(Exception):
@@ -46,7 +47,9 @@ def compiled(function: types.FunctionType, definition: Definition) -> types.Code
     assert found is not None
     statement = copy.deepcopy(found.statement, {id(found.definition): definition})
     module = ast.Module([*found.imports, statement], [])
-    codes = [compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)]
+    codes: list[types.CodeType] = [
+        compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    ]
     for one in codes:
         codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
     (made,) = [one for one in codes if (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)]
@@ -149,9 +152,7 @@ def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -
     within = rewrapped(wrapped, inner, made)
     for i in held:
         cells[i] = types.CellType(within)
-    twin = types.FunctionType(
-        value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
-    )
+    twin = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
     _dressed(twin, value)
     twin.__dict__.update({name: within for name, held in value.__dict__.items() if held is wrapped})
     return twin

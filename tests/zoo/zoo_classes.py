@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +80,7 @@ class Mixin:
 
 
 class Registered(Animal):
-    known = []
+    known: ClassVar[list] = []
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -93,7 +94,7 @@ class NeedsKeyword(Animal):
 
 
 class Meta(type):
-    known = []
+    known: ClassVar[list] = []
 
     def __new__(mcs, name, bases, namespace, *, tag):
         return super().__new__(mcs, name, bases, namespace)

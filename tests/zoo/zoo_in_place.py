@@ -258,7 +258,7 @@ class TemporarySum(Animal):
 class UnderACondition(Animal):
     def forward(self, x):
         h = self.first(x)
-        if x.shape[0] > 2:
+        if x.shape[0] > 2:  # noqa: SIM108
             kept = h
         else:
             kept = h * 2

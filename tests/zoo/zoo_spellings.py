@@ -211,8 +211,7 @@ class TwoKinds(Animal):
 class OverSeveralLines(Animal):
     def act(self, h):
         return F.relu(
-            h
-            + 1,
+            h + 1,
         ) + F.relu(  # and once more
             -h
         )
@@ -220,7 +219,7 @@ class OverSeveralLines(Animal):
 
 @identical
 class OnOneLine(Animal):
-    def act(self, h): return F.relu(h)  # fmt: skip  # noqa: E704
+    def act(self, h): return F.relu(h)  # fmt: skip
 
 
 @identical
@@ -240,7 +239,7 @@ class WithDocstring(Animal):
     def act(self, h):
         """Several lines,
 
-            of which one is indented.
+        of which one is indented.
         """
         return F.relu(h)
 
@@ -506,7 +505,7 @@ class UnpackedArguments(Animal):
 @left_alone("whose tensor is not among its arguments")
 class UnpackedKeywords(Animal):
     def act(self, h):
-        return F.leaky_relu(h, **{"negative_slope": 0.2})
+        return F.leaky_relu(h, negative_slope=0.2)
 
 
 @left_alone("the source does not say what it is")
