@@ -187,8 +187,8 @@ class _Reader:
             self._visit(node.test)
             truth = self.scope.truth(node.test)  # what cannot run now stays as it is, should it run later
             for branch in (node.body if truth is not False else [], node.orelse if truth is not True else []):
-                for child in branch if isinstance(branch, list) else [branch]:
-                    self._visit(child)
+                for statement in branch if isinstance(branch, list) else [branch]:
+                    self._visit(statement)
         else:
             for child in ast.iter_child_nodes(node):
                 self._visit(child)

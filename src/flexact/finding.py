@@ -157,7 +157,7 @@ class _Search:
         functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
         reading = self.result.readings.get(id(owner))
         reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
-        if reading is not None:
+        if reading is not None and not reasons:
             reasons += reading.reasons
             calls = self._own_calls(reading, functions)
             if calls and "forward" in vars(owner):

@@ -255,7 +255,7 @@ class _Editor(ast.NodeTransformer):
             parts["X"] = ast.unparse(operands[0])
         if isinstance(node, ast.Call):
             parts["CALLED"] = f"{parts['ME']}.{edit.child}" if edit.child else ast.unparse(node.func)
-        text = re.sub("[A-Z]+", lambda found: parts[found[0]], _TEMPLATES[edit.kind])
+        text = re.sub(r"\b[A-Z]+\b", lambda found: parts[found[0]], _TEMPLATES[edit.kind])
         made = ast.parse(text, mode="eval").body
         for inner in ast.walk(made):
             if "lineno" in inner._attributes:

@@ -505,7 +505,8 @@ class UnpackedArguments(Animal):
 @left_alone("whose tensor is not among its arguments")
 class UnpackedKeywords(Animal):
     def act(self, h):
-        return F.leaky_relu(h, negative_slope=0.2)
+        settings = {"negative_slope": 0.2}
+        return F.leaky_relu(h, **settings)
 
 
 @left_alone("the source does not say what it is")
