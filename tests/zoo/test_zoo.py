@@ -30,7 +30,8 @@ from flexact.activations import is_activation_function, is_method
 from flexact.sites import sites_of
 from zoo import EXPECTED
 
-HOUSES = (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings)  # which fill EXPECTED when they are imported
+HOUSES = [house.__name__ for house in (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings)]
+ANIMALS = [cls for cls in EXPECTED if cls.__module__ in HOUSES]  # pytest may import them by another name, too
 CONFIG = flexact.FlexConfig(candidates=("softsign", "original"), init="original", init_probability=1 - 1e-6)
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
@@ -182,7 +183,7 @@ def convert(model: Cage) -> tuple[Cage, str]:
 MODES = (True, False, True)
 
 
-@pytest.mark.parametrize("cls", EXPECTED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_conversion_changes_nothing_that_can_be_seen(cls: type[nn.Module]) -> None:
     plain = caged(cls)
@@ -203,7 +204,7 @@ def test_conversion_changes_nothing_that_can_be_seen(cls: type[nn.Module]) -> No
     assert calls_of_hooks(converted, True) == calls_of_hooks(plain, True)
 
 
-@pytest.mark.parametrize("cls", EXPECTED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_changes(cls: type[nn.Module]) -> None:
     plain = caged(cls)
@@ -223,7 +224,7 @@ def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_c
         assert same(seen(extracted, training), expected)
 
 
-@pytest.mark.parametrize("cls", EXPECTED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_copies_and_pickles_compute_what_the_converted_one_does(cls: type[nn.Module]) -> None:
     for how, copied in COPIES.items():
@@ -256,5 +257,4 @@ def test_another_pick_is_what_the_plain_network_computes_with_that_function(cls:
 
 
 def test_the_zoo_is_large() -> None:
-    assert len({cls.__module__ for cls in EXPECTED}) == len(HOUSES)
-    assert len(EXPECTED) >= 150
+    assert len(ANIMALS) >= 150
