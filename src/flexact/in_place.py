@@ -32,7 +32,7 @@ def overwriting(scope: Scope, call: ast.Call, tensor: ast.expr) -> str:
     statements, at = _statement_of(scope.definition, call)
     if not statements or any(_mentions(node, tensor.id) for node in inner):
         return "overwrite"
-    if next(filter(None, (_effect(scope, one, tensor.id) for one in reversed(statements[:at]))), "") != "made":
+    if _last_effect(scope, statements[:at], tensor.id) != "made":
         return "overwrite"
     statement = statements[at]
     if isinstance(statement, ast.Assign) and statement.value is call:
@@ -56,13 +56,17 @@ def is_fresh(scope: Scope, node: ast.AST) -> bool:
     return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])
 
 
+def _last_effect(scope: Scope, statements: list[ast.stmt], name: str) -> str:
+    return next(filter(None, (_effect(scope, one, name) for one in reversed(statements))), "")
+
+
 def _effect(scope: Scope, statement: ast.stmt, name: str) -> str:
     """What a statement does to the tensor of a name: it has "made" it, may have "shared" it with others, or neither."""
     if not _mentions(statement, name) or (isinstance(statement, ast.AugAssign) and _target(statement) == name):
         return ""
     if isinstance(statement, ast.If):
-        effects = [_effect(scope, one, name) for one in (*statement.body, *statement.orelse)]
-        return "shared" if "shared" in effects else ""
+        effects = {_last_effect(scope, branch, name) for branch in (statement.body, statement.orelse)}
+        return "shared" if "shared" in effects else "made" if effects == {"made"} else ""
     if not isinstance(statement, ast.Assign) or _target(statement) != name:
         return "shared"
     value = statement.value
