@@ -90,9 +90,18 @@ class InnerCalledTwice(nn.Module):
         self.act = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.inner[1](self.inner[0](x))
+        x = self.inner[1](self.inner[0](x))
+        return F.silu(x)
+
+
+class InALoop(InnerCalledTwice):
+    """A call in a loop is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
             x = self.inner[1](self.inner[0](x))
-        return F.silu(x)
+        return x
 
 
 def shared_sequence() -> nn.Sequential:
@@ -108,6 +117,7 @@ CASES = {
     SharedBlocks: (["a.relu", "b.relu"], 1, 2),
     shared_sequence: (["1", "3"], 1, 2),
     InnerCalledTwice: (["silu", "inner.1"], 2, 3),
+    InALoop: (["inner.1"], 1, 1),
 }
 
 
@@ -170,17 +180,15 @@ def test_the_name_of_a_module_called_twice_stands_for_both_calls() -> None:
     assert all(name.startswith("1.") for name in flexact.selection(model).picks)
 
 
-class Untraceable(Twice):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+class AlsoAsValue(Twice):
+    def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.first(x))
-        out = out if mask is None else out * mask
-        return self.relu(self.second(out))
+        function = self.relu
+        return self.relu(function(self.second(out)))
 
 
-def test_per_call_says_where_it_cannot_tell_the_calls_apart() -> None:
-    with pytest.warns(UserWarning, match="mask is None.*one site, however often"):
-        model = flexact.convert(Untraceable(), per_call=True)
-    assert list(flexact.selection(model).picks) == ["relu"]
+def test_an_activation_that_is_also_used_as_a_value_is_one_site() -> None:
+    assert names(AlsoAsValue(), per_call=True) == ["relu"]
 
 
 def test_identity_is_no_activation_with_or_without_per_call() -> None:

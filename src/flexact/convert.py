@@ -27,9 +27,7 @@ from flexact.layer import FlexAct
 from flexact.roles import reason_to_skip
 from flexact.sharding import has_shards
 from flexact.sites import bind, groups_of, sites_of
-from flexact.sources import settings_read
 from flexact.swapping import swap_in, swap_out, take_over_hooks, without_hooks
-from flexact.tracing import first_class
 
 _log = logging.getLogger(__name__)
 _HIDDEN = ("all", "penultimate")
@@ -86,21 +84,18 @@ def convert(
         raise FlexActError("granularity='channel' needs example_inputs=..., to count the channels of each site.")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
-    classes = _rewritten_classes(chosen, findings)
+    classes = findings.rewritten(chosen)
     if skipped:
         _log.info("%s", "\n".join(_told("skipped; to convert one of these, name it in where", skipped)))
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
     told += _told("these functions are not among the candidates, so their sites cannot keep them", _lost(sites))
     if fuse:
-        names = {name for one in chosen for name in one.names}
-        fused = find_fused(model, names, findings, classes, per_call)
+        fused = find_fused(model, chosen, findings, classes)
         classes |= fused.classes
         if fused.classes:
             _log_fused(chosen, fused)
         else:
             told.append(f"flexact.convert fused nothing in this model: {fused.obstacles[0]}")
-    fixed = {first_class(owner).__name__: ", ".join(read) for owner in classes if (read := settings_read(owner))}
-    told += _told("these settings are fixed by the conversion: changing them later has no effect", fixed)
     if told:
         warnings.warn("\n".join(told), stacklevel=2)
     group_of = share if callable(share) else None
@@ -349,17 +344,10 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
     site = FlexAct(config=config, original=without_hooks(found.original), channels=channels)
     take_over_hooks(found.original, site)
     site.name, site.function = found.name, found.function
-    site.added = found.kind == "call"
+    site.added, site.rewritten = found.kind == "call", bool(found.calls)
     return site.train((found.original if found.kind == "module" else found.owner).training)
 
 
-def _rewritten_classes(chosen: list[Found], findings: Findings) -> dict[nn.Module, type]:
-    """The new type of each submodule that owns a chosen call."""
-    names: dict[int, dict[int, str]] = {}
-    for one in chosen:
-        for call in one.calls:
-            names.setdefault(id(one.owner), {})[call] = one.name.rpartition(".")[2]
-    return {findings.traced[owner].owner: findings.traced[owner].rewritten(by_call) for owner, by_call in names.items()}
 
 
 def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:

@@ -78,8 +78,6 @@ class _Log:
     seen: dict[int, Seen] = field(default_factory=dict)
     count: int = 0
     running: list[nn.Module] = field(default_factory=list)
-    done: dict[int, int] = field(default_factory=dict)
-    """Calls so far in a traced owner's running forward, which come in the order of the trace."""
     quiet: bool = False
     hidden: dict[str, list[str]] = field(default_factory=dict)
     """The functions that belong to no finding, by the name of the module that called them."""
@@ -90,15 +88,6 @@ class _Log:
         seen.last = self.count
         seen.shapes.append(shape)
         self.count += 1
-
-    def note_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The next call of the innermost forward, where that was traced."""
-        owner = self.running[-1]
-        number = self.done[id(owner)]
-        self.done[id(owner)] += 1
-        for one in self.findings.found:
-            if one.owner is owner and number in one.calls:
-                self.note(one, args, kwargs)
 
     def note_hidden(self, function: str) -> None:
         functions = self.hidden.setdefault(self.names[id(self.running[-1])], [])
@@ -131,7 +120,7 @@ class _Noted(nn.Module):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the functional activations: those of traced forwards, and those that no finding knows of."""
+    """Sees the functional activations that no finding knows of."""
 
     def __init__(self, log: _Log) -> None:
         super().__init__()
@@ -142,51 +131,50 @@ class _Calls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         log = self.log
-        if not log.quiet and log.running:
+        if not log.quiet and log.running and not is_activation(log.running[-1]):
             name = getattr(function, "__name__", "")
-            as_function = module_of_call("call_function", function, args[1:], kwargs)
-            if as_function is not None or module_of_call("call_method", name, args[1:], kwargs) is not None:
-                if id(log.running[-1]) in log.findings.traced:
-                    log.note_call(args, kwargs)
-                elif not is_activation(log.running[-1]):
-                    log.note_hidden(name)
+            calls = (("call_function", function), ("call_method", name))
+            if any(module_of_call(kind, target, args[1:], kwargs) is not None for kind, target in calls):
+                log.note_hidden(name)
         return function(*args, **kwargs)
 
 
 @contextmanager
 def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Module]:
-    """The model with something that notes in the place of each module and function, and hooks around its forwards."""
+    """The model with something that notes in the place of each activation, and hooks around its forwards."""
     if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
         yield _Noted(log.noting(findings.found[0], model))
         return
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if log.running and _is_traced_child(findings, log.running[-1], module):
-            log.note_call(args, kwargs)
+    def enter(module: nn.Module, args: Any) -> None:
         log.running.append(module)
-        log.done[id(module)] = 0
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         log.running.pop()
 
-    places = []
-    for one in findings.found:
-        for name in one.names if one.kind != "call" else ():
-            parent, _, attribute = name.rpartition(".")
-            owner = model.get_submodule(parent)
-            place: dict[str, Any] = vars(owner) if one.kind == "function" else owner._modules
-            places.append((place, attribute, place[attribute], one))
     modules = list(model.modules())
-    handles = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+    handles = [module.register_forward_pre_hook(enter) for module in modules]
     handles += [module.register_forward_hook(leave) for module in modules]
-    for place, attribute, value, one in places:
-        noted = log.noting(one, value)
-        place[attribute] = noted if one.kind == "function" else _Noted(noted)
+    places: list[tuple[nn.Module, str, Found]] = []
+    for one in findings.found:
+        for name in one.names:
+            parent, _, attribute = name.rpartition(".")
+            places.append((model.get_submodule(parent), attribute, one))
+    before = [(owner, dict(vars(owner)), dict(owner._modules), type(owner)) for owner, _, _ in places]
+    classes = findings.rewritten(findings.found)
+    for owner, attribute, one in places:
+        held = vars(owner).pop(attribute, None) or owner._modules.get(attribute) or one.original
+        owner._modules[attribute] = _Noted(log.noting(one, held))
+    for owner, cls in classes.items():
+        owner.__class__ = cls
     try:
         yield model
     finally:
-        for place, attribute, value, _ in places:
-            place[attribute] = value
+        for owner, attributes, children, cls in reversed(before):
+            owner.__class__ = cls
+            owner._modules.clear()
+            owner._modules.update(children)
+            vars(owner).update(attributes)
         for handle in handles:
             handle.remove()
 
@@ -197,8 +185,3 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, (tuple, list)):
         return model(*inputs)
     return model(inputs)
-
-
-def _is_traced_child(findings: Findings, owner: nn.Module, module: nn.Module) -> bool:
-    forward = findings.traced.get(id(owner))
-    return forward is not None and any(call.child is not None and call.module is module for call in forward.calls)

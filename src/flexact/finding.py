@@ -20,8 +20,8 @@ from flexact.activations import (
     is_activation_type,
     module_of_call,
 )
-from flexact.sources import made_inline, may_call_again, names_activations
-from flexact.tracing import CannotTrace, TracedForward, trace
+from flexact.calls import Call, Reading
+from flexact.rewriting import rewritten_class
 
 Kind = Literal["module", "call", "function"]
 Place = tuple[tuple[int, int], ...]
@@ -40,8 +40,8 @@ class Found:
     """The module itself, or the one that does what the call does."""
     owner: nn.Module
     """The submodule whose forward or attribute it is; the model for a module."""
-    calls: list[int] = field(default_factory=list)
-    """For a "call": which calls of the owner's traced forward."""
+    calls: list[Call] = field(default_factory=list)
+    """The calls that have to be rewritten for it."""
     function: Callable[..., Any] | None = None
     child: str | None = None
     """The name of the attribute whose call this is; `where` can use it for all of that attribute's calls."""
@@ -59,12 +59,24 @@ class Found:
 
 @dataclass
 class Findings:
-    """All of them in definition order, with a forward's own calls between the children where it makes them; the traced
-    forwards by their owner's id; and what cannot be a site and why."""
+    """All of them in definition order, with a forward's own calls between the children where it makes them; what the
+    sources say, by the owner's id; and what cannot be a site and why."""
 
     found: list[Found] = field(default_factory=list)
-    traced: dict[int, TracedForward] = field(default_factory=dict)
+    readings: dict[int, Reading] = field(default_factory=dict)
     left_alone: dict[str, str] = field(default_factory=dict)
+
+    def rewritten(self, chosen: list[Found]) -> dict[nn.Module, type]:
+        """The new type of each submodule that owns a call of the chosen."""
+        names: dict[Reading, dict[Call, str]] = {}
+        for one in chosen:
+            for call in one.calls:
+                name = call.child if one.kind == "module" else one.name.rpartition(".")[2]
+                names.setdefault(call.reading, {})[call] = str(name)
+        return {
+            reading.owner: rewritten_class(type(reading.owner), reading.recipe(by_call))
+            for reading, by_call in names.items()
+        }
 
     def told(self) -> str:
         """What was seen, for an error."""
@@ -95,14 +107,39 @@ def find(model: nn.Module, per_call: bool) -> Findings:
     return search.result
 
 
+def read(model: nn.Module) -> dict[int, Reading]:
+    """What the sources behind all forwards say, by the id of the module."""
+    modules = [module for module in model.modules() if not is_activation(module) and _is_users(module)]
+    known = {id(module) for module in model.modules()}
+    readings = {id(module): Reading(module, known) for module in modules}
+    waiting = [(module, name) for module in modules for name in ("forward", "__call__")]
+    while waiting:
+        module, name = waiting.pop(0)
+        if id(module) in readings:
+            reading = readings[id(module)]
+            reading.read(name)
+            waiting += reading.foreign
+            reading.foreign.clear()
+    return readings
+
+
+def _is_users(module: nn.Module) -> bool:
+    """Whether a module's type is not one of torch's own, nor one without a source."""
+    if isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
+        return False
+    types = [cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize"]
+    return not f"{types[0].__module__}.".startswith("torch.nn.")
+
+
 class _Search:
     def __init__(self, model: nn.Module, per_call: bool) -> None:
         self.model = model
         self.per_call = per_call
-        self.result = Findings()
+        self.result = Findings(readings=read(model))
         self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
         self._shared: dict[int, Found] = {}
         self._visited: set[int] = set()
+        self._listed = {one for reading in self.result.readings.values() for one in reading.listed}
 
     def add_module(self, name: str, module: nn.Module, slot: tuple[int, str], place: Place) -> None:
         """An activation module; one that was found before, by another name, gets this name too."""
@@ -115,6 +152,8 @@ class _Search:
         known = self._slots[slot]
         if known is not None:
             known.names.append(name)
+            calls = self.result.readings[slot[0]].calls if slot[0] in self.result.readings else []
+            known.calls += [call for call in calls if call.child == slot[1] and not call.is_plain]
 
     def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None, place: Place) -> None:
         """Any other module: its own attributes and its own forward."""
@@ -122,14 +161,20 @@ class _Search:
             return
         self._visited.add(id(owner))
         functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
-        try:
-            reason = _reason_to_leave(owner, parent)
-            if reason is not None:
-                raise CannotTrace(reason)
-            if not type(owner).__module__.startswith("torch.nn."):
-                functions = self._look_into_forward(name, owner, functions, place)
-        except CannotTrace as error:
-            self.result.left_alone[name or type(owner).__name__] = str(error)
+        reading = self.result.readings.get(id(owner))
+        reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
+        if reading is not None and not reasons:
+            reasons += reading.reasons
+            calls = self._own_calls(reading, functions)
+            if calls and "forward" in vars(owner):
+                reasons.append("its forward was replaced on this object alone")
+            elif calls and (isinstance(owner, _CONTAINERS) or id(owner) in self._listed):
+                reasons.append("its children are gone through one by one, and a site would be one of them")
+            else:
+                self._add_calls(name, owner, calls, place)
+            functions = {key: value for key, value in functions.items() if key not in {call.child for call in calls}}
+        if reasons:
+            self.result.left_alone[name or type(owner).__name__] = "; ".join(reasons)
         for attribute, function in functions.items():
             original = module_of_call("call_function", function, (), {})
             if original is not None:
@@ -137,57 +182,50 @@ class _Search:
                 found = Found("function", [_joined(name, attribute)], original, owner, function=function, place=at)
                 self.result.found.append(found)
 
-    def _look_into_forward(
-        self, name: str, owner: nn.Module, functions: dict[str, Callable[..., Any]], place: Place
-    ) -> dict[str, Callable[..., Any]]:
-        """Find the calls of a forward. Returns the function attributes that are not found call by call."""
-        made = made_inline(owner)
-        if made is not None:
-            raise CannotTrace(f"its forward makes a new {made} each time it runs; make it once, in __init__")
-        names_some = _calls_some(owner.graph) if isinstance(owner, fx.GraphModule) else names_activations(owner)
-        attributes = {key for key, child in owner._modules.items() if child is not None and is_activation(child)}
-        attributes |= functions.keys()
-        if not names_some and not (self.per_call and attributes and may_call_again(owner, attributes)):
-            return functions
-        if isinstance(owner, fx.GraphModule):
-            raise CannotTrace("a torch.fx.GraphModule has the forward of its graph; convert it before it is traced")
-        try:
-            forward = trace(owner, self.per_call)
-        except CannotTrace as error:
-            alone = "" if names_some else "; so each of its activations is one site, however often it is called"
-            raise CannotTrace(f"{error}{alone}") from None
-        self.result.traced[id(owner)] = forward
+    def _own_calls(self, reading: Reading, functions: dict[str, Callable[..., Any]]) -> list[Call]:
+        """The calls that become sites of their own: those of functions, and with per_call those of any attribute that
+        is called several times."""
+        by_child: dict[str | None, list[Call]] = {}
+        for call in reading.calls:
+            by_child.setdefault(call.child, []).append(call)
+        several = {
+            child
+            for child, calls in by_child.items()
+            if child is None
+            or (child in functions and not all(call.is_plain for call in calls))
+            or (self.per_call and len(calls) > 1 and child not in reading.values)
+        }
+        return [call for call in reading.calls if call.child in several]
+
+    def _add_calls(self, name: str, owner: nn.Module, calls: list[Call], place: Place) -> None:
         groups: dict[Any, Found] = {}
         taken = set(dir(owner)) | set(owner._modules)
-        for i, call in enumerate(forward.calls):
-            key: Any = i if self.per_call else repr(call.module)
+        for call in calls:
+            key: Any = call if self.per_call else repr(call.module)
             if key not in groups:
                 base = function_name(call.module) if call.child is None else call.child.replace(".", "_")
                 attribute = _free_name(base, taken)
                 taken.add(attribute)
                 child = None if call.child is None else _joined(name, call.child)
                 groups[key] = Found("call", [_joined(name, attribute)], call.module, owner, child=child)
-            groups[key].calls.append(i)
-            groups[key].place = (*place, self._own_place(owner, call.nodes[-1]))
+            groups[key].calls.append(call)
+            groups[key].place = (*place, self._own_place(owner, call))
         self.result.found.extend(groups.values())
-        several = {call.child: call.module for call in forward.calls if call.child is not None}
-        for parent in owner.modules():
-            for attribute, child_module in parent._modules.items():
-                if any(child_module is module for module in several.values()):
-                    self._slots[id(parent), attribute] = None
-        return {attribute: function for attribute, function in functions.items() if attribute not in several}
+        for child in {call.child for call in calls} - {None}:
+            parent, _, attribute = str(child).rpartition(".")
+            self._slots[id(owner.get_submodule(parent)), attribute] = None
 
-    def _own_place(self, owner: nn.Module, call: fx.Node | str) -> tuple[int, int]:
+    def _own_place(self, owner: nn.Module, call: Call | str) -> tuple[int, int]:
         """Where an owner's own call, or the last one of a function that it keeps, stands among its children: behind
-        all that its eval forward calls before it, and behind all there are where the forward was not traced."""
-        forward = self.result.traced.get(id(owner))
+        all that its source calls before it, and behind all there are where that does not say."""
+        reading = self.result.readings.get(id(owner))
+        order = reading.order if reading is not None else []
         children = list(owner._modules.keys())
-        nodes = list(forward.graphs[-1].nodes) if forward is not None else []
-        at = [i for i, node in enumerate(nodes) if node is call or (node.op == "call_module" and node.target == call)]
-        if not at:
+        if call not in order:
             return len(children), 1
-        before = {str(node.target).partition(".")[0] for node in nodes[: at[-1]] if node.op == "call_module"}
-        return max((i for i, child in enumerate(children) if child in before), default=-1), 1 + at[-1]
+        at = len(order) - 1 - order[::-1].index(call)
+        before = {one.partition(".")[0] for one in order[:at] if isinstance(one, str)}
+        return max((i for i, child in enumerate(children) if child in before), default=-1), 1 + at
 
 
 def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
@@ -195,6 +233,8 @@ def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         inside = isinstance(parent, torch.jit.ScriptModule)
         return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
+    if isinstance(module, fx.GraphModule) and any(map(_is_activation_node, module.graph.nodes)):
+        return "a torch.fx.GraphModule has the forward of its graph; convert it before it is traced"
     if not is_kind_of_activation(module):
         return None
     if "forward" in vars(module):
@@ -214,13 +254,13 @@ _HOMES_OF_ACTIVATIONS = (
     "timm.layers.activations_me",
     "transformers.activations",
 )
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 
 
-def _calls_some(graph: fx.Graph) -> bool:
-    """Whether a graph calls functional activations; its source writes the call of a deep child as that of a method."""
-    calls = [node for node in graph.nodes if node.op in ("call_function", "call_method")]
-    return any(module_of_call(node.op, node.target, node.args[1:], dict(node.kwargs)) is not None for node in calls)
+def _is_activation_node(node: fx.Node) -> bool:
+    kinds = ("call_function", "call_method")
+    return node.op in kinds and module_of_call(node.op, node.target, node.args[1:], dict(node.kwargs)) is not None
 
 
 def _free_name(base: str, taken: set[str]) -> str:

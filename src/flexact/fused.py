@@ -1,13 +1,13 @@
 """A site together with the batch norm, and the residual addition, before it.
 
-`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs so that
-they call `normalised_site`. Where no kernel can do it in one go, the parts run one after the other, as in the plain
-network.
+`convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs: the
+batch norm is put off (`waiting`), what is added to it is noted (`added`), and the site does all of it (`finished`).
+Where no kernel can do it in one go, the parts run one after the other, as in the plain network.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from flexact.ops.batch_norm import Norm
 
 
+_Kind = TypeVar("_Kind", bound=nn.Module)
+
+
 class _Held(NamedTuple):
     """The tensors of a batch norm."""
 
@@ -30,23 +33,108 @@ class _Held(NamedTuple):
     batches: Tensor | None
 
 
+class Waiting(NamedTuple):
+    """norm(y) + residual, put off until a site runs; the residual may go through a batch norm of its own."""
+
+    norm: nn.BatchNorm2d
+    y: Tensor
+    residual: Tensor | None = None
+    residual_norm: nn.BatchNorm2d | None = None
+    in_place: bool = False
+
+    def result(self) -> Tensor:
+        h: Tensor = self.norm(self.y)
+        if self.residual is None:
+            return h
+        residual = self.residual if self.residual_norm is None else self.residual_norm(self.residual)
+        return h.add_(residual) if self.in_place else h + residual
+
+
+def waiting(module: nn.Module, y: Any) -> Any:
+    """module(y), put off where the module is a batch norm or a Sequential that ends in one."""
+    if runs_in_turn(module) and is_untouched(module):
+        return in_turn(module, y)
+    return Waiting(module, y) if is_plain(module, nn.BatchNorm2d) and isinstance(y, Tensor) else module(y)
+
+
+def in_turn(modules: nn.Sequential, h: Any) -> Any:
+    """What nn.Sequential does, with a batch norm and the site behind it in one call.
+
+    It goes by what the container holds now, so that a slice of it, or one that was added to, does what it should.
+    """
+    for module in modules:
+        if isinstance(module, FlexAct):
+            h = finished(module, h)
+        elif not is_plain(module, nn.Identity):
+            h = waiting(module, result(h))
+    return h
+
+
+def forward_in_turn(self: nn.Sequential, input: Any) -> Any:
+    """The forward of an nn.Sequential that has sites behind batch norms."""
+    return result(in_turn(self, input))
+
+
+def passed(module: nn.Module, h: Any) -> Any:
+    """module(h), where the module is most likely an nn.Identity."""
+    return h if isinstance(h, Waiting) and is_plain(module, nn.Identity) else module(result(h))
+
+
+def added(left: Any, right: Any, in_place: bool = False) -> Any:
+    """left + right, put off where one of them is."""
+    if _takes_more(left) and isinstance(right, Tensor):
+        return left._replace(residual=right, in_place=in_place)
+    if _takes_more(left) and _takes_more(right) and left.norm is not right.norm:
+        return left._replace(residual=right.y, residual_norm=right.norm, in_place=in_place)
+    if _takes_more(right) and isinstance(left, Tensor) and not in_place:
+        return right._replace(residual=left)
+    left, right = result(left), result(right)
+    if in_place:
+        left += right
+        return left
+    return left + right
+
+
+def finished(site: nn.Module, h: Any) -> Any:
+    """site(h), in one go with what was put off."""
+    return normalised_site(site, *h) if isinstance(h, Waiting) else site(h)  # type: ignore[arg-type]
+
+
+def _takes_more(h: Any) -> TypeGuard[Waiting]:
+    return isinstance(h, Waiting) and h.residual is None
+
+
+def result(h: Any) -> Any:
+    """A value whole, be it put off or not."""
+    return h.result() if isinstance(h, Waiting) else h
+
+
 def normalised_site(
     site: FlexAct,
     norm: nn.BatchNorm2d,
     y: Tensor,
     residual: Tensor | None = None,
     residual_norm: nn.BatchNorm2d | None = None,
+    in_place: bool = False,
 ) -> Tensor:
     """site(norm(y) + residual), where the residual may go through a batch norm of its own."""
     if isinstance(site, FlexAct):
         site.notice_writes()
     if _fits(site, norm, y, residual, residual_norm):
         return _in_one_go(site, norm, y, residual, residual_norm)
-    h = norm(y)
-    if residual is not None:
-        h = h + (residual if residual_norm is None else residual_norm(residual))
-    x: Tensor = site(h)
+    x: Tensor = site(Waiting(norm, y, residual, residual_norm, in_place).result())
     return x
+
+
+def is_plain(module: nn.Module | None, kind: type[_Kind]) -> TypeGuard[_Kind]:
+    """Whether a module is exactly of a type, and nothing was added to what its call does."""
+    return module is not None and type(module) is kind and is_untouched(module)
+
+
+def runs_in_turn(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
+    """Whether a module calls its children one after the other, and nothing else."""
+    forward = type(module).forward if isinstance(module, nn.Sequential) else None
+    return forward in (nn.Sequential.forward, forward_in_turn) and "forward" not in vars(module)
 
 
 def is_untouched(module: nn.Module) -> bool:

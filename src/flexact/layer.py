@@ -93,7 +93,7 @@ class FlexAct(nn.Module):
         self.group: Any = None  # sites with the same one pick together
         # How conversion put the site here, which extraction undoes.
         self.function: Callable[..., Tensor] | None = None
-        self.added = False
+        self.added = self.rewritten = False
         self._set_aside("original", original)
         self.keys = _keys(self.config, original)
         self.candidates = tuple(lookup(key).name for key in self.keys)

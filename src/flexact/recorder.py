@@ -93,7 +93,7 @@ class Recorder:
         entry: dict[str, Any] = {
             "step": step,
             "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
-            "picks": now.picks,
+            "picks": now.leading,
             **self._news(dict(zip(keys, now, strict=True))),
             **numbers,
         }

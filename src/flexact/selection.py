@@ -89,8 +89,13 @@ class Selection:
         return self.rows[index]
 
     @property
-    def picks(self) -> dict[str, str]:
-        """Pick by site, without the sites where nothing leads yet; a channel's key has its number behind a colon."""
+    def picks(self) -> dict[str, str | None]:
+        """Pick by site, None where nothing leads yet; a channel's key has its number behind a colon."""
+        return {row.key: row.pick for row in self.rows}
+
+    @property
+    def leading(self) -> dict[str, str]:
+        """The same without the sites where nothing leads yet."""
         return {row.key: row.pick for row in self.rows if row.pick is not None}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,272 +1,158 @@
-"""What the source of a forward says: whether it names activations, and why it must not be traced.
-
-Read are the forward itself and the methods and plain functions that it calls, as far as their source is there.
-"""
+"""The source of a method as a syntax tree, and a function like the method's from a changed tree."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import copy
 import functools
+import hashlib
 import inspect
-import textwrap
+import linecache
 import types
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch.fx
-from torch import nn
-from torch.overrides import get_testing_overrides
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-from flexact.activations import is_activation_function, is_activation_type, is_method, makes_activations
+_FUTURES = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
-# Questions that torch.fx answers wrongly while it traces, since its stand-ins are no tensors.
-_ABOUT_A_VALUE = {"isinstance", "issubclass", "hasattr", "getattr", "callable", "type", "is_tensor"}
-_ABOUT_THE_MODE = {"is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled"}
-_CHANGES_A_CONTAINER = {"append", "extend", "insert", "pop", "remove", "clear", "update", "setdefault", "add"}
-# How torch's own functions call the parameters that take a function or a module.
-_TAKES_A_FUNCTION = {"function", "functions", "func", "true_fn", "body_fn", "combine_fn", "model", "module"}
+
+class CannotRewrite(Exception):
+    """Why a method cannot be rewritten, in words for the user."""
+
+
+@functools.lru_cache(maxsize=4096)
+def definition_of(function: types.FunctionType) -> Definition:
+    """The node that defines a function. Raises an error unless compiling it gives the code that the function runs."""
+    found = _found(function)
+    if found is None:
+        raise CannotRewrite("its source cannot be read; define the class in a file")
+    if not _is_same(compiled(function, found.definition), function.__code__):
+        raise CannotRewrite("its source is not what runs: the file changed, or something rewrote it on import")
+    return found.definition
+
+
+def digest(node: Definition) -> str:
+    """A fingerprint of a definition, wherever in its file it stands."""
+    return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:16]
+
+
+def compiled(function: types.FunctionType, definition: Definition) -> types.CodeType:
+    """The code of another definition in the place of a function's own: in its class, between its enclosing names, with
+    its file and its lines."""
+    code, found = function.__code__, _found(function)
+    assert found is not None
+    statement = copy.deepcopy(found.statement, {id(found.definition): definition})
+    module = ast.Module([*found.imports, statement], [])
+    codes: list[types.CodeType] = [
+        compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    ]
+    for one in codes:
+        codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
+    (made,) = [one for one in codes if (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)]
+    return made
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A function that a forward reaches, and what it calls the module that it is a method of ("" for none)."""
-
-    function: types.FunctionType
-    tree: ast.AST
-    me: str
-
-
-def names_activations(owner: nn.Module) -> bool:
-    """Whether the source behind a module's forward names a functional activation."""
-    for source in _reached(type(owner)):
-        names = _names(source.function)
-        for node in ast.walk(source.tree):
-            path = _path(node)
-            if path[:1] == [source.me]:
-                if len(path) == 2 and path[1] not in vars(owner) and is_activation_function(_static(owner, path[1])):
-                    return True
-            elif is_activation_function(_resolved(path, names)):
-                return True
-            if isinstance(node, ast.Call) and _is_method_call(node.func, owner, names, source.me):
-                return True
-    return False
+class _Found:
+    definition: Definition
+    statement: ast.stmt
+    """The statement of the file that has the definition in it."""
+    imports: list[ast.stmt]
+    """The file's imports, since code is compiled otherwise for names that are imported."""
 
 
-def may_call_again(owner: nn.Module, attributes: set[str]) -> bool:
-    """Whether a forward may call one of these attributes more than once, as far as its source tells."""
-    mentions: Counter[str] = Counter()
-    for source in _reached(type(owner)):
-        for node in ast.walk(source.tree):
-            if isinstance(node, (ast.For, ast.While, ast.comprehension)):
-                return True
-            path = _path(node)
-            if len(path) == 2 and path[0] == source.me and path[1] in attributes:
-                mentions[path[1]] += 1 if source.function.__name__ == "forward" else 2
-    return any(count > 1 for count in mentions.values())
+def _found(function: types.FunctionType) -> _Found | None:
+    code = function.__code__
+    try:
+        found = _definitions("".join(linecache.getlines(code.co_filename, function.__globals__)))
+    except (SyntaxError, ValueError):
+        return None
+    return found.get((code.co_name, code.co_firstlineno))
 
 
-def settings_read(owner: nn.Module) -> list[str]:
-    """The plain settings of a module (numbers, switches, strings) that its forward reads, which a trace fixes."""
-    found = {
-        path[1]
-        for source in _reached(type(owner))
-        for path in map(_path, ast.walk(source.tree))
-        if len(path) >= 2 and path[0] == source.me
-    }
-    return sorted(
-        name
-        for name in found - {"training", "inplace"}  # the one is followed, the other changes no value
-        if isinstance(vars(owner).get(name), (bool, int, float, str))
+@functools.lru_cache(maxsize=256)
+def _definitions(text: str) -> dict[tuple[str, int], _Found | None]:
+    """The functions of a file by name and first line; None where two have the same."""
+    tree = ast.parse(text)
+    imports: list[ast.stmt] = []
+    found: dict[tuple[str, int], _Found | None] = {}
+    for statement in tree.body:
+        for node in ast.walk(statement):
+            key = ("", 0)
+            if isinstance(node, ast.Lambda):
+                key = ("<lambda>", node.lineno)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                key = (node.name, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]))
+            elif isinstance(node, (ast.Import, ast.ImportFrom)) and not isinstance(statement, _OWN_SCOPE):
+                imports.append(node)
+            if isinstance(node, Definition):
+                found[key] = None if key in found else _Found(node, statement, imports)
+    return found
+
+
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _is_same(left: types.CodeType, right: types.CodeType) -> bool:
+    """Whether two codes do the same, wherever in their files they stand."""
+    same = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    if any(getattr(left, name) != getattr(right, name) for name in (*same, "co_flags", "co_posonlyargcount")):
+        return False
+    constants = list(zip(left.co_consts, right.co_consts, strict=False))
+    return len(left.co_consts) == len(right.co_consts) and all(
+        _is_same(a, b) if isinstance(a, types.CodeType) and isinstance(b, types.CodeType) else repr(a) == repr(b)
+        for a, b in constants
     )
 
 
-def made_inline(owner: nn.Module) -> str | None:
-    """The activation module that a forward makes anew each time, as in `nn.ReLU()(x)` or `ACT2FN["relu"](x)`: its type,
-    or how the forward gets it; None where none."""
-    for source in _reached(type(owner)):
-        names = _names(source.function)
-        for node in ast.walk(source.tree):
-            made = _resolved(_path(node.func), names) if isinstance(node, ast.Call) else None
-            if isinstance(made, type) and is_activation_type(made):
-                return made.__name__
-            if isinstance(node, ast.Subscript) and makes_activations(_resolved(_path(node.value), names)):
-                return ast.unparse(node)
-    return None
+def with_code(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
+    """A function with another code and everything else of the first."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    return _dressed(made, function)
 
 
-def reason_not_to_trace(owner: nn.Module) -> str | None:
-    """What a trace of a forward would silently lose or get wrong, in words for the user; None where nothing."""
-    if "forward" in vars(owner):
-        return "its forward was replaced on this object alone"
-    for source in _reached(type(owner)):
-        name = source.function.__name__
-        subject = "its forward" if name == "forward" else f"its forward calls {name}, which"
-        names = _names(source.function)
-        arguments = set(inspect.signature(source.function).parameters) - {source.me}
-        for node in ast.walk(source.tree):
-            problem = _problem(node, arguments, source.me)
-            path = _path(node)
-            value = vars(owner).get(path[1]) if len(path) == 2 and path[0] == source.me else _resolved(path, names)
-            if problem is None and _is_lost(value):
-                problem = f"uses {ast.unparse(node)}, which a trace loses"
-            if problem:
-                return f"{subject} {problem}"
-    return None
+def _dressed(made: types.FunctionType, function: types.FunctionType) -> types.FunctionType:
+    made.__dict__.update(function.__dict__)
+    for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__", "__module__", "__type_params__"):
+        if hasattr(function, name):
+            setattr(made, name, getattr(function, name))
+    return made
 
 
-def _is_lost(value: Any) -> bool:
-    """Whether a trace goes through a function of torch's and leaves only what runs inside it: one that runs a given
-    function in a way of its own, as torch.utils.checkpoint does, or a torch.autograd.Function with its own backward."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    home = getattr(value, "__self__", None)
-    if isinstance(home, type) and issubclass(home, torch.autograd.Function):
-        return getattr(value, "__name__", "") == "apply"
-    if not isinstance(value, types.FunctionType) or not _is_torchs(value) or value in get_testing_overrides():
-        return False
-    return not _TAKES_A_FUNCTION.isdisjoint(inspect.signature(value).parameters)
-
-
-def _problem(node: ast.AST, arguments: set[str], me: str) -> str | None:
-    tested: list[ast.expr] = []
-    if isinstance(node, ast.FunctionDef) and any(_path(one) != ["staticmethod"] for one in node.decorator_list):
-        return f"is decorated with @{ast.unparse(node.decorator_list[0])}, which a trace may lose"
-    if isinstance(node, (ast.With, ast.AsyncWith)):
-        return f"has a block `with {ast.unparse(node.items[0])}`, which a trace loses"
-    if isinstance(node, ast.Try):
-        return "has a try block, which a trace loses"
-    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load) and _root(node) == me:
-        return f"changes {ast.unparse(node)}, which a trace does only once"
-    if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-        tested = [node.left, *node.comparators]
-    elif isinstance(node, ast.Call):
-        called = _path(node.func)
-        last = called[-1] if called else ""
-        changes = last in _CHANGES_A_CONTAINER or (last.endswith("_") and not is_method(last))
-        if called[:1] == [me] and len(called) > 2 and changes:
-            return f"changes {'.'.join(called[:-1])}, which a trace does only once"
-        if last in _ABOUT_THE_MODE:
-            return f"decides by {ast.unparse(node)}"
-        tested = node.args[:1] if last in _ABOUT_A_VALUE else []
-    for part in tested:
-        decides_by = [name.id for name in ast.walk(part) if isinstance(name, ast.Name) and name.id in arguments]
-        if decides_by:
-            return f"decides by the argument {decides_by[0]!r} ({ast.unparse(node)})"
-    return None
-
-
-def _reached(cls: type) -> list[_Source]:
-    """The forward of a type, and the methods and plain functions that it calls, as far as their source is there."""
-    found: dict[types.FunctionType, _Source] = {}
-    waiting: list[tuple[Any, bool]] = [(getattr(cls, "forward", None), True)]
-    while waiting:
-        value, is_method_of_cls = waiting.pop(0)
-        function = inspect.unwrap(value)
-        if not isinstance(function, types.FunctionType) or function in found:
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        code = function.__code__
-        found[function] = _Source(function, tree, code.co_varnames[0] if is_method_of_cls and code.co_argcount else "")
-        waiting.extend(_called(found[function], cls))
-    return list(found.values())
-
-
-def _called(source: _Source, cls: type) -> Iterator[tuple[Any, bool]]:
-    """What a function calls, and whether that is a method."""
-    names = _names(source.function)
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call):
-            continue
-        path = _path(node.func)
-        if path[:1] == [source.me]:
-            if len(path) == 2:
-                is_static = isinstance(inspect.getattr_static(cls, path[1], None), staticmethod)
-                yield getattr(cls, path[1], None), not is_static
-        elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
-            if _path(node.func.value.func) == ["super"]:
-                yield _above(cls, source.function, node.func.attr), True
-        else:
-            value = _resolved(path, names)
-            if isinstance(value, types.FunctionType) and not _stays_whole(value):
-                yield value, False
-
-
-def _stays_whole(function: types.FunctionType) -> bool:
-    """Whether there is nothing to read in a function: torch's own, and those given to torch.fx.wrap."""
-    wrapped = getattr(torch.fx._symbolic_trace, "_wrapped_fns_to_patch", {})
-    return _is_torchs(function) or (id(function.__globals__), function.__name__) in wrapped
-
-
-def _is_torchs(function: types.FunctionType) -> bool:
-    return f"{function.__module__}.".startswith("torch.")
-
-
-def _above(cls: type, function: types.FunctionType, method: str) -> Any:
-    """What `super().method` is in a method of a type."""
-    homes = [i for i, base in enumerate(cls.__mro__) if function in map(inspect.unwrap, _functions(base))]
-    bases = cls.__mro__[homes[0] + 1 :] if homes else ()
-    return next((vars(base)[method] for base in bases if method in vars(base)), None)
-
-
-def _functions(cls: type) -> list[types.FunctionType]:
-    return [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
-
-
-def _names(function: types.FunctionType) -> dict[str, Any]:
-    """What a function's global and enclosing names stand for."""
-    enclosing = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            enclosing[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    return {**function.__globals__, **enclosing}
-
-
-def _path(node: ast.AST) -> list[str]:
-    """["F", "relu"] for F.relu; empty where the chain does not start at a name."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    return [node.id, *names] if isinstance(node, ast.Name) else []
-
-
-def _resolved(path: list[str], names: dict[str, Any]) -> Any:
-    if not path or path[0] not in names:
-        return None
-    value = names[path[0]]
+def contents(cell: types.CellType) -> Any:
+    """What a cell holds; None where it is not filled yet."""
     try:
-        for name in path[1:]:
-            value = getattr(value, name)
-    except Exception:  # an attribute may be computed, and fail in its own way
+        return cell.cell_contents
+    except ValueError:
         return None
-    return value
 
 
-def _static(owner: nn.Module, attribute: str) -> Any:
-    """An attribute of the type, with no property run."""
-    value = inspect.getattr_static(type(owner), attribute, None)
-    return value.__func__ if isinstance(value, staticmethod) else value
+def unwrapped(value: Any) -> Any:
+    """The function inside a property and decorators, as far as they say what they wrap."""
+    return inspect.unwrap(value.fget if isinstance(value, property) and value.fget else value)
 
 
-def _is_method_call(called: ast.expr, owner: nn.Module, names: dict[str, Any], me: str) -> bool:
-    """Whether `x.relu` is that of a tensor: not `self.relu`, a grandchild's or an imported module's."""
-    if not isinstance(called, ast.Attribute) or not is_method(called.attr):
-        return False
-    path = _path(called)
-    if path[:1] == [me]:
-        return len(path) > 2 and path[1] not in owner._modules
-    return not isinstance(_resolved(path[:-1], names), types.ModuleType)
-
-
-def _root(node: ast.expr) -> str | None:
-    """The name at which `self.a.b[0]` starts."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
+def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -> Any:
+    """What a class holds (a function, a decorated one, a property) with another function inside."""
+    if value is inner:
+        return made
+    if isinstance(value, property):
+        return property(rewrapped(value.fget, inner, made), value.fset, value.fdel, value.__doc__)
+    wrapped = getattr(value, "__wrapped__", None)
+    cells = list(getattr(value, "__closure__", None) or ())
+    held = [i for i, cell in enumerate(cells) if contents(cell) is wrapped]
+    if not isinstance(value, types.FunctionType) or wrapped is None or not held:
+        raise CannotRewrite("it is decorated with something that is not a plain function around it")
+    within = rewrapped(wrapped, inner, made)
+    for i in held:
+        cells[i] = types.CellType(within)
+    twin = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    _dressed(twin, value)
+    twin.__dict__.update({name: within for name, held in value.__dict__.items() if held is wrapped})
+    return twin

@@ -8,8 +8,8 @@ from flexact.candidates import bare_copy
 from flexact.finding import Found
 from flexact.fusing import unfused_class
 from flexact.layer import FlexAct
+from flexact.rewriting import Rewritten, children_of, first_class
 from flexact.sites import unbind
-from flexact.tracing import Rewritten, first_class
 
 _NESTED = "flexact_used_nested_tensor"
 
@@ -40,10 +40,10 @@ def swap_out(model: nn.Module) -> nn.Module:
         unbind(owner)  # a submodule may have been converted on its own
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
         if isinstance(owner, Rewritten):
-            _restore_class(owner, unfused_class(owner))
-        added = [site for site in sites.values() if site.added]
-        if added and all(site.kept_original for site in added):
-            _restore_class(owner, first_class(owner))
+            owner.__class__ = unfused_class(owner)
+            rewritten = [site for site in sites.values() if site.rewritten]
+            if rewritten and all(site.kept_original for site in rewritten):
+                owner.__class__ = first_class(owner)
         for name, site in sites.items():
             _put_back(owner, name, site)
     for encoder in _encoders(model):
@@ -84,7 +84,7 @@ def _put_back(owner: nn.Module, name: str, site: FlexAct) -> None:
     if site.function is not None and site.kept_original:
         del owner._modules[name]
         vars(owner)[name] = site.function
-    elif site.added and not isinstance(owner, Rewritten):
+    elif site.added and name not in children_of(owner):
         del owner._modules[name]
         vars(owner).pop(name, None)
     else:
@@ -99,22 +99,6 @@ def _picked(site: FlexAct) -> nn.Module:
     unbind(site)
     take_over_hooks(site, site.picked)
     return site.picked
-
-
-def _restore_class(owner: nn.Module, first: type) -> None:
-    """Give a rewritten module an earlier type. What was derived from the rewritten one since, as torch's
-    parametrizations derive a type, is derived from the earlier one in the same way."""
-    rewritten = next(cls for cls in type(owner).__mro__ if "flexact_first" in vars(cls))
-    if not issubclass(first, rewritten):
-        owner.__class__ = _rebased(type(owner), rewritten, first)
-
-
-def _rebased(cls: type, rewritten: type, first: type) -> type:
-    if cls is rewritten:
-        return first
-    bases = tuple(_rebased(base, rewritten, first) if issubclass(base, rewritten) else base for base in cls.__bases__)
-    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    return type(cls)(cls.__name__, bases, members)
 
 
 def _encoders(model: nn.Module) -> list[nn.TransformerEncoder]:

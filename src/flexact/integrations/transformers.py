@@ -180,7 +180,7 @@ class FlexActCallback(TrainerCallback):
             extract(model, inplace=True)
         if self._says_so:
             by_channel = any(row.channel is not None for row in self.selection)
-            picks = self.selection.picks
+            picks = self.selection.leading
             self._description = say_loudly(model, picks, committed=True) if by_channel else say_picks(model, picks)
 
     # What the wrapped Trainer's methods ask.
@@ -251,7 +251,7 @@ class FlexActCallback(TrainerCallback):
         if self._says_so and self.selection is None:
             now = selection(self._trainer.model)
             committed = all(row.committed for row in now)
-            self._description = say_loudly(self._trainer.model, now.picks, committed)
+            self._description = say_loudly(self._trainer.model, now.leading, committed)
 
     def write_beside(self, folder: Path) -> None:
         """What a checkpoint's folder holds besides the network."""

@@ -230,7 +230,7 @@ class CellRun:
             losses=tuple(line.loss for line in self.curve),
             seconds=self._seconds(),
             step_ms=statistics.median(line.step_ms for line in self.curve),
-            picks=selection(network).picks if picking_sites(network) else {},
+            picks=selection(network).leading if picking_sites(network) else {},
             epochs=len(self.curve),
             devices=tuple(self.devices),
         )

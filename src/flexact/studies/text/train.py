@@ -95,7 +95,7 @@ def train_cell(
         epochs=protocol.epochs_of(cell.task),
         seconds=watch.curve[-1]["seconds"],
         step_ms=statistics.fmean(line["step_ms"] for line in watch.curve),
-        picks=callback.selection.picks if callback.selection is not None else {},
+        picks=callback.selection.leading if callback.selection is not None else {},
     )
     watch.write_score(statistics.fmean(outcome.metrics.values()))
     if protocol.keep:

@@ -1,0 +1,260 @@
+"""Every animal of the zoo computes the same after conversion, in every way that can be seen from outside, or is left
+alone with a warning that names it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import io
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from types import FunctionType, GeneratorType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo_classes
+import zoo_flow
+import zoo_in_place
+import zoo_spellings
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import flexact
+from flexact.activations import is_activation_function, is_method
+from flexact.sites import sites_of
+from zoo import EXPECTED
+
+HOUSES = [house.__name__ for house in (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings)]
+ANIMALS = [cls for cls in EXPECTED if cls.__module__ in HOUSES]  # pytest may import them by another name, too
+CONFIG = flexact.FlexConfig(candidates=("softsign", "original"), init="original", init_probability=1 - 1e-6)
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": lambda model: _saved_and_loaded(model),
+}
+
+
+class Cage(nn.Module):
+    """An animal beside an activation module, so that there always is something to convert."""
+
+    def __init__(self, animal: nn.Module) -> None:
+        super().__init__()
+        self.animal = animal
+        self.outside = nn.ReLU()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.animal(*args, **kwargs)
+
+
+class Instead(TorchFunctionMode):
+    """Runs softsign wherever an activation is called: what a network with another pick computes, by another way."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        is_one = is_activation_function(function) or (is_method(name) and function is getattr(Tensor, name, None))
+        if not is_one:
+            return function(*args, **(kwargs or {}))
+        given = kwargs or {}
+        if isinstance(function, FunctionType):
+            given = inspect.signature(function).bind(*args, **given).arguments
+        tensor = args[0] if args else given["input"]
+        if name.endswith("_") or given.get("inplace"):
+            return tensor.copy_(F.softsign(tensor.clone()))
+        return F.softsign(tensor)
+
+
+def _saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+def caged(cls: type[nn.Module]) -> Cage:
+    """The same animal every time."""
+    seed()
+    return Cage(cls())
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """The types, the tensors and the other values of a result or a state."""
+    yield type(value)
+    if isinstance(value, GeneratorType):
+        value = list(value)
+    if isinstance(value, dict):
+        for key in value:
+            yield key
+            yield from parts(value[key])
+    elif isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
+        for one in value:
+            yield from parts(one)
+    elif dataclasses.is_dataclass(value):
+        yield from parts(vars(value))
+    elif isinstance(value, (Tensor, bool, int, float, str)):
+        yield value
+
+
+def effects(animal: nn.Module) -> dict[str, Any]:
+    """What a forward may have changed in an animal."""
+    own = {name: value for name, value in vars(animal).items() if not name.startswith("_")}
+    return {name: value for name, value in own.items() if not callable(value)} | dict(
+        animal.named_buffers(recurse=False)
+    )
+
+
+def seen(model: Cage, training: bool, backward: bool = True) -> list[Any]:
+    """Everything that can be seen of one forward and backward."""
+    seed()
+    model.train(training)
+    model.zero_grad()
+    args, kwargs = model.animal.inputs()
+    for one in args:
+        if isinstance(one, Tensor):
+            one.requires_grad_()
+    result = list(parts(model(*args, **kwargs)))
+    tensors = [one for one in result if isinstance(one, Tensor) and one.requires_grad]
+    if tensors and backward:
+        sum(one.float().square().sum() for one in tensors).backward()
+    gradients = [(name, one.grad) for name, one in model.named_parameters() if not name.endswith("logits")]
+    own = [one.grad for one in args if isinstance(one, Tensor)]
+    return [*result, *parts(gradients), *parts(own), *parts(effects(model.animal)), torch.rand(()), random.random()]
+
+
+def same(left: list[Any], right: list[Any], tolerance: float = 0.0) -> bool:
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.shape != b.shape or a.dtype != b.dtype or a.requires_grad != b.requires_grad:
+                return False
+            if not torch.allclose(a, b, rtol=tolerance, atol=tolerance):
+                return False
+        elif isinstance(a, float) and isinstance(b, float):
+            if abs(a - b) > tolerance:
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def calls_of_hooks(model: Cage, training: bool) -> list[tuple[str, str]]:
+    """Which hooks run in a forward, in what order; those of activations apart."""
+    calls: list[tuple[str, str]] = []
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, (flexact.FlexAct, nn.ReLU)) and type(module) is not type(model.animal):
+            continue
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: calls.append((name, "before")) or None))
+        handles.append(module.register_forward_hook(lambda *_, name=name: calls.append((name, "after")) or None))
+    seen(model, training)
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def choose(model: nn.Module, name: str | None) -> nn.Module:
+    for site in sites_of(model):
+        with torch.no_grad():
+            index = site.logits.argmax() if name is None else torch.tensor(site.candidates.index(name))
+            site.logits.copy_(5.0 * F.one_hot(index, site.k))
+    return flexact.commit(model)
+
+
+def convert(model: Cage) -> tuple[Cage, str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        flexact.convert(model, config=CONFIG)
+    return model, "\n".join(str(one.message) for one in caught if "flexact" in str(one.message))
+
+
+MODES = (True, False, True)
+
+
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_conversion_changes_nothing_that_can_be_seen(cls: type[nn.Module]) -> None:
+    plain = caged(cls)
+    converted, warned = convert(caged(cls))
+    reason = EXPECTED[cls]
+    own = [site for site in sites_of(converted) if site.name != "outside"]
+    if reason is None:
+        assert warned == ""
+        assert own
+    else:
+        assert "  animal: " in warned
+        assert reason in warned
+    assert isinstance(converted.animal, cls)
+    assert inspect.signature(type(converted.animal).forward) == inspect.signature(cls.forward)
+    assert inspect.signature(converted.animal.forward) == inspect.signature(plain.animal.forward)
+    for training in MODES:
+        assert same(seen(converted, training), seen(plain, training), getattr(cls, "tolerance", 1e-3))
+    assert calls_of_hooks(converted, True) == calls_of_hooks(plain, True)
+
+
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_changes(cls: type[nn.Module]) -> None:
+    plain = caged(cls)
+    converted = choose(convert(caged(cls))[0], None)
+    extracted = flexact.extract(converted)
+    assert type(extracted.animal) is type(plain.animal) or "Parametrized" in type(plain.animal).__name__
+    assert list(extracted.state_dict()) == list(plain.state_dict())
+    for training in MODES:
+        expected = seen(plain, training)
+        assert same(seen(converted, training), expected)
+        assert same(seen(extracted, training), expected)
+    for model in (plain, converted, extracted):
+        model.animal.change()
+    for training in MODES:
+        expected = seen(plain, training)
+        assert same(seen(converted, training), expected)
+        assert same(seen(extracted, training), expected)
+
+
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_copies_and_pickles_compute_what_the_converted_one_does(cls: type[nn.Module]) -> None:
+    for how, copied in COPIES.items():
+        try:
+            copied(caged(cls))
+        except Exception:  # the plain one cannot be copied in this way, so nothing is asked of the converted one
+            continue
+        for model in (convert(caged(cls))[0], choose(convert(caged(cls))[0], "softsign")):
+            twin = copied(model)
+            assert isinstance(twin.animal, cls), how
+            for training in (True, False):
+                assert same(seen(twin, training), seen(model, training)), how
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls, reason in EXPECTED.items() if reason is None], ids=lambda cls: cls.__name__
+)
+@pytest.mark.filterwarnings("ignore")
+def test_another_pick_is_what_the_plain_network_computes_with_that_function(cls: type[nn.Module]) -> None:
+    plain = caged(cls)
+    converted = choose(convert(caged(cls))[0], "softsign")
+    extracted = flexact.extract(converted)
+    assert not any(isinstance(module, flexact.FlexAct) for module in extracted.modules())
+    for training in MODES:
+        backward = not getattr(cls, "recomputes", False)
+        with Instead():
+            expected = seen(plain, training, backward)
+        assert same(seen(converted, training, backward), expected, 1e-6)
+        assert same(seen(extracted, training, backward), expected, 1e-6)
+
+
+def test_the_zoo_is_large() -> None:
+    assert len(ANIMALS) >= 150

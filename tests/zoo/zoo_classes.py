@@ -1,0 +1,521 @@
+"""Classes: inheritance, decorators, properties, metaclasses, and how they are copied and saved."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from zoo import Animal, identical, left_alone
+
+REGISTRY = {}
+
+
+def logged(function):
+    @functools.wraps(function)
+    def wrapper(self, *args, **kwargs):
+        self.log = [*getattr(self, "log", []), function.__name__]
+        return function(self, *args, **kwargs)
+
+    return wrapper
+
+
+def scaled(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs) * factor
+
+        return wrapper
+
+    return decorate
+
+
+def unnamed(function):
+    def wrapper(self, h):
+        return function(self, h) + 1
+
+    return wrapper
+
+
+def registered(function):
+    REGISTRY[function.__qualname__] = function
+    return function
+
+
+class Calls:
+    """A decorator that is an object."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, holder, cls):
+        return functools.partial(self.function, holder)
+
+
+class Symmetric(nn.Module):
+    def forward(self, w):
+        return w.triu() + w.triu(1).transpose(-1, -2)
+
+
+class Parent(Animal):
+    def act(self, h):
+        return F.relu(h)
+
+
+class Grandparent(Animal):
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+class Mixin:
+    def act(self, h):
+        return F.relu(h) * 2
+
+
+class Registered(Animal):
+    known: ClassVar[list] = []
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        Registered.known.append(cls)
+
+
+class NeedsKeyword(Animal):
+    def __init_subclass__(cls, *, tag, **options):
+        super().__init_subclass__(**options)
+        cls.tag = tag
+
+
+class Meta(type):
+    known: ClassVar[list] = []
+
+    def __new__(mcs, name, bases, namespace, *, tag):
+        return super().__new__(mcs, name, bases, namespace)
+
+    def __init__(cls, name, bases, namespace, *, tag):
+        super().__init__(name, bases, namespace)
+        if tag in Meta.known:
+            raise TypeError(f"{tag} is known already")
+        Meta.known.append(tag)
+
+
+@identical
+class Inherits(Parent):
+    pass
+
+
+@identical
+class CallsSuper(Grandparent):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@identical
+class CallsSuperByName(Grandparent):
+    def forward(self, x):
+        return super(CallsSuperByName, self).forward(x) * 2  # noqa: UP008
+
+
+@identical
+class CallsBase(Grandparent):
+    def forward(self, x):
+        return Grandparent.forward(self, x) * 3
+
+
+@identical
+class CallsSuperTwice(CallsSuper):
+    def forward(self, x):
+        return super().forward(x) + F.relu(x[:, :3])
+
+
+@identical
+class CallsSuperHelper(Parent):
+    def act(self, h):
+        return super().act(h) + torch.tanh(h)
+
+
+@identical
+class FromMixin(Mixin, Animal):
+    pass
+
+
+@identical
+class SuperInMixin(Mixin, Parent):
+    def act(self, h):
+        return super().act(h) + 1
+
+
+@identical
+class PrivateMethod(Animal):
+    def forward(self, x):
+        return self.second(self.__hidden(self.first(x)))
+
+    def __hidden(self, h):
+        return F.relu(h) * self.__scale()
+
+    def __scale(self):
+        return 2.0
+
+
+@identical
+class _Private(Animal):
+    def act(self, h):
+        self.__seen = h.shape[0]
+        return F.relu(h) * self.__seen
+
+
+@identical
+class PrivateChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.__layer = nn.Linear(6, 6)
+
+    def act(self, h):
+        return F.relu(self.__layer(h))
+
+
+@identical
+class Property(Animal):
+    def forward(self, x):
+        self.h = self.first(x)
+        return self.second(self.hidden)
+
+    @property
+    def hidden(self):
+        return F.relu(self.h)
+
+
+@identical
+class TypeOfSelf(Animal):
+    def forward(self, x):
+        return self.second(type(self).act(self, self.first(x)))
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class ClassOfSelf(Animal):
+    def act(self, h):
+        return F.relu(h) * len(self.__class__.__name__) * len(__class__.__qualname__)
+
+
+@identical
+class BoundMethod(Animal):
+    def forward(self, x):
+        act = self.act
+        return self.second(act(self.first(x)))
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class NoGrad(Animal):
+    @torch.no_grad()
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class Autocast(Animal):
+    tolerance = 0.02
+
+    @torch.autocast("cpu", torch.bfloat16)
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+@identical
+class Wrapped(Animal):
+    @logged
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+@identical
+class WrappedTwice(Animal):
+    @logged
+    @scaled(3.0)
+    def act(self, h, shift: float = 0.5):
+        return F.relu(h) + shift
+
+
+@identical
+class DecoratedAndReturned(Animal):
+    @registered
+    def act(self, h):
+        return F.relu(h)
+
+
+@left_alone("calls function, which calls F.relu")
+class WrappedWithoutAName(Animal):
+    @unnamed
+    def act(self, h):
+        return F.relu(h)
+
+
+@left_alone("act has activations, but")
+class DecoratedByAnObject(Animal):
+    @Calls
+    def act(self, h):
+        return F.relu(h)
+
+
+@left_alone("act has activations, but")
+class PartialMethod(Animal):
+    def base(self, h, scale):
+        return F.relu(h) * scale
+
+    act = functools.partialmethod(base, scale=2.0)
+
+
+@left_alone("its first parameter is not the module throughout")
+class RebindsSelf(Animal):
+    def act(self, h):
+        me = self
+        self = None
+        return F.relu(h) * me.p
+
+
+@left_alone("its first parameter is not the module throughout")
+class NestedSelf(Animal):
+    def act(self, h):
+        def inner(self):
+            return F.relu(self)
+
+        return inner(h)
+
+
+@left_alone("its first parameter is not the module throughout")
+class NoNamedSelf(Animal):
+    def act(*args):
+        return F.relu(args[1])
+
+
+@identical
+class OverridesCall(Animal):
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class ActivationInCall(Animal):
+    def __call__(self, x):
+        return F.relu(super().__call__(x))
+
+    def act(self, h):
+        return h * 2
+
+
+@identical
+class Abstract(Animal, abc.ABC):
+    def act(self, h):
+        return F.relu(self.size() * h)
+
+    def size(self):
+        return 2
+
+
+@identical
+class InRegistry(Registered):
+    def act(self, h):
+        return F.relu(h) * len(Registered.known)
+
+
+@identical
+class WithKeyword(NeedsKeyword, tag="zoo"):
+    def act(self, h):
+        return F.relu(h) * len(self.tag)
+
+
+@identical
+class WithMetaclass(Animal, metaclass=Meta, tag="zoo"):
+    def act(self, h):
+        return F.relu(h) * len(Meta.known)
+
+
+@identical
+class WithSlots(Animal):
+    __slots__ = ("extra",)
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class OwnGetstate(Animal):
+    def __init__(self):
+        super().__init__()
+        self.handle = lambda: 3  # what no pickle takes
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "handle"}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.handle = lambda: 3
+
+    def act(self, h):
+        return F.relu(h) * self.handle()
+
+
+@identical
+class OwnReduce(Animal):
+    def __reduce__(self):
+        return (self.__class__, (), self.__dict__)
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class OwnDeepcopy(Animal):
+    def __deepcopy__(self, memo):
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        twin._copied = True
+        return twin
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class OwnNew(Animal):
+    def __new__(cls, *args):
+        made = super().__new__(cls)
+        made.born = True
+        return made
+
+    def act(self, h):
+        return F.relu(h) * self.born
+
+
+@identical
+class Parametrized(Animal):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+        parametrize.register_parametrization(self, "weight", Symmetric())
+
+    def act(self, h):
+        return F.relu(h @ self.weight)
+
+
+@identical
+class ParametrizedChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.first = parametrizations.weight_norm(self.first)
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@identical
+class OwnGetattr(Animal):
+    def __getattr__(self, name):
+        if name == "invented":
+            return 2.0
+        return super().__getattr__(name)
+
+    def act(self, h):
+        return F.relu(h) * self.invented
+
+
+@identical
+class OwnSetattr(Animal):
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+
+    def act(self, h):
+        self.last = F.relu(h)
+        return self.last
+
+
+@identical
+class SubclassOfActivation(nn.ReLU):
+    def inputs(self):
+        return (torch.randn(5, 6),), {}
+
+    def change(self):
+        self.inplace = False
+
+
+@identical
+class SubclassOfLinear(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+
+    def forward(self, x):
+        return F.relu(super().forward(x))
+
+    def inputs(self):
+        return (torch.randn(5, 6),), {}
+
+    def change(self):
+        pass
+
+
+@left_alone("its children are gone through one by one")
+class IteratesChildren(Animal):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        for child in self.children():
+            x = F.relu(child(x))
+        return x
+
+
+@left_alone("its children are gone through one by one")
+class SubclassOfSequential(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return F.relu(super().forward(x)) * 2
+
+    def inputs(self):
+        return (torch.randn(5, 6),), {}
+
+    def change(self):
+        self.append(nn.Tanh()) if len(self) < 4 else None
+
+
+def made(factor):
+    """A class that encloses values of a function."""
+    activation, state = F.relu, {"factor": factor}
+
+    class Enclosing(Animal):
+        def act(self, h):
+            state["calls"] = state.get("calls", 0) + 1
+            return activation(h) * state["factor"] + factor
+
+        def change(self):
+            state["factor"] = 5.0
+
+    return Enclosing
+
+
+Enclosing = identical(made(2.0))
+
+
+class Outer:
+    @identical
+    class Inner(Animal):
+        def act(self, h):
+            return F.relu(h)

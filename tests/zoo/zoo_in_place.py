@@ -1,0 +1,327 @@
+"""Calls that overwrite their tensor."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from zoo import Animal, identical
+
+
+@identical
+class Flag(Animal):
+    def act(self, h):
+        return F.relu(h, inplace=True)
+
+
+@identical
+class PositionalFlag(Animal):
+    def act(self, h):
+        return F.relu(h, True)
+
+
+@identical
+class FlagBehindASetting(Animal):
+    def act(self, h):
+        return F.leaky_relu(h, 0.1, True)
+
+
+@identical
+class FlagOff(Animal):
+    def act(self, h):
+        return F.relu(h, inplace=False)
+
+
+@identical
+class FlagOfTheModule(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inplace = False
+
+    def act(self, h):
+        k = h * 1
+        y = F.relu(k, inplace=self.inplace)
+        return y + k
+
+    def change(self):
+        self.inplace = True
+
+
+@identical
+class FlagOfTheModuleOn(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inplace = True
+
+    def act(self, h):
+        k = h * 1
+        F.relu(k, inplace=self.inplace)
+        return k
+
+
+@identical
+class Function(Animal):
+    def act(self, h):
+        return torch.relu_(h)
+
+
+@identical
+class FunctionOfFunctional(Animal):
+    def act(self, h):
+        return F.relu_(h)
+
+
+@identical
+class Method(Animal):
+    def act(self, h):
+        return h.relu_()
+
+
+@identical
+class ResultUnused(Animal):
+    def act(self, h):
+        F.relu_(h)
+        return h
+
+
+@identical
+class MethodResultUnused(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        h.relu_()
+        return self.second(h)
+
+
+@identical
+class FreshLocal(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        h = F.relu(h, inplace=True)
+        return self.second(h)
+
+
+@identical
+class FreshReadAgain(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        y = F.relu(h, inplace=True)
+        return self.second(y * h)
+
+
+@identical
+class Alias(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        skip = h
+        h = F.relu(h, inplace=True)
+        return self.second(torch.cos(h) + skip)
+
+
+@identical
+class AliasByIdentity(Animal):
+    def __init__(self):
+        super().__init__()
+        self.skip = nn.Identity()
+
+    def forward(self, x):
+        h = self.first(x)
+        kept = self.skip(h)
+        F.relu_(h)
+        return self.second(torch.cos(h) + kept)
+
+
+@identical
+class AliasByDropout(Animal):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.second(F.relu(self.drop(h), inplace=True) + h)
+
+
+@identical
+class View(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        F.relu_(h.view(-1))
+        return self.second(h)
+
+
+@identical
+class PartOfATensor(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        F.relu_(h[:, :3])
+        return self.second(h)
+
+
+@identical
+class PartByMethod(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        h[:, 2:].relu_()
+        return self.second(h)
+
+
+@identical
+class ReadBefore(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        kept = h * 2
+        h.relu_()
+        return self.second(kept + h)
+
+
+@identical
+class ReadInTheSameExpression(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        return self.second(h + F.relu_(h))
+
+
+@identical
+class OfTheArgument(Animal):
+    """Overwrites what its caller holds."""
+
+    def forward(self, x):
+        x = x * 1
+        y = self.inner(x)
+        return self.second(self.first(y + x))
+
+    def inner(self, h):
+        return F.relu(h, inplace=True)
+
+
+@identical
+class OfTheArgumentThenAdded(Animal):
+    def forward(self, x):
+        x = x + 0
+        return self.block(x) + self.second(x)
+
+    def block(self, x):
+        h = F.relu(x, inplace=True)
+        return self.second(h + x)
+
+
+@identical
+class InALoop(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        parts = []
+        for _ in range(2):
+            h = h + 1
+            parts.append(h)
+            F.relu_(h)
+        return self.second(sum(parts))
+
+
+@identical
+class InAComprehension(Animal):
+    def forward(self, x):
+        parts = [self.first(x), self.first(-x)]
+        kept = [F.relu_(part) for part in parts]
+        return self.second(sum(kept) + parts[0])
+
+
+@identical
+class InALambda(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        (lambda t: F.relu_(t))(h)
+        return self.second(h)
+
+
+@identical
+class BesideAddition(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        h += x
+        return self.second(F.relu_(h))
+
+
+@identical
+class Temporary(Animal):
+    def forward(self, x):
+        return self.second(F.relu(self.first(x), inplace=True))
+
+
+@identical
+class TemporarySum(Animal):
+    def forward(self, x):
+        return self.second(F.relu_(self.first(x) + x))
+
+
+@identical
+class UnderACondition(Animal):
+    def forward(self, x):
+        h = self.first(x)
+        if x.shape[0] > 2:  # noqa: SIM108
+            kept = h
+        else:
+            kept = h * 2
+        F.relu_(h)
+        return self.second(h + kept)
+
+
+@identical
+class ModuleResultUnused(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.first(x)
+        self.relu(h)
+        return self.second(h)
+
+
+@identical
+class ModuleWithAlias(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.first(x)
+        skip = h
+        h = self.relu(h)
+        return self.second(torch.cos(h) + skip)
+
+
+@identical
+class ModuleOfTheArgument(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        x = x * 1
+        return self.second(self.block(x) + x)
+
+    def block(self, x):
+        return self.first(self.relu(x))
+
+
+@identical
+class ModuleOfFresh(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = self.relu(h)
+        return self.second(h)
+
+
+@identical
+class WithoutGradients(Animal):
+    @torch.no_grad()
+    def forward(self, x):
+        h = self.first(x)
+        g = self.first(h)
+        F.relu_(h)
+        return self.second(g + h)
