@@ -110,7 +110,8 @@ def convert(
 
 
 def commit(model: nn.Module) -> nn.Module:
-    """Freeze every site's pick: the likeliest candidate of each, which then runs alone. Returns the model.
+    """Freeze every site's pick: the likeliest candidate of each, which then runs alone; in a trial it is the one that
+    is tried, whose weights the model has. Returns the model.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -118,11 +119,8 @@ def commit(model: nn.Module) -> nn.Module:
     True
     """
     sites = _sites_or_error(model, "commit")
-    _check_no_trial(sites)
     _check_logits(sites)
-    for site in sites:
-        if not site.committed:
-            site.commit(site.router.step)
+    _commit(sites, sites)
     return model
 
 
@@ -141,7 +139,6 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     )
     """
     sites = _sites_or_error(model, "extract")
-    _check_no_trial(sites)
     undecided = [site.name or "FlexAct" for site in sites if not site.committed]
     if undecided and not commit:
         raise FlexActError(
@@ -161,10 +158,15 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     if not inplace:
         with _DetachedCopies():
             model = copy.deepcopy(model)
-    for site in sites_of(model):
-        if not site.committed:
-            site.commit(site.router.step)
+    _commit(sites_of(model), sites)
     return swap_out(model)
+
+
+def _commit(sites: list[FlexAct], as_in: list[FlexAct]) -> None:
+    """Commit the sites that are not. as_in: the same sites of the model that is in training; a copy is in no trial."""
+    for site, trained in zip(sites, as_in, strict=True):
+        if not site.committed:
+            site.commit(trained.router.step, trained.router.trying)
 
 
 class _DetachedCopies(TorchFunctionMode):
@@ -177,17 +179,6 @@ class _DetachedCopies(TorchFunctionMode):
             tensor, memo = args
             return memo.setdefault(id(tensor), tensor.detach().clone())
         return function(*args, **(kwargs or {}))
-
-
-def _check_no_trial(sites: list[FlexAct]) -> None:
-    """Refuse to commit while candidates are tried: the weights are those of the one that is tried now."""
-    trying = next((site for site in sites if site.router.trying is not None and not site.committed), None)
-    if trying is not None:
-        tried = trying.candidates[trying.router.trying or 0]
-        raise FlexActError(
-            f"a trial is under way: the network is trained with {tried!r} now, and no candidate is picked yet. Train "
-            "until schedule.committed, or extract a copy of the model as it was before the trial."
-        )
 
 
 def _check_logits(sites: list[FlexAct]) -> None:
@@ -346,8 +337,6 @@ def _site(found: Found, config: FlexConfig, seen: dict[int, Seen] | None) -> Fle
     site.name, site.function = found.name, found.function
     site.added, site.rewritten = found.kind == "call", bool(found.calls)
     return site.train((found.original if found.kind == "module" else found.owner).training)
-
-
 
 
 def _sites_or_error(model: nn.Module, verb: str) -> list[FlexAct]:

@@ -263,9 +263,10 @@ class FlexAct(nn.Module):
         goes = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
         self.drop(goes, step, evidence)
 
-    def commit(self, step: int = 0) -> None:
-        """Keep each row's likeliest candidate alone."""
-        self.keep(self._likeliest(), step)
+    def commit(self, step: int = 0, candidate: int | None = None) -> None:
+        """Keep each row's likeliest candidate alone, or this one."""
+        likeliest = self._likeliest()
+        self.keep(likeliest if candidate is None else torch.full_like(likeliest, candidate), step)
 
     def keep(self, candidates: Tensor, step: int, evidence: Tensor | None = None) -> None:
         """Drop everything but one candidate per row, given by its index: (rows,). evidence: as for `drop`."""

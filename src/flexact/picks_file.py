@@ -68,7 +68,8 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
     >>> _ = pathlib.Path(folder.name, "flexact.json").write_text(json.dumps(picks))
     >>> flexact.load_picks(model, folder.name)[1]
     Tanh()
-    >>> trained = flexact.commit(flexact.convert(model, config=flexact.FlexConfig(candidates=("silu", "gelu"))))
+    >>> model[1] = torch.nn.ReLU()
+    >>> trained = flexact.commit(flexact.convert(model, config=flexact.FlexConfig(candidates=("silu", "gelu", "relu"))))
     >>> fresh = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     >>> flexact.load_picks(fresh, flexact.selection(trained))[1]
     SiLU()
@@ -191,7 +192,10 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
         raise FlexActError(_by_channel(file))
     picks = {row.site: row.pick for row in rows if row.pick is not None}
     if len(picks) < len(rows):
-        raise FlexActError(f"{file} is a selection from before any pick was made. Take it after the training.")
+        raise FlexActError(
+            f"{file} is a selection from before any pick was made. Take it after the training, or after "
+            "flexact.commit(model)."
+        )
     return described(picks, {}, all(row.committed for row in rows))
 
 

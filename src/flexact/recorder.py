@@ -43,16 +43,17 @@ class Recorder:
     histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
 
     A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
-    was given to `record`. Where candidates were dropped since the record before, it has "drops": {site: {candidate:
-    {"step": int, "margin": float, "standard_error": float, "steps": int}}}, the last three None without evidence; where
-    sites have committed, "decisions": {site: {"runner_up": candidate, "decided": bool}}.
+    was given to `record`. The picks are those of the sites where a candidate leads. Where candidates were dropped since
+    the record before, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
+    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"runner_up":
+    candidate, "decided": bool}}.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     >>> recorder = flexact.Recorder(model)
     >>> recorder.record(step=0, loss=1.5)
-    >>> recorder.history[0]["picks"]
-    {'1': 'relu'}
+    >>> recorder.history[0]["picks"], recorder.history[0]["loss"]
+    ({}, 1.5)
     """
 
     def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: Any = None) -> None:

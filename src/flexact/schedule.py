@@ -184,6 +184,8 @@ class Schedule:
         elif drops and not self.committed:
             self._start.check_model()
         self.steps_done += 1
+        if self._trial is not None and self.committed:  # by hand, to the candidate that was tried
+            self._end_trial()
         if self._trial is not None:
             self._try(loss)
         elif diverged is not None:
@@ -239,9 +241,14 @@ class Schedule:
             self._trial = None  # the weights go back to where they began, as at any other commitment
             return
         if self.committed:
-            self._steps_lost = self.steps_done - self._trial.steps
-            self._trial = None
-            self._start.forget()
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        """Go on with the weights of the candidate that the sites have committed to."""
+        assert self._trial is not None
+        self._steps_lost = self.steps_done - self._trial.steps
+        self._trial = self.router.trying = None
+        self._start.forget()
 
     def _blend_instead(self) -> None:
         """Blend the candidates where no loss was given to compare them by."""

@@ -176,11 +176,6 @@ def _obstacle(router: Router) -> str | None:
         return "the logits of some sites are frozen. Unfreeze them, or use pick_by='blend'"
     if not router.shares_all:
         return "the sites of this one do not all pick together. Use share='model', or pick_by='blend'"
-    if len({site.original_index for site in sites} - {-1}) > 1:
-        return (
-            "the sites of this one have different functions among the candidates as their original one. Add "
-            "'original' to the candidates, or use pick_by='blend'"
-        )
     return None
 
 
@@ -244,7 +239,8 @@ class TrialRun:
         is_last = trial.rung + 1 == len(trial.rungs)
         kept = [one.candidate for one in ranked[: 1 if is_last else trial.rungs[trial.rung + 1].candidates]]
         evidence_of = {one.candidate: (one.margin, one.error, float(one.steps)) for one in ranked}
-        original = max(site.original_index for site in sites)  # those that have one have the same
+        originals = {site.original_index for site in sites} - {-1}
+        original = originals.pop() if len(originals) == 1 else -1  # with several, no candidate is the network as it was
         margin, error, steps = evidence_of.get(original, (math.inf, 0.0, 0.0))
         if original not in kept and margin <= SIGNIFICANT * error:  # nothing is significantly better
             evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original

@@ -24,7 +24,7 @@ EXAMPLES = {
     "custom_candidate": (1, r"Mean squared error of the plain network: ([\d.]+)", 0),
 }
 NEEDS = {"timm_finetune": "timm", "transformers_trainer": "transformers", "lightning_module": "lightning"}
-TITLES = "site pick lead z steps runner-up dropped (at step)"
+TITLES = re.compile(r"site pick lead z steps runner-up (z \(original\) )?dropped \(at step\)")
 
 
 def printed(name: str, folder: Path) -> str:
@@ -45,7 +45,7 @@ def printed(name: str, folder: Path) -> str:
 def picks(text: str) -> dict[str, str]:
     """Pick by site, from the rows of committed sites in the printed table."""
     lines = [line.split() for line in text.splitlines()]
-    start = next(i for i, words in enumerate(lines) if " ".join(words) == TITLES)
+    start = next(i for i, words in enumerate(lines) if TITLES.fullmatch(" ".join(words)))
     rows = {}
     for words in lines[start + 2 :]:
         if not words or words[0] == "lead:":

@@ -204,7 +204,7 @@ class Nested(Animal):
 @identical
 class TwoKinds(Animal):
     def act(self, h):
-        return F.relu(h) + torch.tanh(h) * F.silu(-h)
+        return F.relu(h) + torch.tanh(h) - F.silu(-h)
 
 
 @identical

@@ -64,10 +64,9 @@ def test_a_task_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "picks.md").read_text(encoding="utf-8")
     (tmp_path / "product.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     code = f"""
-import importlib
 from flexact.studies.picks import tasks
 tasks.__path__.append({str(tmp_path)!r})
-print(list(importlib.reload(tasks).TASKS)[-1])
+print(tasks._found()[-1].name)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert found.stdout.strip() == "product"
