@@ -568,3 +568,22 @@ def test_nothing_is_said_about_models_without_functional_activations() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Softmax(-1), nn.Identity()))
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    gate: object = None
+
+
+class SettingsInSlots(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Slotted()
+        self.out = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.relu(x) if self.settings.gate is None else x)
+
+
+def test_a_setting_in_slots_rules_no_running_branch_out() -> None:
+    assert [row.key for row in flexact.selection(flexact.convert(SettingsInSlots()))] == ["relu"]

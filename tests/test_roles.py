@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import flexact
 from flexact import FlexActError, FlexConfig, convert, selection
+from flexact.sites import sites_of
 
 ORIGINAL = FlexConfig(init="original")
 
@@ -333,3 +335,11 @@ def test_a_function_that_is_not_among_the_candidates_is_announced() -> None:
         convert(copy.deepcopy(model), config=FlexConfig(candidates=("relu", "gelu")))
     kept = FlexConfig(candidates=("relu", "gelu", "original"))
     assert convert(copy.deepcopy(model), config=kept)[1].candidates == ("relu", "gelu", "hardswish")
+
+
+def test_an_activation_that_computes_a_weight_is_no_hidden_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    parametrize.register_parametrization(model[2], "weight", nn.Softplus())
+    model = flexact.convert(model)
+    assert [site.name for site in sites_of(model)] == ["1"]
+    assert bool((model[2].weight > 0).all())

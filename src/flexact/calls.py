@@ -73,6 +73,8 @@ class Reading:
         """The children that are used without a call."""
         self.reasons: list[str] = []
         """What is left alone, and why."""
+        self.obstacle: str | None = _obstacle(type(owner))
+        """Why the module's type must stay as it is."""
         self.foreign: list[tuple[nn.Module, str]] = []
         """Methods of other modules than forward that this one calls."""
         self.listed: set[int] = set()
@@ -147,7 +149,10 @@ class Reading:
                 self._leave(f"{method.attribute} has activations, but {error}")
             return
         self._digests[method] = digest(definition)
-        _Reader(self, Scope(function, definition, self.owner), method, f"its {method.attribute}").read()
+        scope = Scope(function, definition, self.owner)
+        if scope.asks_for_its_type():
+            self.obstacle = f"its {method.attribute} asks for the type of the module, which a rewritten one changes"
+        _Reader(self, scope, method, f"its {method.attribute}").read()
 
 
 class _Reader:
@@ -365,6 +370,9 @@ class _Reader:
             kind = "overwrite if"
         elif inplace:
             kind = overwriting(self.scope, node, tensor)
+        if kind.startswith("overwrite") and isinstance(self.scope.definition, ast.Lambda):
+            self._leave(f"calls {text}, which overwrites its tensor, in a lambda")
+            return
         plain = isinstance(target, str) or len(node.args) + len(node.keywords) == 1
         call = Call(self.reading, self.method, Edit(kind, place), module, child, plain and kind == "call")
         self.reading.calls.append(call)
@@ -387,6 +395,24 @@ class _Reader:
                 elif name != "input":
                     return None, False
         return settings, settings.pop("inplace", False) or inplace
+
+
+def _obstacle(cls: type) -> str | None:
+    """A `super` that starts from the type of the object, which never ends in a subclass."""
+    for home in homes(cls):
+        for name, value in vars(home).items() if not home.__module__.startswith("torch.") else ():
+            function = unwrapped(value)
+            if isinstance(function, types.FunctionType) and "super" in function.__code__.co_names:
+                try:
+                    definition = definition_of(function)
+                except CannotRewrite:
+                    continue
+                if any(ast.unparse(node).startswith(_SUPER_OF_TYPE) for node in ast.walk(definition)):
+                    return f"its {name} calls super with the type of the object, which never ends in a subclass"
+    return None
+
+
+_SUPER_OF_TYPE = ("super(type(self)", "super(self.__class__")
 
 
 def _parameters(target: Any) -> list[str]:

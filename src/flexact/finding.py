@@ -166,7 +166,9 @@ class _Search:
         if reading is not None and not reasons:
             reasons += reading.reasons
             calls = self._own_calls(reading, functions)
-            if calls and "forward" in vars(owner):
+            if calls and reading.obstacle is not None:
+                reasons.append(reading.obstacle)
+            elif calls and "forward" in vars(owner):
                 reasons.append("its forward was replaced on this object alone")
             elif calls and (isinstance(owner, _CONTAINERS) or id(owner) in self._listed):
                 reasons.append("its children are gone through one by one, and a site would be one of them")

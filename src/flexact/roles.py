@@ -52,6 +52,8 @@ _Calls = Callable[[ast.AST, str], list[ast.Call]]
 def reason_to_skip(model: nn.Module, found: Found) -> str | None:
     """Why an activation is no hidden one; None where it is, as far as the source tells."""
     function = function_name(found.original)
+    if all(".parametrizations." in f".{name}" for name in found.names):
+        return "it computes a parameter"
     if function not in _SQUASHING or found.names == [""]:
         return None
     if found.kind == "call" and found.child is None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from flexact.sources import Definition, contents
 
+_FIELDS = (types.MemberDescriptorType, type(NamedTuple("Pair", [("left", int)]).left))  # type: ignore[attr-defined]
+"""How the fields of slotted classes and of named tuples are kept."""
 UNKNOWN = object()
 """What a name stands for that only a run can tell."""
 
@@ -35,6 +38,11 @@ class Scope:
             self.me = ""
         self.first = first
         self.home = self._names.get("__class__")
+        self._stored = {
+            node.attr
+            for node in ast.walk(definition)
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        }
 
     def value(self, node: ast.AST) -> Any:
         """What an expression stands for; UNKNOWN for most."""
@@ -62,14 +70,30 @@ class Scope:
             inner = self.truth(node.operand)
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)) and len(node.ops) == 1:
-            sides = [self.value(side) for side in (node.left, node.comparators[0])]
+            sides = [self._setting(side) for side in (node.left, node.comparators[0])]
             return None if UNKNOWN in sides else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
         if isinstance(node, ast.BoolOp):
             parts = [self.truth(part) for part in node.values]
             decides = isinstance(node.op, ast.Or)
             return decides if decides in parts else None if None in parts else not decides
-        value = self.value(node) if self.path(node) != "training" else UNKNOWN
+        value = self._setting(node)
         return bool(value) if value is None or isinstance(value, (bool, int, float, str)) else None
+
+    def _setting(self, node: ast.AST) -> Any:
+        """The value of an expression that stays the same from call to call: no mode of a module, nothing that is
+        computed when it is asked for, nothing that the function itself sets."""
+        name = node.attr if isinstance(node, ast.Attribute) else ""
+        value = self.value(node)
+        is_computed = isinstance(value, (property, functools.cached_property))
+        return UNKNOWN if name == "training" or name in self._stored or is_computed else value
+
+    def asks_for_its_type(self) -> bool:
+        """Whether the function looks at the type of the module, which is another one once it is rewritten. Reading an
+        attribute of the type is no such look."""
+        nodes = list(ast.walk(self.definition)) if self.me else []
+        read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+        asked = [node for node in nodes if isinstance(node, (ast.Call, ast.Attribute)) and id(node) not in read]
+        return any(self.value(node) is type(self.first) for node in asked)
 
     def mangled(self, attribute: str) -> str:
         """A private name as Python writes it in the class."""
@@ -108,6 +132,8 @@ def attribute_of(value: Any, name: str) -> Any:
         return found.__func__
     if isinstance(found, classmethod):
         return types.MethodType(found.__func__, cls)
+    if isinstance(found, _FIELDS) and not isinstance(value, type):
+        return getattr(value, name, UNKNOWN)
     if isinstance(value, type) or name in getattr(value, "__dict__", {}):
         return found
     return types.MethodType(found, value) if isinstance(found, types.FunctionType) else found

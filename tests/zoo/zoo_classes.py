@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -519,3 +519,89 @@ class Outer:
     class Inner(Animal):
         def act(self, h):
             return F.relu(h)
+
+
+@left_alone("calls super with the type of the object")
+class SuperOfItsType(Animal):
+    def train(self, mode=True):
+        return super(type(self), self).train(mode)
+
+    def act(self, h):
+        return F.relu(h)
+
+
+@left_alone("asks for the type of the module")
+class AsksForItsType(Animal):
+    def act(self, h):
+        return F.relu(h) * (2 if type(self) is AsksForItsType else 1)
+
+
+@left_alone("asks for the type of the module")
+class CountsOnItsClass(Animal):
+    calls = 0
+
+    def act(self, h):
+        self.__class__.calls += 1
+        return F.relu(h)
+
+
+@identical
+class NamesItsType(Animal):
+    def act(self, h):
+        return F.relu(h) * len(type(self).__name__)
+
+
+@left_alone("in a lambda")
+class OverwritesInALambda(Animal):
+    act = lambda self, h: F.relu_(h) + 1  # noqa: E731
+
+
+class Settings(NamedTuple):
+    gate: object = None
+
+
+@identical
+class SettingsInANamedTuple(Animal):
+    def __init__(self):
+        super().__init__()
+        self.settings = Settings()
+
+    def act(self, h):
+        if self.settings.gate is None:
+            h = F.relu(h)
+        return h
+
+
+@identical
+class SettingOfAProperty(Animal):
+    _mask = None
+
+    @property
+    def mask(self):
+        return self._mask
+
+    def act(self, h):
+        if self.mask is None:
+            h = F.relu(h)
+        return h
+
+
+@identical
+class BranchByTheModeOfAChild(Animal):
+    def act(self, h):
+        if not self.first.training:
+            h = F.relu(h)
+        return h
+
+
+@identical
+class BranchByWhatItKeeps(Animal):
+    def __init__(self):
+        super().__init__()
+        self.cache = None
+
+    def act(self, h):
+        if self.cache is not None:
+            h = F.relu(h + self.cache)
+        self.cache = 1.0
+        return h
