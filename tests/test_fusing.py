@@ -843,3 +843,24 @@ def test_an_extracted_model_can_be_fused_again(resnets: ModuleType, pick: Callab
     assert described(back) == described(first)
     assert torch.equal(back(IMAGES), first(IMAGES))
     assert_the_same(apart, fused, IMAGES)
+
+
+class ReadsTheNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.act = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(self.conv(x))
+        batches = self.bn.num_batches_tracked * 1.0
+        return self.act(y) * batches
+
+
+def test_a_norm_whose_state_is_read_before_the_site_runs_is_not_put_off() -> None:
+    torch.manual_seed(0)
+    plain = ReadsTheNorm()
+    config = flexact.FlexConfig(init="original")
+    with pytest.warns(UserWarning, match="fused nothing"):
+        converted = flexact.commit(flexact.convert(copy.deepcopy(plain), fuse=True, config=config))
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(converted(x), plain(x))

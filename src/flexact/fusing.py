@@ -293,7 +293,11 @@ class _Method:
         return True
 
     def _may_wait(self, y: ast.expr, norm: nn.Module, use: _Use, before: ast.stmt | None) -> bool:
-        """Whether nothing that runs before the site runs the batch norm too, or can overwrite its input."""
+        """Whether nothing that runs before the site runs the batch norm too, looks at its state, or can overwrite its
+        input."""
+        nodes = ast.walk(self.scope.definition)
+        if any(isinstance(node, ast.Attribute) and self.scope.value(node.value) is norm for node in nodes):
+            return False
         for path in use.called - {""}:
             child = self.scope.first.get_submodule(path)
             if any(module is norm for module in child.modules()):

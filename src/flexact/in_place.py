@@ -72,8 +72,10 @@ def _effect(scope: Scope, statement: ast.stmt, name: str) -> str:
     value = statement.value
     if is_fresh(scope, value):
         return "made"
-    of_itself = isinstance(value, ast.Call) and [ast.unparse(one) for one in (*value.args, *value.keywords)] == [name]
-    return "" if of_itself else "shared"
+    if not isinstance(value, ast.Call) or [ast.unparse(one) for one in (*value.args, *value.keywords)] != [name]:
+        return "shared"
+    called = scope.value(value.func)  # None where a module is left out, so that this does not run
+    return "" if called is None or isinstance(called, nn.Module) else "shared"
 
 
 def _target(statement: ast.Assign | ast.AugAssign) -> str:

@@ -325,3 +325,16 @@ class WithoutGradients(Animal):
         g = self.first(h)
         F.relu_(h)
         return self.second(g + h)
+
+
+@identical
+class KeepsWhatIsOverwritten(Animal):
+    def keep(self, h):
+        self.seen = h
+        return h
+
+    def act(self, h):
+        h = h * 1.0
+        h = self.keep(h)
+        F.relu_(h)
+        return h + self.seen
