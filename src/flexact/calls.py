@@ -21,6 +21,7 @@ from flexact.activations import (
     makes_activations,
     module_of_call,
 )
+from flexact.hints import activation_names, names_activation, obstacle_to_subclass
 from flexact.in_place import overwriting
 from flexact.rewriting import Edit, Recipe, Revision, function_of, homes, merged, place_of, tensor_of
 from flexact.scope import UNKNOWN, Scope, is_tensor_method
@@ -73,7 +74,7 @@ class Reading:
         """The children that are used without a call."""
         self.reasons: list[str] = []
         """What is left alone, and why."""
-        self.obstacle: str | None = _obstacle(type(owner))
+        self.obstacle: str | None = obstacle_to_subclass(type(owner))
         """Why the module's type must stay as it is."""
         self.foreign: list[tuple[nn.Module, str]] = []
         """Methods of other modules than forward that this one calls."""
@@ -145,7 +146,7 @@ class Reading:
             rewrapped(value, function, function)
         except CannotRewrite as error:
             del self._digests[method]
-            if _names_activation(function):
+            if names_activation(function):
                 self._leave(f"{method.attribute} has activations, but {error}")
             return
         self._digests[method] = digest(definition)
@@ -236,7 +237,7 @@ class _Reader:
             self._leave(f"makes a new {value.__name__} each time it runs; make it once, in __init__")
         elif value is not UNKNOWN:
             self._visit_function(value, node.func, node)
-        elif name in _names() and node.args:
+        elif name in activation_names() and node.args:
             self._leave(f"calls {ast.unparse(node.func)}, of which the source does not say what it is")
 
     def _path(self, node: ast.AST) -> str | None:
@@ -313,7 +314,7 @@ class _Reader:
         try:
             scope = Scope(function, definition_of(function), getattr(value, "__self__", UNKNOWN))
         except CannotRewrite as error:
-            if _names_activation(function):
+            if names_activation(function):
                 self._leave(f"calls {text}, which has activations, but {error}")
             return
         _Reader(self.reading, scope, None, title).read()
@@ -397,24 +398,6 @@ class _Reader:
         return settings, settings.pop("inplace", False) or inplace
 
 
-def _obstacle(cls: type) -> str | None:
-    """A `super` that starts from the type of the object, which never ends in a subclass."""
-    for home in homes(cls):
-        for name, value in vars(home).items() if not home.__module__.startswith("torch.") else ():
-            function = unwrapped(value)
-            if isinstance(function, types.FunctionType) and "super" in function.__code__.co_names:
-                try:
-                    definition = definition_of(function)
-                except CannotRewrite:
-                    continue
-                if any(ast.unparse(node).startswith(_SUPER_OF_TYPE) for node in ast.walk(definition)):
-                    return f"its {name} calls super with the type of the object, which never ends in a subclass"
-    return None
-
-
-_SUPER_OF_TYPE = ("super(type(self)", "super(self.__class__")
-
-
 def _parameters(target: Any) -> list[str]:
     """How the arguments of a function of torch's are called; its builtin ones do not say."""
     try:
@@ -425,21 +408,3 @@ def _parameters(target: Any) -> list[str]:
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
 _BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}
-
-
-@functools.lru_cache(maxsize=1)
-def _names() -> frozenset[str]:
-    """The names of all activation functions."""
-    return frozenset(name for name in dir(F) if is_activation_function(getattr(F, name)))
-
-
-def _names_activation(function: Any) -> bool:
-    """Whether the code of a function without a source has the name of an activation."""
-    held = [function, *getattr(function, "__dict__", {}).values(), getattr(function, "func", None)]
-    codes = [getattr(one, "__code__", None) for one in held]
-    for code in codes:
-        if isinstance(code, types.CodeType):
-            codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-            if not _names().isdisjoint(code.co_names):
-                return True
-    return False
