@@ -21,7 +21,7 @@ from flexact.activations import (
     makes_activations,
     module_of_call,
 )
-from flexact.hints import activation_names, names_activation, obstacle_to_subclass
+from flexact.hints import activation_names, names_activation, obstacle_to_subclass, parameter_names
 from flexact.in_place import overwriting
 from flexact.rewriting import Edit, Recipe, Revision, function_of, homes, merged, place_of, tensor_of
 from flexact.scope import UNKNOWN, Scope, is_tensor_method
@@ -384,7 +384,7 @@ class _Reader:
         overwrites the tensor: a constant, or the expression that says so."""
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         inplace: Any = name.endswith("_")
-        given = dict(zip(_parameters(target), node.args, strict=False))
+        given = dict(zip(parameter_names(target), node.args, strict=False))
         given |= {str(keyword.arg): keyword.value for keyword in node.keywords}
         settings: dict[str, Any] = {}
         for name, value in list(given.items())[not isinstance(target, str) and bool(node.args) :]:
@@ -398,13 +398,4 @@ class _Reader:
         return settings, settings.pop("inplace", False) or inplace
 
 
-def _parameters(target: Any) -> list[str]:
-    """How the arguments of a function of torch's are called; its builtin ones do not say."""
-    try:
-        return list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return ["input", *_BUILTINS.get(getattr(target, "__name__", ""), ())]
-
-
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
-_BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}

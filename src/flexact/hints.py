@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import types
 from typing import Any
 
@@ -48,3 +49,14 @@ def names_activation(function: Any) -> bool:
             if not activation_names().isdisjoint(code.co_names):
                 return True
     return False
+
+
+def parameter_names(target: Any) -> list[str]:
+    """How the arguments of a function of torch's are called; its builtin ones do not say."""
+    try:
+        return list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return ["input", *_BUILTINS.get(getattr(target, "__name__", ""), ())]
+
+
+_BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}
