@@ -38,7 +38,7 @@ def test_a_tasks_table_has_score_difference_p_regret_and_cost(rows: Make) -> Non
         "flexact", "2", "11.750 ± 1.061", "+1.250", "0.126", "0.38", "1.15×", "1.30×",
     ]  # fmt: skip
     assert cells_of(task, "fixed-relu (original)")[1:] == ["2", "10.500 ± 0.707", "-", "-", "1.00", "1.00×", "1.00×"]
-    assert "Best fixed: gelu, 12.500; median 10.500." in task
+    assert "Best fixed: gelu, 12.500; median 10.500; over seeds" in task
     assert "for lack of a finished run: silu, elu, sigmoid, identity." in task
 
 

@@ -22,24 +22,36 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True)
 class Reference:
-    """What regret is measured against: the fixed candidates' mean scores over the seeds that all of them have."""
+    """What regret is measured against: the fixed candidates' scores on the seeds that all of them have."""
 
-    best: float
-    middle: float
-    """Their median."""
+    scores: Mapping[str, Mapping[int, float]]
+    """Candidate → seed → score, of the candidates that have finished cells; the best on average first."""
     seeds: frozenset[int]
-    candidates: tuple[str, ...]
-    """Those that have finished cells, the best first."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        return tuple(self.scores)
+
+    @property
+    def best(self) -> float:
+        return max(self._means(self.seeds))
+
+    @property
+    def middle(self) -> float:
+        return median(self._means(self.seeds))
 
     def regret(self, scores: Mapping[int, float]) -> float:
-        """0 for the best fixed candidate, 1 for the median one; NaN where no seed is shared.
+        """0 for the best fixed candidate, 1 for the median one, over the seeds that are shared; NaN without any.
 
-        scores: by seed; those of the reference's seeds count.
+        scores: by seed.
         """
-        shared = [score for seed, score in scores.items() if seed in self.seeds]
-        if not shared or not self.best > self.middle:
-            return math.nan
-        return (self.best - fmean(shared)) / (self.best - self.middle)
+        shared = self.seeds & scores.keys()
+        means = self._means(shared) if shared else [math.nan]
+        best, middle = max(means), median(means)
+        return (best - fmean(scores[seed] for seed in shared)) / (best - middle) if best > middle else math.nan
+
+    def _means(self, seeds: Iterable[int]) -> list[float]:
+        return [fmean(own[seed] for seed in seeds) for own in self.scores.values()]
 
 
 @dataclass(frozen=True)
@@ -91,9 +103,8 @@ def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
     seeds = frozenset.intersection(*(frozenset(one) for one in found.values())) if found else frozenset()
     if len(found) < 2 or not seeds:
         return None
-    means = {name: fmean(one[seed] for seed in seeds) for name, one in found.items()}
-    order = tuple(sorted(means, key=lambda name: -means[name]))
-    return Reference(means[order[0]], median(means.values()), seeds, order)
+    order = sorted(found, key=lambda name: -fmean(found[name][seed] for seed in seeds))
+    return Reference({name: found[name] for name in order}, seeds)
 
 
 def summaries(rows: Sequence[Result]) -> list[Summary]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.methods import candidate_of, fixed
+from flexact.studies.picks.methods import fixed
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
 from flexact.studies.picks.store import Result, Store
@@ -48,13 +48,8 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = ["# The benchmark of picks", _EXPLAINED]
     if protocol.steps is not None:
         parts.append(f"A trial: every plain run has {protocol.steps} steps in the place of its task's own number.")
-    ended = {row.cell for row in results}
-    unfinished = {cell.task for cell in asked if cell not in ended and candidate_of(cell.method) is not None}
-    if every := overall([one for one in found if one.task not in unfinished]):
-        without = f" without {', '.join(sorted(unfinished))}, whose fixed runs are not all over" if unfinished else ""
-        parts.append(
-            f"## All tasks{without}\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"])
-        )
+    if every := overall(found):
+        parts.append("## All tasks\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"]))
     for name, group in groupby(found, key=lambda one: one.task):
         task = TASKS[name]
         parts.append(
@@ -108,7 +103,8 @@ def _notes(task: Task, known: Reference | None) -> str:
         return "\n\nNo regrets: they need at least two fixed activations that share a seed."
     missing = [name for name in task.candidates if name not in known.candidates]
     left_out = f" Not among the fixed ones, for lack of a finished run: {', '.join(missing)}." if missing else ""
-    return f"\n\nBest fixed: {known.candidates[0]}, {known.best:.3f}; median {known.middle:.3f}.{left_out}"
+    seeds = f"over seeds {', '.join(map(str, sorted(known.seeds)))}"
+    return f"\n\nBest fixed: {known.candidates[0]}, {known.best:.3f}; median {known.middle:.3f}; {seeds}.{left_out}"
 
 
 def figure(value: float) -> str:
