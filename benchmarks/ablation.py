@@ -52,8 +52,9 @@ VARIANTS = {
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),
     "no elimination, one pick at 70 %": replace(DEFAULT, eliminate="none"),
     "logits left to Adam at 0.01": replace(DEFAULT, logit_step="optimizer"),
+    "half of the candidates dropped per round": replace(DEFAULT, eliminate="half"),
+    "no rewind": replace(DEFAULT, rewind=False),
     "Gumbel noise on": replace(DEFAULT, noise=1.0),
-    "advantages normalised": replace(DEFAULT, advantage="normalized"),
 }
 
 
