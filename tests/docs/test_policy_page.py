@@ -113,7 +113,7 @@ def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
         overall["original"].append(regret(methods, first, seeds))
         overall["without 100"].append(regret(methods, "flexact", seeds - {100}))
     mean = {name: f"{np.mean(values):.2f}" for name, values in overall.items()}
-    assert f"mean regret of Flex-Act is {mean['flexact']}, that of the equally expensive race {mean['race']}" in PAGE
+    assert f"mean regret of Flex-Act is {mean['flexact']}, that of the equally expensive race {mean['race']}, " in PAGE
     assert f"activation {mean['original']}. Flex-Act" in PAGE
     assert f"Without seed 100 the mean regret over the ten tasks is {mean['without 100']}." in PAGE
 
