@@ -24,7 +24,7 @@ def test_the_table_of_tasks_has_every_task_with_its_candidates() -> None:
 
 
 def test_the_steps_that_the_page_names_are_those_of_the_tasks() -> None:
-    assert "All runs but those of the ResNets have\n8,000 steps" in PAGE
+    assert "All runs\nexcept the ResNets have 8,000 steps" in PAGE
     assert {task.steps for name, task in TASKS.items() if not name.startswith("resnet")} == {8_000}
     assert sum(task.dataset == "cifar100" for task in TASKS.values()) == 6
 
