@@ -27,7 +27,7 @@ def test_the_distance_of_the_papers_reading_and_of_those_before_it() -> None:
     fields = ("kl_on", "lam", "alpha_schedule", "commit_at", "noise", "final_temperature", "forward")
     at = [all(row[name] == str(getattr(paper, name)) for name in fields) for row in rows].index(True)
     words = " ".join(PAGE.split())
-    assert f"tries {len(rows)} readings" in words
+    assert f"tries {len(rows)} interpretations" in words
     assert f"Its distance is {rows[at]['distance']}," in words
     assert at == 4
-    assert f"the four readings before it have {rows[0]['distance']} to {rows[at - 1]['distance']}" in words
+    assert f"the four interpretations before it have {rows[0]['distance']} to {rows[at - 1]['distance']}" in words
