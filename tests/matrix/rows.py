@@ -20,108 +20,105 @@ ROWS = (
     Row(
         "compile",
         "`torch.compile(fullgraph=True)`, default and dynamic shapes",
-        "outputs and gradients of eager mode; no graph break; at most one recompilation an elimination round",
+        "outputs and gradients equal those of eager mode; no graph break; at most one recompilation per elimination round",
         (
-            "In training a whole graph needs a `Schedule`, which makes the draw outside of it; without one a step is a "
-            "forward, and its draw breaks the graph. The same holds for `FlexConfig(draw_per='forward')`.",
-            "The first step compiles two graphs where the model's class has a forward of its own: torch compiles the "
-            "draw, a forward pre-hook, apart.",
+            "To train with a full graph, use a `Schedule`, which draws the noise outside of the graph. Without one, every "
+            "forward counts as a step and its draw breaks the graph, as it does with `FlexConfig(draw_per='forward')`.",
+            "If the model's class has a forward of its own, the first step compiles two graphs: torch compiles the draw, "
+            "which is a forward pre-hook, separately.",
         ),
     ),
     Row(
         "autocast",
         "autocast to bf16, and to fp16 with `GradScaler`",
-        "200 steps without NaN; logits, probabilities and statistics in float32; an overflow moves no logit",
+        "200 steps without NaN; logits, probabilities and statistics stay in float32; an overflow moves no logit",
         (
-            "Call `schedule.step()` after every `scaler.step(optimizer)`, also after one that was skipped. With fp16 "
-            "use optimizers without `fused=True`: a fused one unscales, and passes an overflow over, inside its own "
-            "step, after the `Schedule` has read the gradients.",
+            "Call `schedule.step()` after every `scaler.step(optimizer)`, even if the scaler skipped the step. With fp16, "
+            "do not use optimizers with `fused=True`: they unscale gradients and skip overflows inside their own step, "
+            "after the `Schedule` has read the gradients.",
         ),
     ),
     Row(
         "checkpointing",
-        "activation checkpointing, reentrant and not; the compiler's memory budget",
-        "losses, penalties, statistics and gradients of a run without it",
+        "activation checkpointing, reentrant and non-reentrant; the compiler's memory budget",
+        "losses, penalties, statistics and gradients equal those of a run without it",
         (
-            "Use a `Schedule`: its draw is the step's, whatever is recomputed, and recomputed calls are not counted "
-            "twice.",
+            "Use a `Schedule`: it draws once per step, whatever is recomputed, and does not count recomputed calls twice.",
         ),
     ),
     Row(
         "accumulation",
         "gradient accumulation and clipping",
-        "one draw an optimizer step, or one a micro-batch; equal micro-batches make the step of one batch",
+        "one draw per optimizer step or per micro-batch; equal micro-batches give the step of one batch",
         (
-            "`FlexConfig(draw_per='step')`, the default, lets the micro-batches of a step share its draw; "
-            "`draw_per='forward'` gives each its own, the first that of the step.",
-            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty's statistics are the "
-            "mean over those seen so far. Call `schedule.step()` once an optimizer step.",
+            "With `FlexConfig(draw_per='step')`, the default, the micro-batches of a step share one draw. With "
+            "`draw_per='forward'` each has its own, and the first uses that of the step.",
+            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty uses the mean of the "
+            "statistics seen so far. Call `schedule.step()` once per optimizer step.",
         ),
     ),
     Row(
         "ddp",
         "DDP, 2 and 3 gloo ranks",
-        "logits bit-identical on all ranks; statistics averaged; one process with the whole batch gives the same "
-        "within 1e-5",
+        "logits bit-identical on all ranks; statistics averaged; equal to one process with the whole batch within 1e-5",
         (
-            "`FlexConfig(noise_across_ranks='shared')`, the default, draws the same noise on all ranks; `'per_rank'` "
-            "one each, and the logits still stay identical.",
-            "The ranks' batches must be of one size. As for any network, batch norm has to be synchronised for the "
-            "equality with one process.",
+            "With `FlexConfig(noise_across_ranks='shared')`, the default, all ranks draw the same noise. With "
+            "`'per_rank'` each draws its own, and the logits still stay identical.",
+            "All ranks need the same batch size. As for any network, equality with one process requires synchronised "
+            "batch norm.",
         ),
     ),
     Row(
         "fsdp",
         "FSDP2, `fully_shard`, 2 gloo ranks",
-        "trains as one process does within 1e-5, saves, loads, goes on bit for bit, extracts",
+        "trains like one process within 1e-5, saves, loads, resumes bit-identically, extracts",
         (
-            "Order: `convert`, `fully_shard`, `param_groups`, `Schedule`. Reading a sharded model (`selection`, "
-            "`Recorder.record`, `commit`) gathers its logits: call it on every rank.",
-            "With a mixed-precision policy call `fully_shard(site)` on each `FlexAct` first, without that policy; "
-            "logits in half precision are an error that says so.",
-            "`extract` of a sharded model is an error that says what to do: collect the state with "
-            "`get_model_state_dict`, load it into a model converted in the same way, extract that one.",
+            "Order: `convert`, `fully_shard`, `param_groups`, `Schedule`. Functions that read a sharded model "
+            "(`selection`, `Recorder.record`, `commit`) gather its logits, so call them on every rank.",
+            "With a mixed-precision policy, first call `fully_shard(site)` on each `FlexAct` without that policy. Logits "
+            "in half precision raise an error.",
+            "`extract` raises for a sharded model. Collect the state with `get_model_state_dict`, load it into a model "
+            "converted in the same way, and extract that one.",
         ),
     ),
     Row(
         "travelling",
         "EMA (`AveragedModel`), `deepcopy`, pickle, `torch.save`, `state_dict` to safetensors and back",
-        "temperature, alive masks and commitment travel along",
+        "temperature, alive masks and commitment are preserved",
         (
-            "`AveragedModel(use_buffers=True)` averages masks, which is an error that says so; the default, "
+            "`AveragedModel(use_buffers=True)` would average the masks, which raises an error. The default, "
             "`use_buffers=False`, copies them.",
         ),
     ),
     Row(
         "cuda_graphs",
         "CUDA graphs",
-        "a captured step replays with fresh noise, and repeats with the same seed",
+        "a captured step replays with fresh noise, and is reproducible with the same seed",
         (
-            "Warm up with whole steps, `schedule.step()` included. Capture forward, backward and the optimizer's step "
-            "together, call `schedule.step()` between replays, and capture anew when a candidate was dropped, or a "
-            'warm-up with `init="original"` ended.',
+            "Warm up with whole steps, including `schedule.step()`. Capture forward, backward and the optimizer's step "
+            "together, and call `schedule.step()` between replays. Recapture when a candidate has been dropped, and when "
+            'a warm-up with `init="original"` has ended.',
         ),
     ),
     Row(
         "export",
         "`torch.export`, ONNX, `torch.jit`, `torch.ao` int8 of the extracted model",
-        "outputs of the plain network, built by hand with the same functions",
-        ("`torch.jit.script` does not take transformers' models, converted or not: BERT is traced.",),
+        "outputs equal those of a plain network built by hand with the same functions",
+        ("`torch.jit.script` does not support transformers' models, converted or not: BERT is traced.",),
     ),
     Row(
         "func",
         "`torch.func`: `grad`, `vmap`, `functional_call`, `hessian`, `jvp`; double backward",
-        "what autograd gives through the plainly written blend",
+        "results equal those of autograd through the blend in plain torch",
         (
-            "Inside a transform no statistics are gathered: train with `backward()` where the policy needs them.",
-            "torch's fused attention has no second derivative: use transformers' `attn_implementation='eager'` for "
-            "one. Nor has a site that was fused with its batch norm (`convert(fuse=True)` on a GPU), which is an error "
-            "that says so.",
+            "Statistics are not collected inside a transform: if the policy needs them, train with `backward()`.",
+            "torch's fused attention has no second derivative: use transformers' `attn_implementation='eager'` for one. "
+            "A site that is fused with its batch norm (`convert(fuse=True)` on a GPU) has none either, and raises.",
         ),
     ),
     Row(
         "devices",
         "meta device, `torch.device` contexts, `model.half()`, `.to()`",
-        "trains; logits and statistics stay in float32, the weights go where they were sent",
+        "trains; logits and statistics stay in float32, the weights move as requested",
     ),
 )

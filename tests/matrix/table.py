@@ -23,18 +23,20 @@ from matrix.rows import ROWS  # noqa: E402
 COMMAND = "python tests/matrix/table.py"
 RIGHT, WRONG, ON_A_CARD, MISSING = "✓", "✗", "GPU", "not tested"
 
-_OPENING = f"""# What it works with
+_OPENING = f"""# Compatibility
 
-Each row is a file of tests in `tests/matrix/`, and each cell was run with the model of its column: a `FlexAct` by
-itself, an MLP, a ResNet with shared activations and batch norm, and transformers' BERT, all small. It is written by
+Each row of the table is a test file in `tests/matrix/`. Each column is a small model on which its tests run: a `FlexAct` by
+itself, an MLP, a ResNet with shared activations and batch norm, and transformers' BERT.
+
+- {RIGHT}: every test of the cell passed.
+- {ON_A_CARD}: the tests need a CUDA device. Run them with `python -m pytest -m gpu tests/matrix`. All of them passed in the last
+  run, on an H200 (`results/gpu_tests/on_card.log`).
+
+This command runs the tests and writes the page; CI checks that the page has the rows and columns of the tests:
 
 ```sh
 {COMMAND}
 ```
-
-from a run of these tests, and is checked in CI to have their rows and columns. {RIGHT}: every test of the cell passed.
-{ON_A_CARD}: it needs a CUDA device, and is run with `python -m pytest -m gpu tests/matrix` on a machine that has one;
-`results/gpu_tests/on_card.log` is of the last time, on an H200: all of these passed.
 """
 
 
@@ -70,7 +72,7 @@ def page(found: dict[tuple[str, str], list[str]]) -> str:
         notes += row.notes
         cells = " | ".join(cell(found.get((row.file, column), [])) for column in TITLES)
         lines.append(f"| {row.title}{marks}: {row.holds} | {cells} |")
-    lines += ["", "What to know:", "", *(f"{i}. {note}" for i, note in enumerate(notes, 1))]
+    lines += ["", "Notes:", "", *(f"{i}. {note}" for i, note in enumerate(notes, 1))]
     return "\n".join(lines) + "\n"
 
 
