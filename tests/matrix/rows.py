@@ -20,12 +20,14 @@ ROWS = (
     Row(
         "compile",
         "`torch.compile(fullgraph=True)`, default and dynamic shapes",
-        "outputs and gradients equal those of eager mode; no graph break; at most one recompilation per elimination round",
+        "outputs and gradients equal those of eager mode; no graph break; at most one recompilation per elimination "
+        "round",
         (
-            "To train with a full graph, use a `Schedule`, which draws the noise outside of the graph. Without one, every "
-            "forward counts as a step and its draw breaks the graph, as it does with `FlexConfig(draw_per='forward')`.",
-            "If the model's class has a forward of its own, the first step compiles two graphs: torch compiles the draw, "
-            "which is a forward pre-hook, separately.",
+            "To train with a full graph, use a `Schedule`, which draws the noise outside of the graph. Without one, "
+            "every forward counts as a step and its draw breaks the graph, as it does with "
+            "`FlexConfig(draw_per='forward')`.",
+            "If the model's class has a forward of its own, the first step compiles two graphs: torch compiles the "
+            "draw, which is a forward pre-hook, separately.",
         ),
     ),
     Row(
@@ -33,9 +35,9 @@ ROWS = (
         "autocast to bf16, and to fp16 with `GradScaler`",
         "200 steps without NaN; logits, probabilities and statistics stay in float32; an overflow moves no logit",
         (
-            "Call `schedule.step()` after every `scaler.step(optimizer)`, even if the scaler skipped the step. With fp16, "
-            "do not use optimizers with `fused=True`: they unscale gradients and skip overflows inside their own step, "
-            "after the `Schedule` has read the gradients.",
+            "Call `schedule.step()` after every `scaler.step(optimizer)`, even if the scaler skipped the step. With "
+            "fp16, do not use optimizers with `fused=True`: they unscale gradients and skip overflows inside their own "
+            "step, after the `Schedule` has read the gradients.",
         ),
     ),
     Row(
@@ -43,7 +45,8 @@ ROWS = (
         "activation checkpointing, reentrant and non-reentrant; the compiler's memory budget",
         "losses, penalties, statistics and gradients equal those of a run without it",
         (
-            "Use a `Schedule`: it draws once per step, whatever is recomputed, and does not count recomputed calls twice.",
+            "Use a `Schedule`: it draws once per step, whatever is recomputed, and does not count recomputed calls "
+            "twice.",
         ),
     ),
     Row(
@@ -75,8 +78,8 @@ ROWS = (
         (
             "Order: `convert`, `fully_shard`, `param_groups`, `Schedule`. Functions that read a sharded model "
             "(`selection`, `Recorder.record`, `commit`) gather its logits, so call them on every rank.",
-            "With a mixed-precision policy, first call `fully_shard(site)` on each `FlexAct` without that policy. Logits "
-            "in half precision raise an error.",
+            "With a mixed-precision policy, first call `fully_shard(site)` on each `FlexAct` without that policy. "
+            "Logits in half precision raise an error.",
             "`extract` raises for a sharded model. Collect the state with `get_model_state_dict`, load it into a model "
             "converted in the same way, and extract that one.",
         ),
@@ -96,8 +99,8 @@ ROWS = (
         "a captured step replays with fresh noise, and is reproducible with the same seed",
         (
             "Warm up with whole steps, including `schedule.step()`. Capture forward, backward and the optimizer's step "
-            "together, and call `schedule.step()` between replays. Recapture when a candidate has been dropped, and when "
-            'a warm-up with `init="original"` has ended.',
+            "together, and call `schedule.step()` between replays. Recapture when a candidate has been dropped, and "
+            'when a warm-up with `init="original"` has ended.',
         ),
     ),
     Row(
@@ -112,8 +115,8 @@ ROWS = (
         "results equal those of autograd through the blend in plain torch",
         (
             "Statistics are not collected inside a transform: if the policy needs them, train with `backward()`.",
-            "torch's fused attention has no second derivative: use transformers' `attn_implementation='eager'` for one. "
-            "A site that is fused with its batch norm (`convert(fuse=True)` on a GPU) has none either, and raises.",
+            "torch's fused attention has no second derivative: use transformers' `attn_implementation='eager'` for "
+            "one. A site that is fused with its batch norm (`convert(fuse=True)` on a GPU) has none either, and raises.",
         ),
     ),
     Row(

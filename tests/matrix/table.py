@@ -25,12 +25,12 @@ RIGHT, WRONG, ON_A_CARD, MISSING = "✓", "✗", "GPU", "not tested"
 
 _OPENING = f"""# Compatibility
 
-Each row of the table is a test file in `tests/matrix/`. Each column is a small model on which its tests run: a `FlexAct` by
-itself, an MLP, a ResNet with shared activations and batch norm, and transformers' BERT.
+Each row of the table is a test file in `tests/matrix/`. Each column is a small model on which its tests run: a
+`FlexAct` by itself, an MLP, a ResNet with shared activations and batch norm, and transformers' BERT.
 
 - {RIGHT}: every test of the cell passed.
-- {ON_A_CARD}: the tests need a CUDA device. Run them with `python -m pytest -m gpu tests/matrix`. All of them passed in the last
-  run, on an H200 (`results/gpu_tests/on_card.log`).
+- {ON_A_CARD}: the tests need a CUDA device. Run them with `python -m pytest -m gpu tests/matrix`. All of them passed in
+  the last run, on an H200 (`results/gpu_tests/on_card.log`).
 
 This command runs the tests and writes the page; CI checks that the page has the rows and columns of the tests:
 
