@@ -116,7 +116,8 @@ ROWS = (
         (
             "Statistics are not collected inside a transform: if the policy needs them, train with `backward()`.",
             "torch's fused attention has no second derivative: use transformers' `attn_implementation='eager'` for "
-            "one. A site that is fused with its batch norm (`convert(fuse=True)` on a GPU) has none either, and raises.",
+            "one. A site that is fused with its batch norm (`convert(fuse=True)` on a GPU) has none either, and "
+            "raises.",
         ),
     ),
     Row(
