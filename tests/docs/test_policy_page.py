@@ -88,7 +88,7 @@ def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
     scores = benchmark_scores()
     rows = table_under("The benchmark")
     assert [row[0].strip("`") for row in rows] == list(TASKS)
-    overall: dict[str, list[float | None]] = {name: [] for name in ("flexact", "race", "original", "without 100")}
+    overall: dict[str, list[float | None]] = {name: [] for name in ("flexact", "race", "original", "without")}
     for task, count, original, flexact, p, best, *told in rows:
         methods = scores[task.strip("`")]
         compared = [by_seed for name, by_seed in methods.items() if name == "flexact" or "fixed" in name]
@@ -111,11 +111,11 @@ def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
         overall["flexact"].append(measured[0])
         overall["race"].append(measured[1])
         overall["original"].append(regret(methods, first, seeds))
-        overall["without 100"].append(regret(methods, "flexact", seeds - {100}))
+        overall["without"].append(regret(methods, "flexact", seeds - {100, 101}))
     mean = {name: f"{np.mean(values):.2f}" for name, values in overall.items()}
     assert f"mean regret of Flex-Act is {mean['flexact']}, that of the equally expensive race {mean['race']}, " in PAGE
     assert f"activation {mean['original']}. Flex-Act" in PAGE
-    assert f"Without seed 100 the mean regret over the ten tasks is {mean['without 100']}." in PAGE
+    assert f"Without seeds 100 and 101 the mean regret over\nthe ten tasks is {mean['without']}." in PAGE
 
 
 def test_flexact_scores_what_the_plain_network_with_its_picks_scores() -> None:
