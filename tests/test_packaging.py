@@ -99,7 +99,9 @@ def test_the_source_archive_has_what_make_test_needs(built: Path) -> None:
     assert "tests/test_packaging.py" in names
 
 
-def test_the_wheel_works_where_only_torch_is_installed_and_its_command_names_the_missing_extra(only_torch: Path) -> None:
+def test_the_wheel_works_where_only_torch_is_installed_and_its_command_names_the_missing_extra(
+    only_torch: Path,
+) -> None:
     # -S leaves out the packages of this environment, -P the working directory.
     used = run("-S", "-P", "-W", "ignore", "-c", USE, PYTHONPATH=str(only_torch))
     assert Path(used.stdout.strip()).is_relative_to(only_torch), used.stderr
