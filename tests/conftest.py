@@ -33,6 +33,8 @@ from torch import nn
 from flexact import FlexAct
 from flexact.ops import kernels
 
+sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in processes of tests too
+
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
     """Declare the operators that torchvision's compiled part would have brought; None where nothing is missing."""

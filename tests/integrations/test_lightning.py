@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flexact
+import forked
 from flexact.sites import sites_of
 
 L = pytest.importorskip("lightning")
@@ -28,7 +26,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from flexact.integrations.lightning import FlexActCallback  # noqa: E402
 
 HERE = Path(__file__).parent
-OPERATORS = HERE.parent / "torchvision_operators"
 Fit = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*fewer than the logging interval", "ignore:GPU available"
@@ -452,27 +449,20 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
 # Several processes.
 
 
-def run_script(*arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
-    """fit_lightning.py, alone or under torchrun; what each rank prints as JSON."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "fit_lightning.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": str(OPERATORS)},
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+def fitted(package: str, ranks: int = 1) -> list[dict[str, Any]]:
+    """fit_lightning.py, alone or as several ranks; what each prints as JSON."""
+    program = HERE / "fit_lightning.py"
+    started = forked.ranks(ranks, program, package) if ranks > 1 else [forked.Program(program, package)]
+    return [json.loads(line) for out in forked.outputs(*started) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process_with_the_whole_batch() -> None:
-    ranks = sorted(run_script("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
+    ranks = sorted(fitted("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
     assert [told["rank"] for told in ranks] == [0, 1]
     assert ranks[0]["logits"] == ranks[1]["logits"]
     assert ranks[0]["picks"] == ranks[1]["picks"]
-    (alone,) = run_script("lightning.pytorch")
+    (alone,) = fitted("lightning.pytorch")
     assert torch.allclose(torch.tensor(ranks[0]["logits"]), torch.tensor(alone["logits"]), atol=1e-6)
     assert ranks[0]["picks"] == alone["picks"]
     assert ranks[0]["outputs"] == pytest.approx(alone["outputs"], abs=1e-5)
@@ -481,7 +471,7 @@ def test_two_ranks_are_one_process_with_the_whole_batch() -> None:
 
 @pytest.mark.slow
 def test_a_program_with_pytorch_lightning_gets_a_callback_of_that_package() -> None:
-    (told,) = run_script("pytorch_lightning")
+    (told,) = fitted("pytorch_lightning")
     assert told["base"] == "pytorch_lightning.callbacks.callback"
     assert told["committed"]
 
