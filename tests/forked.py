@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -65,6 +67,29 @@ class Program:
         self.process.join()
 
 
+class Fresh:
+    """A program in a process that nothing was imported in before: where a test is about how it ends."""
+
+    def __init__(self, module: str, *arguments: object, settings: Mapping[str, object]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in settings.items()}}
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.poll()
+
+    def output(self, timeout: float = 120.0) -> tuple[str, str]:
+        return self.process.communicate(timeout=timeout)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
 def outputs(*programs: Program, timeout: float = 120.0) -> list[str]:
     """What programs printed that all have to end well."""
     until = time.monotonic() + timeout
@@ -78,14 +103,14 @@ def outputs(*programs: Program, timeout: float = 120.0) -> list[str]:
     return [out for out, _ in found]
 
 
-def ranks(count: int, program: str | Path, *arguments: object, **options: Any) -> list[Program]:
+def ranks(count: int, program: str | Path, *arguments: object, kind: Any = Program, **options: Any) -> list[Any]:
     """A program once a rank, with the environment variables that torchrun sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": count}
     settings = {**meeting, "LOCAL_WORLD_SIZE": count, **options.pop("settings", {})}
     return [
-        Program(program, *arguments, settings={**settings, "RANK": rank, "LOCAL_RANK": rank}, **options)
+        kind(program, *arguments, settings={**settings, "RANK": rank, "LOCAL_RANK": rank}, **options)
         for rank in range(count)
     ]
 
@@ -115,8 +140,19 @@ def _run(words: list[str], environment: dict[str, str], folder: str, out: Path, 
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = words
-    if words[0].endswith(".py"):
-        sys.path.insert(0, str(Path(words[0]).parent))
-        runpy.run_path(words[0], run_name="__main__")
-    else:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    code = 1
+    try:
+        if words[0].endswith(".py"):
+            sys.path.insert(0, str(Path(words[0]).parent))
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without what a process group does when it is deleted, which waits for the other ranks

@@ -11,15 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forked
 
-EPOCHS, STEPS_AN_EPOCH = 12, 5
+EPOCHS, STEPS_AN_EPOCH = 6, 5
 OPTIONS = (
     f"--dataset cifar10 --model resnet18 --method flexact-all --epochs {EPOCHS} --batch 8 --lr 0.02 --width 4 "
-    "--partial --device cpu --checkpoint-minutes 0 --evaluate-every 12"
+    "--partial --device cpu --checkpoint-minutes 0 --evaluate-every 6"
 )
 WAIT = 90
 """Seconds for anything that should take few."""
@@ -42,11 +43,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """Two ranks, each started by hand, as on two hosts: nobody ends one when the other dies."""
 
-    def __init__(self, data: Path, out: Path, timeout: float = 60.0) -> None:
+    def __init__(self, data: Path, out: Path, timeout: float = 60.0, kind: Any = forked.Program) -> None:
         self.out = out
         module = "flexact.studies.images.train"
         words = [*OPTIONS.split(), "--data", data, "--out", out, "--timeout", timeout]
-        self.ranks = forked.ranks(2, module, *words, settings={"MKL_NUM_THREADS": 1})
+        self.ranks = forked.ranks(2, module, *words, settings={"MKL_NUM_THREADS": 1}, kind=kind)
 
     def wait_for(self, step: int) -> None:
         until = time.monotonic() + WAIT
@@ -137,7 +138,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on_bit_for_bit(
 def test_without_a_launcher_the_other_rank_ends_by_itself_with_a_message(
     number: signal.Signals, timeout: float, data: Path, tmp_path: Path, runs: list[Run]
 ) -> None:
-    runs.append(Run(data, tmp_path, timeout))
+    runs.append(Run(data, tmp_path, timeout, kind=forked.Fresh))
     runs[0].wait_for(STEPS_AN_EPOCH)
     os.kill(runs[0].ranks[1].pid, number)
     begun = time.monotonic()
