@@ -109,7 +109,7 @@ def test_where_it_cannot_load_picks_puts_them_in(picks: dict[str, str], trained:
     assert {site: told[site] for site in picks} == picks
     assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
     assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(model))
 
@@ -167,7 +167,7 @@ def test_the_picks_of_an_encoder_go_into_it_under_a_head(tiny_bert: Build, tmp_p
 def test_the_picks_for_a_part_that_another_head_does_without_are_left_out_with_a_warning(trained: Build) -> None:
     model, folder = trained({LAYER.format(0): "relu"})
     loaded = transformers.BertForMaskedLM.from_pretrained(folder)  # it has no pooler
-    with pytest.warns(UserWarning, match=r"this BertForMaskedLM has no bert\.pooler\.activation; .* left out"):
+    with pytest.warns(UserWarning, match=r"BertForMaskedLM .*bert\.pooler\.activation"):
         flexact.load_picks(loaded, folder)
     assert isinstance(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn, nn.ReLU)
     with torch.no_grad():
@@ -182,11 +182,9 @@ def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Bui
     told = json.loads((folder / "flexact.json").read_text())
     told["picks"][LAYER.format(2)] = "relu"
     (tmp_path / "other.json").write_text(json.dumps(told))
-    with pytest.raises(
-        flexact.FlexActError, match=r"no activation 'bert\.encoder\.layer\.2\..*the class that was trained"
-    ):
+    with pytest.raises(flexact.FlexActError, match=r"bert\.encoder\.layer\.2\."):
         flexact.load_picks(loaded, tmp_path / "other.json")
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
 
 
@@ -218,7 +216,7 @@ def test_t5_is_trained_saved_and_loaded(
     loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "own")
     if picks:
         assert (tmp_path / "own" / "flexact.json").is_file()
-        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
             loaded(input_ids=IDS, labels=IDS)
         loaded = flexact.load_picks(loaded, tmp_path / "own")
     else:
@@ -245,7 +243,7 @@ def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: 
     for folder in (before, after):
         assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
     loaded = transformers.BertForSequenceClassification.from_pretrained(before)
-    with pytest.raises(flexact.FlexActError, match="had not committed to its picks yet"):
+    with pytest.raises(flexact.FlexActError, match="not committed"):
         flexact.load_picks(loaded, before)
     last = flexact.load_picks(transformers.BertForSequenceClassification.from_pretrained(after), after)
     assert torch.equal(outputs(last), outputs(trainer.model))
@@ -274,7 +272,7 @@ def test_what_another_callback_saves_at_the_end_is_not_loaded_with_other_activat
     trainer = trainer_of(model, callbacks=[saving])  # given before ours, it runs before ours
     FlexActCallback().wrap(trainer).train()
     loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
     assert torch.equal(outputs(flexact.load_picks(loaded, saving.folder)), outputs(trainer.model))
 
@@ -285,9 +283,9 @@ def test_what_another_callback_saves_before_the_commitment_is_refused(
     saving = SaveAt(tmp_path / "early", step=3)
     FlexActCallback().wrap(trainer_of(routed(), callbacks=[saving])).train()
     loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
-    with pytest.raises(flexact.FlexActError, match="had not committed to its picks yet"):
+    with pytest.raises(flexact.FlexActError, match="not committed"):
         flexact.load_picks(loaded, saving.folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
 
 
@@ -319,7 +317,7 @@ def test_a_model_that_is_left_with_its_sites_says_so_too(
         assert (tmp_path / "own" / "flexact.json").is_file()
     for folder in (tmp_path / "own", tmp_path / "out" / "checkpoint-12"):
         loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
             outputs(loaded)
         assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(plain))
 
@@ -341,7 +339,7 @@ def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, train
     FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=2)).train()
     flexact.extract(model).save_pretrained(tmp_path / "own")
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
-    with pytest.raises(flexact.FlexActError, match="has picks by channel"):
+    with pytest.raises(flexact.FlexActError, match="by channel"):
         flexact.load_picks(loaded, tmp_path / "own")
 
 
@@ -358,7 +356,7 @@ def test_a_run_that_was_broken_off_can_be_committed_by_hand(routed: Build, train
     plain = flexact.extract(model)
     plain.save_pretrained(tmp_path / "own")
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
-    with pytest.raises(flexact.FlexActError, match=r"flexact\.selection\(model\)\.to_dict\(\) from before extract"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.selection\(model\)\.to_dict\(\)"):
         flexact.load_picks(loaded, tmp_path / "own")
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "picks.json")), outputs(plain))
 
@@ -378,7 +376,7 @@ def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
     say_picks(model, {LAYER.format(1): "relu"})
     model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-    with pytest.raises(flexact.FlexActError, match="name different picks: two networks were saved to this folder"):
+    with pytest.raises(flexact.FlexActError, match="different picks"):
         flexact.load_picks(loaded, folder)
 
 

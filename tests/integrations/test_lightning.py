@@ -321,7 +321,7 @@ def test_a_run_that_ends_early_warns_and_can_be_gone_on_with(fit: Fit, tmp_path:
     whole, module = Lit(), Lit()
     fit(whole, max_epochs=4)
     saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
-    with pytest.warns(UserWarning, match="ended after 6 of 24 steps with 2 sites not committed"):
+    with pytest.warns(UserWarning, match="6 of 24 steps .*2 sites"):
         callback = fit(module, max_epochs=4, others=[StopEarly(), saving], enable_checkpointing=True)
     assert sites_of(callback.extracted) == []
     assert not any(site.committed for site in sites_of(module))
@@ -369,21 +369,21 @@ def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
 
 def test_a_callback_used_for_two_fits(fit: Fit) -> None:
     callback = fit(Lit())
-    with pytest.raises(flexact.FlexActError, match=r"are for one fit\. Make them anew"):
+    with pytest.raises(flexact.FlexActError, match="one fit"):
         fit(Lit(), callback=callback)
 
 
 def test_a_module_that_was_not_converted(fit: Fit) -> None:
     module = Lit()
     module.net = network()
-    with pytest.raises(flexact.FlexActError, match=r"this Lit has no FlexAct sites.*flexact\.convert\(net\)"):
+    with pytest.raises(flexact.FlexActError, match=r"no FlexAct sites.*flexact\.convert"):
         fit(module)
 
 
 def test_manual_optimization(fit: Fit) -> None:
     module = Lit()
     module.automatic_optimization = False
-    with pytest.raises(flexact.FlexActError, match=r"optimizes by hand .*schedule\.step\(\)"):
+    with pytest.raises(flexact.FlexActError, match=r"schedule\.step\(\)"):
         fit(module)
 
 
@@ -399,7 +399,7 @@ def test_an_optimizer_that_decays_the_logits_or_has_none(fit: Fit) -> None:
     told = r"logits of 2 sites \(net\.1, net\.3\) with weight_decay=0\.1\. In Decays\.configure_optimizers give it flex"
     with pytest.raises(flexact.FlexActError, match=told):
         fit(Decays())
-    with pytest.raises(flexact.FlexActError, match="does not hold the logits of 2 of 2 sites"):
+    with pytest.raises(flexact.FlexActError, match="2 of 2 sites"):
         fit(Forgets())
 
 
@@ -410,9 +410,9 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
                 yield from rows()
 
     loader = DataLoader(Endless(), batch_size=8)
-    with pytest.raises(flexact.FlexActError, match=r"how many steps this run has is not known.*max_epochs=2"):
+    with pytest.raises(flexact.FlexActError, match="max_epochs=2"):
         fit(Lit(), loader=loader)
-    with pytest.raises(flexact.FlexActError, match=r"give the Trainer max_steps=.*max_epochs=-1"):
+    with pytest.raises(flexact.FlexActError, match=r"max_steps=.*max_epochs=-1"):
         fit(Lit(), max_epochs=-1, max_time={"minutes": 1})
     assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
 
@@ -420,19 +420,19 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
 def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     fit(Lit(), others=[saving], enable_checkpointing=True)
-    with pytest.raises(flexact.FlexActError, match="the saved run has 12 steps and this one 18"):
+    with pytest.raises(flexact.FlexActError, match=r"12 steps .*18"):
         fit(Lit(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
     checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     checkpoint["callbacks"] = {}
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(flexact.FlexActError, match="goes on at step 6, its policy at step 0"):
+        with pytest.raises(flexact.FlexActError, match=r"step 6.*step 0"):
             fit(Lit(), ckpt_path=tmp_path / "foreign.ckpt")
 
 
 def test_the_plain_network_before_there_is_one() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"no plain network yet.*flexact\.extract\(model\)"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.extract\(model\)"):
         _ = FlexActCallback().extracted
 
 
@@ -442,7 +442,7 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
     module = Lit()
     callback = FlexActCallback()
     trainer = type("Trainer", (), {"strategy": FSDPStrategy()})()
-    with pytest.raises(flexact.FlexActError, match="works on one device and with strategy='ddp'; got FSDPStrategy"):
+    with pytest.raises(flexact.FlexActError, match=r"strategy='ddp'.*FSDPStrategy"):
         callback.setup(trainer, module, "fit")
 
 

@@ -136,7 +136,7 @@ def test_a_trainer_blends_and_refuses_a_trial(routed: Build, trainer_of: Build) 
     trainer = FlexActCallback().wrap(trainer_of(routed()))
     assert {site.config.pick_by for site in sites_of(trainer.model)} == {"blend"}
     assert sites_of(trainer.model)[0].router.config.pick_by == "blend"
-    with pytest.raises(flexact.FlexActError, match="pick_by='trial' compares candidates by the loss of each step"):
+    with pytest.raises(flexact.FlexActError, match="pick_by='trial'"):
         FlexActCallback().wrap(trainer_of(routed(init="uniform", pick_by="trial")))
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_ends_early_warns_and_takes_what_leads(routed: Build, trainer
             control.should_training_stop = state.global_step == 3
 
     trainer = FlexActCallback().wrap(trainer_of(routed(), callbacks=[StopEarly()]))
-    with pytest.warns(UserWarning, match=r"ended after 3 of 12 steps with 3 sites not committed"):
+    with pytest.warns(UserWarning, match="3 of 12 steps .*3 sites"):
         trainer.train()
     assert sites_of(trainer.model) == []
 
