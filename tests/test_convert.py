@@ -121,7 +121,7 @@ def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> 
 @pytest.mark.parametrize("where", ["all", "penultimate", ["act", "*"], lambda name, module: True])
 def test_an_activation_that_where_asks_for_and_cannot_get_is_warned_of(where: object) -> None:
     block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.Hardsigmoid()))
-    with pytest.warns(UserWarning, match="gate: Hardsigmoid is no candidate"):
+    with pytest.warns(UserWarning, match="gate: Hardsigmoid"):
         convert(block, where=where)
 
 
@@ -136,7 +136,7 @@ def test_a_forward_that_cannot_be_looked_into_is_warned_of_whatever_where_says()
 
 def test_an_unknown_where_suggests_the_nearest_name_and_lists_what_was_seen() -> None:
     model = nn.ModuleDict({"encoder": nn.Sequential(nn.ReLU()), "decoder": nn.Sequential(nn.Tanh())})
-    with pytest.raises(FlexActError, match=r"no activation matched where='encoder.1'; did you mean 'encoder.0'\?") as e:
+    with pytest.raises(FlexActError, match=r"'encoder\.1'.*'encoder\.0'") as e:
         convert(model, "encoder.1")
     assert "encoder.0: ReLU" in str(e.value)
     assert "decoder.0: Tanh" in str(e.value)
@@ -154,7 +154,7 @@ def test_a_where_that_matches_nothing_is_an_error(where: object) -> None:
 
 
 def test_a_model_without_activations_is_an_error_that_says_so() -> None:
-    with pytest.raises(FlexActError, match="No activation was seen in this model at all"):
+    with pytest.raises(FlexActError, match="No activation"):
         convert(nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Softmax(-1)))
 
 
@@ -173,16 +173,16 @@ def test_converting_twice_is_refused() -> None:
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(FlexActError, match=r"needs a torch.nn.Module; got function"):
+    with pytest.raises(FlexActError, match=r"torch\.nn\.Module.*function"):
         convert(F.relu)
 
 
 def test_compiled_models_are_refused() -> None:
-    with pytest.raises(FlexActError, match="compiled already"):
+    with pytest.raises(FlexActError, match="compiled"):
         convert(torch.compile(mlp()))
     model = mlp()
     model.compile()
-    with pytest.raises(FlexActError, match="compiled already"):
+    with pytest.raises(FlexActError, match="compiled"):
         convert(model)
 
 
@@ -288,7 +288,7 @@ def test_a_failure_at_any_point_leaves_the_model_untouched(
 
 
 def test_channels_without_example_inputs_are_an_error() -> None:
-    with pytest.raises(FlexActError, match="needs example_inputs"):
+    with pytest.raises(FlexActError, match="example_inputs"):
         convert(mlp(), config=FlexConfig(granularity="channel"))
 
 
@@ -462,7 +462,7 @@ def test_channels_of_an_mlp_and_of_a_last_dimension() -> None:
 def test_extracting_before_commitment_is_refused_and_names_the_sites() -> None:
     model = convert(mlp())
     model[1].commit()
-    with pytest.raises(FlexActError, match=r"2 of 3 sites are not committed yet \(2.1, 4\).*commit=True"):
+    with pytest.raises(FlexActError, match=r"2 of 3 sites .*\(2\.1, 4\).*commit=True"):
         extract(model)
 
 
@@ -485,14 +485,14 @@ def test_extract_in_place_changes_the_model_itself(pick: Callable) -> None:
     assert plain[0].weight is weight
     assert isinstance(plain[1], nn.Tanh)
     assert b"flexact" not in pickle.dumps(plain)
-    with pytest.raises(FlexActError, match=r"no FlexAct sites to extract.*extracted already"):
+    with pytest.raises(FlexActError, match="no FlexAct sites"):
         extract(plain)
     assert names(convert(plain)) == ["1", "2.1", "4"]
 
 
 @pytest.mark.parametrize("verb", [extract, flexact.commit])
 def test_a_model_without_sites_cannot_be_committed_or_extracted(verb: Callable) -> None:
-    with pytest.raises(FlexActError, match="Sequential has no FlexAct sites"):
+    with pytest.raises(FlexActError, match="no FlexAct sites"):
         verb(mlp())
 
 
@@ -617,7 +617,7 @@ def test_a_state_of_other_candidates_is_refused_and_loads_nothing() -> None:
     saved = convert(mlp(), config=FlexConfig(candidates=("relu", "tanh"))).state_dict()
     model = convert(mlp(), config=FlexConfig(candidates=("tanh", "relu")))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(FlexActError, match="saved with the candidates relu, tanh; this model has tanh, relu"):
+    with pytest.raises(FlexActError, match=r"relu, tanh.*tanh, relu"):
         model.load_state_dict(saved)
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
 
@@ -651,12 +651,12 @@ def test_a_class_as_where_is_told_how_to_choose_by_type() -> None:
 def test_a_config_must_be_a_config() -> None:
     with pytest.raises(FlexActError, match=r"FlexConfig.from_dict"):
         convert(mlp(), config={"seed": 3})
-    with pytest.raises(FlexActError, match="config must be a FlexConfig; got 'paper'"):
+    with pytest.raises(FlexActError, match=r"FlexConfig.*'paper'"):
         convert(mlp(), config="paper")
 
 
 @pytest.mark.parametrize("verb", [flexact.commit, extract])
 @pytest.mark.parametrize("value", [None, 3, nn.ReLU])
 def test_only_modules_can_be_committed_or_extracted(verb: Callable, value: object) -> None:
-    with pytest.raises(FlexActError, match=f"{verb.__name__} needs a torch.nn.Module; got"):
+    with pytest.raises(FlexActError, match=rf"{verb.__name__} .*torch\.nn\.Module"):
         verb(value)

@@ -117,7 +117,7 @@ def test_a_state_goes_back_and_forth_between_rounds() -> None:
     other.elimination.load_state_dict(one.elimination.state_dict())
     other.site.load_state_dict(one.site.state_dict())
     assert one.end(60, [-5.0, 1.0, 0.0, 2.0]) == other.end(60, [-5.0, 1.0, 0.0, 2.0]) == ["gelu", "tanh"]
-    with pytest.raises(FlexActError, match=r"'protected' must be a tensor of shape \(1,\)"):
+    with pytest.raises(FlexActError, match=r"'protected' .*\(1,\)"):
         one.elimination.load_state_dict({**one.elimination.state_dict(), "protected": torch.ones(2)})
 
 
@@ -163,7 +163,7 @@ def diverged(original: nn.Module, value: float) -> Schedule:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_where_logits_are_no_numbers_the_original_is_kept_with_a_warning(value: float) -> None:
-    with pytest.warns(UserWarning, match="the logits of 1 are NaN or infinite, so picking stops here, undecided"):
+    with pytest.warns(UserWarning, match="NaN or infinite"):
         schedule = diverged(nn.ReLU(), value)
     (site,) = schedule.router.sites
     assert site.kept_original
@@ -173,5 +173,5 @@ def test_where_logits_are_no_numbers_the_original_is_kept_with_a_warning(value: 
 
 
 def test_where_logits_are_no_numbers_and_there_is_no_original_it_is_an_error() -> None:
-    with pytest.raises(FlexActError, match="nothing can be picked, and 1 has no original among its candidates"):
+    with pytest.raises(FlexActError, match="1 has no original"):
         diverged(nn.Mish(), math.nan)

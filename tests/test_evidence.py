@@ -87,6 +87,6 @@ def test_a_state_of_other_sites_is_refused_and_changes_nothing(damage: str) -> N
         del state["evidence_total"]
     else:
         state["evidence_total"] = [[0.0]] if damage == "no tensor" else torch.zeros(1, 3)
-    with pytest.raises(FlexActError, match=r"'evidence_total' must be a tensor of shape \(2, 3\)"):
+    with pytest.raises(FlexActError, match=r"'evidence_total' .*\(2, 3\)"):
         evidence.load_state_dict(state)
     assert evidence.count.tolist() == [[4.0], [4.0]]

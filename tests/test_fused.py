@@ -79,7 +79,7 @@ def network(device: torch.device, layout: str = "channels last", **options: Any)
 
 
 def images(device: torch.device, layout: str = "channels last", seed: int = 0) -> Tensor:
-    x = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(3, 3, 2, 4, generator=torch.Generator().manual_seed(seed))
     return x.to(device).contiguous(memory_format=LAYOUTS[layout])
 
 
@@ -88,7 +88,7 @@ def trained(model: nn.Module, device: torch.device, layout: str = "channels last
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(steps):
-        loss = F.cross_entropy(model(images(device, layout, step)), torch.arange(4, device=device))
+        loss = F.cross_entropy(model(images(device, layout, step)), torch.arange(3, device=device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,8 +114,7 @@ def assert_alike(left: nn.Module, right: nn.Module, tolerance: float = 1e-4) -> 
 # The same network
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
+@pytest.mark.parametrize(("granularity", "layout"), [("layer", "channels last"), ("channel", "contiguous")])
 def test_three_steps_of_sgd(granularity: Any, layout: str, device: torch.device, fused_calls: list[int]) -> None:
     config = FlexConfig(noise=1.0, granularity=granularity)
     model = network(device, layout, config=config)
@@ -459,7 +458,7 @@ def test_norms_of_which_one_has_no_running_statistics(device: torch.device) -> N
 def test_a_second_derivative_in_one_go_is_refused_and_the_parts_have_it(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     model = network(device)
-    with pytest.raises(FlexActError, match=r"no second derivative.*convert without fuse=True"):
+    with pytest.raises(FlexActError, match=r"second derivative.*fuse=True"):
         torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)
     with apart():
         (first,) = torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)

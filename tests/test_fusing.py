@@ -261,7 +261,7 @@ def test_only_the_chosen_sites_are_fused(resnets: ModuleType) -> None:
 
 def test_a_graph_module_is_not_fused_and_named() -> None:
     model = torch.fx.symbolic_trace(NoAddition())
-    with pytest.warns(UserWarning, match="NoAddition: a torch.fx.GraphModule has no source to rewrite"):
+    with pytest.warns(UserWarning, match=r"NoAddition: .*torch\.fx\.GraphModule"):
         assert places(convert(model, fuse=True), X) == 0
 
 
@@ -672,7 +672,7 @@ class InputOverwritten(Block):
 
 
 def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is() -> None:
-    with pytest.warns(UserWarning, match="fused nothing in this model"):
+    with pytest.warns(UserWarning, match="fused nothing"):
         apart, fused = both(trained(InputOverwritten()).eval())
     with torch.no_grad():
         close(fused(X), apart(X))
@@ -680,7 +680,7 @@ def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is(
 
 def test_synchronised_batch_norms_are_left_alone() -> None:
     model = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])))
-    with pytest.warns(UserWarning, match="SyncBatchNorm and other subclasses are left alone"):
+    with pytest.warns(UserWarning, match="SyncBatchNorm"):
         fused = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])), fuse=True)
     assert described(fused) == described(model)
 
@@ -779,7 +779,7 @@ def test_a_sequential_with_a_forward_of_its_own_runs_that() -> None:
     ],
 )
 def test_convert_says_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Module], told: str) -> None:
-    with pytest.warns(UserWarning, match="fused nothing in this model") as caught:
+    with pytest.warns(UserWarning, match="fused nothing") as caught:
         convert(make(), fuse=True)
     assert len(caught) == 1
     assert told in str(caught[0].message)

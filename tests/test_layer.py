@@ -333,7 +333,7 @@ def test_the_weakest_goes_first_until_one_is_left() -> None:
 
 def test_a_site_keeps_at_least_one_candidate() -> None:
     site = site_with()
-    with pytest.raises(FlexActError, match="must keep at least one"):
+    with pytest.raises(FlexActError, match="at least one"):
         site.drop(torch.ones(1, 5, dtype=torch.bool), step=0)
     assert site.alive == (0, 1, 2, 3, 4)
 
@@ -424,7 +424,7 @@ def test_one_channel_may_commit_before_another() -> None:
 def test_an_input_with_other_channels_is_refused() -> None:
     site = channelwise(("tanh", "relu"))
     for shape in ((4, 3), (2,), ()):
-        with pytest.raises(FlexActError, match="picks for 2 channels in dimension 1, but its input has shape"):
+        with pytest.raises(FlexActError, match="2 channels in dimension 1"):
             site(torch.randn(shape))
 
 
@@ -434,15 +434,15 @@ def test_an_input_with_other_channels_is_refused() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(FlexActError, match="did you mean 'tanh'"):
         FlexAct(("relu", "tahn"))
-    with pytest.raises(FlexActError, match="must be a sequence of names"):
+    with pytest.raises(FlexActError, match="sequence of names"):
         FlexAct("relu")
-    with pytest.raises(FlexActError, match="there is 'relu' alone"):
+    with pytest.raises(FlexActError, match="'relu' alone"):
         FlexAct(("relu", "original"))
-    with pytest.raises(FlexActError, match="stands in the place of nothing, so routing cannot start at its 'original'"):
+    with pytest.raises(FlexActError, match="'original'"):
         FlexAct(config=FlexConfig(init="original"))
-    with pytest.raises(FlexActError, match="needs the number of channels; got channels=None"):
+    with pytest.raises(FlexActError, match="channels=None"):
         FlexAct(config=FlexConfig(granularity="channel"))
-    with pytest.raises(FlexActError, match="with the original function counted once there is 'relu' alone"):
+    with pytest.raises(FlexActError, match="'relu' alone"):
         FlexAct(("relu", "original"), original=nn.ReLU())
 
 
@@ -617,7 +617,7 @@ def test_state_of_an_unregistered_function_is_refused() -> None:
 
 
 def test_an_input_on_another_device_is_refused() -> None:
-    with pytest.raises(FlexActError, match="is on cpu and got a tensor on meta; move the model or the tensor"):
+    with pytest.raises(FlexActError, match=r"cpu .*meta"):
         FlexAct()(torch.empty(3, device="meta"))
 
 

@@ -79,17 +79,17 @@ def test_a_selection_itself_does_as_well(form: str) -> None:
 def test_a_selection_that_does_not_fit_is_told() -> None:
     deeper = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2), nn.ReLU())
     undecided = flexact.convert(deeper)
-    with pytest.raises(flexact.FlexActError, match=r"the selection is a selection from before any pick was made"):
+    with pytest.raises(flexact.FlexActError, match="before any pick"):
         flexact.load_picks(network(), flexact.selection(undecided))
     picks = flexact.selection(flexact.commit(undecided))
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    with pytest.raises(flexact.FlexActError, match=r"the selection is of another network: .* has no activation '3'"):
+    with pytest.raises(flexact.FlexActError, match=r"another network.*'3'"):
         flexact.load_picks(model[:2], flexact.selection(flexact.commit(flexact.convert(network(), where=["3"]))))
-    with pytest.raises(flexact.FlexActError, match="the selection is of another network"):
+    with pytest.raises(flexact.FlexActError, match="another network"):
         flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())), picks)
-    with pytest.raises(flexact.FlexActError, match="the selection has no picks of flexact"):
+    with pytest.raises(flexact.FlexActError, match="no picks"):
         flexact.load_picks(model, {"1": 3})
-    with pytest.raises(flexact.FlexActError, match="the selection: row 0 of a selection needs the fields"):
+    with pytest.raises(flexact.FlexActError, match=r"row 0 .*fields"):
         flexact.load_picks(model, {"flexact_selection": 3, "rows": [3]})
     assert isinstance(model[1], nn.ReLU)
 
@@ -125,9 +125,9 @@ def test_a_wrong_file_is_told(content: Any, told: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(flexact.FlexActError, match=r"there is no flexact\.json at"):
+    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
         flexact.load_picks(network(), tmp_path / "nowhere")
-    with pytest.raises(flexact.FlexActError, match=r"there is no flexact\.json at"):
+    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
         flexact.load_picks(network(), tmp_path)
 
 
@@ -144,15 +144,15 @@ def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(flexact.FlexActError, match=r"no flexact\.json in .*config\.json is no configuration of transf"):
         flexact.load_picks(network(), tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(flexact.FlexActError, match=r"config\.json is cut off or damaged"):
+    with pytest.raises(flexact.FlexActError, match=r"config\.json .*damaged"):
         flexact.load_picks(network(), tmp_path)
 
 
 def test_what_is_no_plain_network_is_told(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
-    with pytest.raises(flexact.FlexActError, match="it is still picking"):
+    with pytest.raises(flexact.FlexActError, match="still picking"):
         flexact.load_picks(flexact.convert(network()), tmp_path)
-    with pytest.raises(flexact.FlexActError, match=r"needs a torch\.nn\.Module and its picks"):
+    with pytest.raises(flexact.FlexActError, match=r"torch\.nn\.Module"):
         flexact.load_picks(tmp_path, network())  # type: ignore[arg-type]
 
 
@@ -167,5 +167,5 @@ def test_the_picks_of_a_selection_are_enough() -> None:
 
 def test_a_selection_from_before_any_pick_is_refused() -> None:
     chosen = flexact.selection(flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))))
-    with pytest.raises(flexact.FlexActError, match="before any pick was made"):
+    with pytest.raises(flexact.FlexActError, match="before any pick"):
         flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), chosen)

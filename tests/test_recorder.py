@@ -87,7 +87,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
     model = recorded(path, 3)
     text = path.read_text()
     path.write_text(text[:-25])
-    with pytest.raises(FlexActError, match=r"history.jsonl, line 4: not valid JSON"):
+    with pytest.raises(FlexActError, match=r"history\.jsonl, line 4"):
         Recorder.load(path)
     with Recorder(model, path) as recorder:
         assert [entry["step"] for entry in recorder.history] == [0, 1]
@@ -113,7 +113,7 @@ def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, lin
     path.write_text("\n".join(lines) + "\n")
     before = path.read_text()
     for read in (Recorder.load, lambda path: Recorder(model, path)):
-        with pytest.raises(FlexActError, match=r"history.jsonl, line 3: not "):
+        with pytest.raises(FlexActError, match=r"history\.jsonl, line 3"):
             read(path)
     assert path.read_text() == before
 
@@ -121,16 +121,16 @@ def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, lin
 def test_a_newer_version_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"flexact_history": 3}\n')
-    with pytest.raises(FlexActError, match="has version 3, and this flexact reads up to 2; update flexact"):
+    with pytest.raises(FlexActError, match="version 3"):
         Recorder.load(path)
     path.write_text('{"other": 1}\n')
-    with pytest.raises(FlexActError, match="is not a history of flexact"):
+    with pytest.raises(FlexActError, match="not a history"):
         Recorder(network(), path)
     assert path.read_text() == '{"other": 1}\n'
 
 
 def test_a_missing_file_is_an_error_on_loading(tmp_path: Path) -> None:
-    with pytest.raises(FlexActError, match="there is no history at"):
+    with pytest.raises(FlexActError, match="no history"):
         Recorder.load(tmp_path / "nowhere.jsonl")
 
 
@@ -243,7 +243,7 @@ def test_without_tensorboard_the_error_names_the_extra_and_no_file_is_made(
 
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_tensorboard)
-    with pytest.raises(FlexActError, match=r"pip install 'flexact\[tensorboard\]'"):
+    with pytest.raises(FlexActError, match=r"flexact\[tensorboard\]"):
         Recorder(network(), tmp_path / "history.jsonl", tensorboard=tmp_path / "events")
     assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +271,7 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
 def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(FlexActError, match=r"not a history of flexact|has version 3"):
+    with pytest.raises(FlexActError, match=r"not a history|version 3"):
         Recorder(network(), path)
     with pytest.raises(FlexActError):
         Recorder.load(path)
@@ -280,7 +280,7 @@ def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: byte
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FlexActError, match="is not a regular file"):
+    with pytest.raises(FlexActError, match="regular file"):
         Recorder(network(), tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_whole_numbers_of_numpy_and_torch_are_steps(tmp_path: Path) -> None:
 def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: object) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(network(), path) as recorder:
-        with pytest.raises(FlexActError, match="a step is a whole number; got step="):
+        with pytest.raises(FlexActError, match="step="):
             recorder.record(step)
         assert recorder.history == []
     assert Recorder.load(path) == []
@@ -305,7 +305,7 @@ def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: o
 def test_a_second_run_into_the_same_file_is_told_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, steps=3)
-    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="begins anew needs a new file"):
+    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="new file"):
         recorder.record(1)
 
 

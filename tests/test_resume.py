@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import forked
 
 STEPS = 40
 
@@ -81,11 +81,12 @@ print(json.dumps({"losses": losses, "selection": flexact.selection(model).to_dic
     [("default", "safetensors", 15), ("default", "torch", 33), ("paper", "torch", 15), ("channel", "safetensors", 15)],
 )
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(policy: str, form: str, cut: int, tmp_path: Path) -> None:
-    def run(mode: str) -> dict[str, object]:
-        command = [sys.executable, "-c", RUN, str(tmp_path), policy, form, str(cut), mode]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return json.loads(done.stdout)
+    program = tmp_path / "run.py"
+    program.write_text(RUN)
+
+    def run(mode: str) -> dict[str, Any]:
+        (printed,) = forked.outputs(forked.Program(program, tmp_path, policy, form, cut, mode))
+        return json.loads(printed)
 
     whole, rest = run("whole"), run("resume")
     assert len(whole["losses"]) == STEPS

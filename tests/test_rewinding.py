@@ -275,7 +275,7 @@ def test_a_commitment_by_hand_rewinds_at_the_next_step() -> None:
 
 def test_a_commitment_at_the_last_step_rewinds_nothing_and_says_so() -> None:
     model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, rewind=True, commit_at=1.0))
-    with pytest.warns(UserWarning, match="commit at the last step of the run, so nothing is rewound"):
+    with pytest.warns(UserWarning, match="last step"):
         schedule = Schedule(model, STEPS)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
     for step in range(STEPS):
@@ -410,7 +410,7 @@ def test_a_model_without_an_optimizer_of_torch_is_rewound_with_a_warning() -> No
     schedule = Schedule(model, STEPS)
     for _ in range(9):
         schedule.step()
-    with pytest.warns(UserWarning, match=r"no optimizer of torch\.optim that holds weights .* rewinds=\[optimizer\]"):
+    with pytest.warns(UserWarning, match=r"rewinds=\[optimizer\]"):
         schedule.step()
 
 
@@ -669,16 +669,16 @@ def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
         model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, commit_at=0.5, rewind=rewind))
         return Schedule(model, STEPS, **more)
 
-    with pytest.raises(FlexActError, match=r"the saved run does not rewind .*rewind=False"):
+    with pytest.raises(FlexActError, match="rewind=False"):
         schedule(True).load_state_dict(schedule(False).state_dict())
-    with pytest.raises(FlexActError, match=r"the saved run rewinds .*rewind=True"):
+    with pytest.raises(FlexActError, match="rewind=True"):
         schedule(False).load_state_dict(schedule(True).state_dict())
     over = {**schedule(False).state_dict(), "step": 15}
     late = schedule(True)
     late.load_state_dict(over)  # it has committed: there is nothing to rewind
     assert late.rewound_at is None
     assert late.state_dict()["start"] is None
-    with pytest.raises(FlexActError, match="rewinds 0 further objects, and this one 1"):
+    with pytest.raises(FlexActError, match=r"0 .*1"):
         schedule(True, rewinds=[nn.Linear(1, 1)]).load_state_dict(schedule(True).state_dict())
     good = schedule(True).state_dict()
     for wrong, told in (
@@ -695,9 +695,9 @@ def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
 
 
 def test_no_commitment_no_rewind() -> None:
-    with pytest.raises(FlexActError, match=r"commit_at=None never commits\. Give commit_at, or set rewind=False"):
+    with pytest.raises(FlexActError, match=r"commit_at=None.*rewind=False"):
         FlexConfig(rewind=True, commit_at=None)
-    with pytest.raises(FlexActError, match="rewind must be True, False or None; got 'yes'"):
+    with pytest.raises(FlexActError, match=r"rewind .*'yes'"):
         FlexConfig(rewind="yes")  # type: ignore[arg-type]
     assert FlexConfig.paper().rewind is False
     assert FlexConfig.paper(rewind=True).rewind is True
@@ -710,7 +710,7 @@ def test_no_room_for_a_second_copy_is_told(error: Exception, monkeypatch: pytest
 
     monkeypatch.setattr(rewinding_file, "_on_host", fails)
     model = convert(Network(), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"second copy of the weights in host memory .*no room.*rewind=False"):
+    with pytest.raises(FlexActError, match=r"memory .*rewind=False"):
         Schedule(model, STEPS)
 
 
@@ -730,7 +730,7 @@ def test_a_model_that_changed_is_refused_before_anything_is_written(change: str)
         model.norm = nn.BatchNorm2d(4, affine=False)
     stepped(model, optimizer, 9)
     before, state = weights(model), copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(FlexActError, match=r"not the one that the Schedule was made for.* nothing was restored"):
+    with pytest.raises(FlexActError, match="nothing was restored"):
         schedule.step()
     assert_equal(weights(model), before)
     assert model.conv.weight.grad is not None
@@ -749,23 +749,23 @@ def test_groups_added_since_are_refused_where_learning_rates_are_to_be_restored(
         stepped(model, optimizer, step)
         schedule.step()
     before = weights(model)
-    with pytest.raises(FlexActError, match="has 3 parameter groups, and had 2 when the Schedule was made"):
+    with pytest.raises(FlexActError, match=r"3 parameter groups.*2"):
         schedule.step()
     assert_equal(weights(model), before)
 
 
 def test_what_has_no_state_cannot_be_rewound() -> None:
     model = convert(Network(), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"rewinds has <function .* needs objects with state_dict\(\)"):
+    with pytest.raises(FlexActError, match=r"rewinds .*state_dict\(\)"):
         Schedule(model, STEPS, rewinds=[lambda step: 0.1])
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
-    with pytest.raises(FlexActError, match=r"rewinds must be a list .* got LambdaLR\. Write rewinds=\[scheduler\]"):
+    with pytest.raises(FlexActError, match=r"LambdaLR.*rewinds=\[scheduler\]"):
         Schedule(model, STEPS, rewinds=_warmed_up(optimizer))  # type: ignore[arg-type]
 
 
 def test_weights_that_are_not_there_yet_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"'0\.weight' has none yet\. Run one batch"):
+    with pytest.raises(FlexActError, match=r"'0\.weight'"):
         Schedule(model, STEPS)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+import forked
 
 Found = dict[str, list[dict[str, Any]]]
 
@@ -17,21 +15,8 @@ Found = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank had at the end of each row."""
-    folder, here = tmp_path_factory.mktemp("ranks"), str(Path(__file__).parent)
-    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "rewinding_ranks", str(folder)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2"},
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        try:
-            process.wait(timeout=150)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    folder = tmp_path_factory.mktemp("ranks")
+    forked.outputs(*forked.ranks(2, "rewinding_ranks", folder), timeout=150)
     rows = ("ddp", "fsdp")
     every = {row: [torch.load(folder / f"{row}-{rank}.pt", weights_only=False) for rank in range(2)] for row in rows}
     for row in rows:

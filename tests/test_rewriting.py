@@ -287,7 +287,7 @@ def test_dropout_keeps_following_the_mode() -> None:
 
 
 def test_a_left_alone_forward_that_was_asked_for_is_an_error_with_the_reason() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"calls functional_relu, which calls F\.relu"):
+    with pytest.raises(flexact.FlexActError, match=r"functional_relu.*F\.relu"):
         flexact.convert(PlainFunction())
 
 
@@ -308,7 +308,7 @@ def test_convert_draws_no_random_numbers() -> None:
 def test_an_instance_with_a_forward_of_its_own_is_left_alone() -> None:
     model = Relu()
     model.forward = lambda x: F.relu(x)
-    with pytest.raises(flexact.FlexActError, match="replaced on this object alone"):
+    with pytest.raises(flexact.FlexActError, match="object alone"):
         flexact.convert(model)
 
 
@@ -436,7 +436,7 @@ def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) 
     file.write_text(text)
     names: dict[str, Any] = {"__name__": "net"}
     exec(compile(text.replace("F.gelu", "F.silu"), str(file), "exec"), names)
-    with pytest.warns(UserWarning, match="Net: forward has activations, but its source is not what runs"):
+    with pytest.warns(UserWarning, match="Net: forward .*source"):
         flexact.convert(names["Net"]())
 
 
@@ -452,7 +452,7 @@ def test_a_pickle_of_a_class_that_changed_since_says_so(tmp_path: Path, monkeypa
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         net = importlib.import_module("changing_net").Net
         pickled = pickled or pickle.dumps(flexact.convert(net()))
-    with pytest.raises(flexact.FlexActError, match=r"they cannot be rewritten here: the source of Net\.forward"):
+    with pytest.raises(flexact.FlexActError, match=r"source of Net\.forward"):
         pickle.loads(pickled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -92,7 +93,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Any, int, str | None]:
     """A plain model in eval mode whose batch norms have statistics like a trained one's, and its inputs."""
     make, inputs, sites, told = MODELS[request.param]
@@ -131,8 +132,8 @@ def described(model: nn.Module) -> list[tuple[str, type]]:
     return [(name, type(module)) for name, module in model.named_modules(remove_duplicate=False)]
 
 
-def converted(model: nn.Module, told: str | None, probability: float = 0.9) -> nn.Module:
-    """A converted copy; anything that is said about it must be expected."""
+@functools.lru_cache(maxsize=1)  # the tests of a model come one after another
+def _converted(model: nn.Module, told: str | None, probability: float) -> nn.Module:
     config = flexact.FlexConfig(init="original", init_probability=probability)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -141,6 +142,11 @@ def converted(model: nn.Module, told: str | None, probability: float = 0.9) -> n
     assert len(said) == (told is not None), said
     assert all(told in one for one in said)
     return copied
+
+
+def converted(model: nn.Module, told: str | None, probability: float = 0.9) -> nn.Module:
+    """A converted copy; anything that is said about it must be expected."""
+    return copy.deepcopy(_converted(model, told, probability))
 
 
 def test_committed_to_the_original_everywhere_the_untouched_model_comes_back(case: Any, pick: Callable) -> None:
@@ -160,12 +166,6 @@ def test_committed_to_the_original_everywhere_the_untouched_model_comes_back(cas
         nn.init.zeros_(parameter)
     fresh.load_state_dict(back.state_dict(), strict=True)
     assert same(outputs(fresh, inputs), outputs(plain, inputs))
-
-
-def test_before_commitment_a_model_that_starts_at_the_original_computes_the_same(case: Any) -> None:
-    plain, inputs, _, told = case
-    for left, right in zip(outputs(converted(plain, told, 1 - 1e-7), inputs), outputs(plain, inputs), strict=True):
-        torch.testing.assert_close(left, right, atol=1e-4 * float(right.abs().max()), rtol=0)
 
 
 def test_another_pick_everywhere_is_extracted_to_the_bit_and_leaves_nothing_behind(case: Any, pick: Callable) -> None:
@@ -191,3 +191,9 @@ def test_a_converted_model_trains(case: Any) -> None:
     gradients = [m.logits.grad for m in model.modules() if isinstance(m, flexact.FlexAct)]
     assert len(gradients) == sites
     assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def test_before_commitment_a_model_that_starts_at_the_original_computes_the_same(case: Any) -> None:
+    plain, inputs, _, told = case
+    for left, right in zip(outputs(converted(plain, told, 1 - 1e-7), inputs), outputs(plain, inputs), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4 * float(right.abs().max()), rtol=0)

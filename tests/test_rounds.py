@@ -99,7 +99,7 @@ def test_the_network_is_trained_for_as_long_as_was_asked(
 
 
 def test_a_run_that_commits_at_its_end_has_no_steps_for_its_picks() -> None:
-    with pytest.raises(FlexActError, match=r"no step is left then\. Give FlexConfig a smaller commit_at"):
+    with pytest.raises(FlexActError, match="smaller commit_at"):
         planned_for(5, FlexConfig(rewind=True, commit_at=1.0, round_steps="fill"), False, 100)
 
 

@@ -26,7 +26,7 @@ def test_evidence_travels_with_the_state() -> None:
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 2), (2, 3, 3)])
 def test_evidence_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     state = dropped().state_dict() | {"evidence": torch.zeros(shape)}
-    with pytest.raises(FlexActError, match=r"has evidence of shape .* this model has \(1, 3, 3\)"):
+    with pytest.raises(FlexActError, match=r"evidence .*\(1, 3, 3\)"):
         FlexAct(CANDIDATES).load_state_dict(state)
 
 

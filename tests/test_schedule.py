@@ -400,18 +400,18 @@ def test_a_step_beyond_the_end_warns_once_and_changes_nothing(commit_at: float |
 @pytest.mark.parametrize("name", ["total_steps", "network_steps"])
 @pytest.mark.parametrize("steps", [0, -3, 1.5, "10", True])
 def test_steps_must_be_a_positive_integer(steps: object, name: str) -> None:
-    with pytest.raises(FlexActError, match=f"{name} must be"):
+    with pytest.raises(FlexActError, match=name):
         Schedule(network(), **{name: steps})
 
 
 @pytest.mark.parametrize("given", [{}, {"total_steps": 10, "network_steps": 8}])
 def test_the_length_of_a_run_is_given_in_one_of_two_ways(given: dict[str, int]) -> None:
-    with pytest.raises(FlexActError, match="needs either total_steps or network_steps"):
+    with pytest.raises(FlexActError, match=r"total_steps .*network_steps"):
         Schedule(network(), **given)
 
 
 def test_a_model_without_sites_is_an_error() -> None:
-    with pytest.raises(FlexActError, match=r"Linear has no FlexAct sites to schedule; call flexact.convert"):
+    with pytest.raises(FlexActError, match=r"no FlexAct sites.*flexact\.convert"):
         Schedule(nn.Linear(2, 2), 10)
 
 
@@ -419,7 +419,7 @@ def test_an_optimizer_that_does_not_hold_the_logits_is_an_error_that_names_the_s
     plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     model = convert(plain)
-    with pytest.raises(FlexActError, match=r"does not hold the logits of 1 of 1 sites \(1\)"):
+    with pytest.raises(FlexActError, match=r"1 of 1 sites \(1\)"):
         Schedule(model, 10, optimizer=optimizer)
     Schedule(model, 10, optimizer=torch.optim.SGD(param_groups(model), lr=0.1))
 
@@ -526,7 +526,7 @@ def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
 
 def test_sites_with_different_policies_are_an_error() -> None:
     model = nn.Sequential(FlexAct(), FlexAct(config=FlexConfig.paper()))
-    with pytest.raises(FlexActError, match="must share one policy"):
+    with pytest.raises(FlexActError, match="one policy"):
         Schedule(model, 10)
 
 
@@ -804,7 +804,7 @@ def test_groups_hold_every_parameter_once_with_its_learning_rate() -> None:
 
 
 def test_a_learning_rate_for_paced_logits_is_refused() -> None:
-    with pytest.raises(FlexActError, match="would have no effect"):
+    with pytest.raises(FlexActError, match="no effect"):
         param_groups(network(), logit_lr=0.1)
 
 

@@ -337,7 +337,7 @@ def test_without_pandas_the_frame_names_the_extra(monkeypatch: pytest.MonkeyPatc
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_pandas)
-    with pytest.raises(FlexActError, match=r"pip install 'flexact\[frame\]'"):
+    with pytest.raises(FlexActError, match=r"flexact\[frame\]"):
         selection(network()).to_frame()
 
 
@@ -367,9 +367,9 @@ def test_names_are_those_of_the_plain_model_under_compilation() -> None:
 
 
 def test_a_model_without_sites_says_what_to_do(pick: Callable) -> None:
-    with pytest.raises(FlexActError, match=r"call flexact.convert"):
+    with pytest.raises(FlexActError, match=r"flexact\.convert"):
         selection(nn.Linear(1, 1))
-    with pytest.raises(FlexActError, match="extracted model has none left"):
+    with pytest.raises(FlexActError, match="extracted model"):
         selection(flexact.extract(pick(network(), "relu"), commit=True))
 
 
@@ -455,5 +455,5 @@ def test_what_is_no_selection_is_refused(data: object, told: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 3, nn.ReLU, "model"])
 def test_only_modules_have_a_selection(value: object) -> None:
-    with pytest.raises(FlexActError, match=r"selection needs a torch.nn.Module; got"):
+    with pytest.raises(FlexActError, match=r"torch\.nn\.Module"):
         selection(value)

@@ -166,7 +166,7 @@ def test_groups_that_make_no_sense_are_refused_and_the_model_is_left_alone(chang
 
 def test_a_group_of_sites_with_other_candidates_is_refused_and_names_them() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Mish())
-    with pytest.raises(FlexActError, match=r"share put 1 and 3 into the group 'all', but their candidates differ"):
+    with pytest.raises(FlexActError, match=r"1 and 3 .*'all'"):
         convert(model, share=lambda name: "all")
     assert isinstance(model[1], nn.ReLU)
 

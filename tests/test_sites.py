@@ -45,10 +45,10 @@ def test_sites_that_are_made_to_blend_need_no_loss() -> None:
 def test_sites_that_are_asked_to_try_are_not_made_to_blend() -> None:
     config = flexact.FlexConfig(pick_by="trial")
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), config=config)
-    with pytest.raises(FlexActError, match="pick_by='trial' compares candidates by the loss"):
+    with pytest.raises(FlexActError, match="pick_by='trial'"):
         blend(sites_of(model))
 
 
 def test_what_is_no_module_has_no_sites_and_is_refused() -> None:
-    with pytest.raises(FlexActError, match=r"a torch\.nn\.Module is needed; got dict"):
+    with pytest.raises(FlexActError, match=r"torch\.nn\.Module .*dict"):
         sites_of({})

@@ -108,7 +108,7 @@ def test_a_first_layer_that_no_optimizer_holds_leaves_the_policy_of_the_others_a
     optimizer = torch.optim.SGD([*model[2].parameters(), second.logits], lr=0.0)
     schedule = Schedule(model, 3 * STEPS)
     start = first.logits.detach().clone()
-    with pytest.warns(UserWarning, match=r"holds the logits of 1 of 2 sites \(1\) has made a step yet"):
+    with pytest.warns(UserWarning, match=r"1 of 2 sites \(1\)"):
         train(model, optimizer, schedule, 3 * STEPS)
     assert torch.equal(first.logits, start)
     assert first.kept_original  # nothing speaks against it
@@ -353,7 +353,7 @@ def test_an_earlier_state_of_the_model_alone_is_warned_of_once() -> None:
         optimizer.step()
         schedule.step()
     model.load_state_dict(saved)
-    with pytest.warns(UserWarning, match="an earlier state was loaded into the model, and not into the schedule"):
+    with pytest.warns(UserWarning, match="not into the schedule"):
         schedule.step()
 
 

@@ -245,7 +245,7 @@ def test_without_a_loss_the_candidates_are_blended_from_the_start_with_a_warning
     start = run.weights()
     loss_of(run.model, 0).backward()
     run.optimizer.step()
-    with pytest.warns(UserWarning, match=r"needs the loss: call schedule.step\(loss\). Blending now") as told:
+    with pytest.warns(UserWarning, match=r"schedule\.step\(loss\)") as told:
         run.schedule.step()
     assert told[0].filename == __file__
     assert_same(run.weights(), start)
@@ -270,7 +270,7 @@ def test_no_warning_where_a_blend_was_asked_for() -> None:
 
 def test_a_loss_that_is_missing_in_the_middle_is_an_error() -> None:
     run = Run().to(4)
-    with pytest.raises(FlexActError, match="without a loss in the middle of a trial"):
+    with pytest.raises(FlexActError, match="without a loss"):
         run.schedule.step()
 
 
@@ -291,7 +291,7 @@ def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights
     run = Run(told=lambda loss, tried, place: math.nan)
     start = run.weights()
     run.to(14)
-    with pytest.warns(UserWarning, match="the loss of every candidate is NaN or infinite, so picking stops here"):
+    with pytest.warns(UserWarning, match="NaN or infinite"):
         run.to(15)
     assert run.schedule.committed
     assert selection(run.model).picks == {"act": "relu", "other": "relu"}
@@ -304,7 +304,7 @@ def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights
 
 def test_where_no_candidate_trains_and_there_is_no_original_it_is_an_error() -> None:
     run = Run(config=FlexConfig(candidates=("tanh", "elu"), trial_steps=4), told=lambda *_: math.inf)
-    with pytest.raises(FlexActError, match="nothing can be picked, and act has no original among its candidates"):
+    with pytest.raises(FlexActError, match="act has no original"):
         run.to(8)
 
 
@@ -381,7 +381,7 @@ def test_sites_with_other_candidates_cannot_be_tried_together() -> None:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Mish(), nn.Linear(8, 2))
 
     model = convert(network(), config=FlexConfig(pick_by="trial"))
-    with pytest.raises(FlexActError, match="have different candidates"):
+    with pytest.raises(FlexActError, match="different candidates"):
         Schedule(model, 100)
     assert Schedule(convert(network()), 100).router.trying is None
 
@@ -397,9 +397,7 @@ def test_a_model_that_has_nothing_but_sites_to_train_blends() -> None:
 def test_a_short_run_warns_of_the_steps_that_a_pick_takes() -> None:
     model = convert(Network())
     # 5 candidates for 75 steps, 3 for 75 more, 2 for 150 more
-    with pytest.warns(
-        UserWarning, match="100 steps are few for a pick from 5 candidates, which takes about 1260 steps"
-    ):
+    with pytest.warns(UserWarning, match="100 steps .*1260 steps"):
         Schedule(model, 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -500,7 +498,7 @@ def test_held_out_is_refused_where_nothing_compares_by_it(changes: dict[str, Any
     model = convert(Network(), config=replace(CONFIG, **changes))
     with pytest.raises(FlexActError, match=told):
         Schedule(model, network_steps=LENGTH, held_out=lambda: 1.0)
-    with pytest.raises(FlexActError, match="held_out must be a function"):
+    with pytest.raises(FlexActError, match="held_out"):
         Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=3)  # type: ignore[arg-type]
 
 
@@ -519,7 +517,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
     run = Run(config=replace(CONFIG, trial_steps=WINNER)).to(3)
     other = convert(Network(), config=replace(CONFIG, trial_steps=WINNER // 2))
     schedule = Schedule(other, total_steps=run.schedule.total_steps)
-    with pytest.raises(FlexActError, match="drops candidates at the steps"):
+    with pytest.raises(FlexActError, match="at the steps"):
         schedule.load_state_dict(run.schedule.state_dict())
 
 
@@ -545,14 +543,14 @@ def test_a_trial_gives_no_pick_a_name_before_its_end() -> None:
 
 def test_groups_are_not_tried_together() -> None:
     config = replace(CONFIG, pick_by="trial")
-    with pytest.raises(FlexActError, match="do not all pick together"):
+    with pytest.raises(FlexActError, match="pick together"):
         Schedule(convert(Network(), config=config, share=lambda name: name), total_steps=100)
 
 
 def test_a_loss_that_is_no_number_is_refused_at_once() -> None:
     schedule = Run().schedule
     for loss in (torch.ones(2), "low"):
-        with pytest.raises(FlexActError, match="takes the loss of the step, one number"):
+        with pytest.raises(FlexActError, match="one number"):
             schedule.step(loss)  # type: ignore[arg-type]
     assert schedule.steps_done == 0
 
@@ -562,5 +560,5 @@ def test_the_number_of_network_steps_is_kept_in_short_runs_and_without_a_loss() 
     schedule = Schedule(convert(normalised), network_steps=500)
     assert schedule.network_steps == 500 == schedule.total_steps - schedule.commit_step
     schedule = Run().schedule
-    with pytest.raises(FlexActError, match=r"call schedule.step\(loss\)"):
+    with pytest.raises(FlexActError, match=r"schedule\.step\(loss\)"):
         schedule.step()

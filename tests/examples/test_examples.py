@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
+
 ROOT = Path(__file__).resolve().parents[2]
-OPERATORS = ROOT / "tests" / "torchvision_operators"
 EXAMPLES = {
     # How many rows the selection table has; what is measured of the extracted network, and what it is at least.
     "two_spirals": (2, r"Accuracy on new points: ([\d.]+) %", 90),
@@ -29,17 +27,10 @@ TITLES = re.compile(r"site pick lead z steps runner-up (z \(original\) )?dropped
 
 def printed(name: str, folder: Path) -> str:
     """What an example prints, started in another folder."""
-    path = os.pathsep.join([str(OPERATORS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": path, "COLUMNS": "200"},
+    (out,) = forked.outputs(
+        forked.Program(ROOT / "examples" / f"{name}.py", settings={"COLUMNS": 200}, folder=folder), timeout=300
     )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return ended.stdout
+    return out
 
 
 def picks(text: str) -> dict[str, str]:

@@ -6,19 +6,21 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-EPOCHS, STEPS_AN_EPOCH = 12, 5
+import forked
+
+EPOCHS, STEPS_AN_EPOCH = 6, 5
 OPTIONS = (
     f"--dataset cifar10 --model resnet18 --method flexact-all --epochs {EPOCHS} --batch 8 --lr 0.02 --width 4 "
-    "--partial --device cpu --checkpoint-minutes 0 --evaluate-every 12"
+    "--partial --device cpu --checkpoint-minutes 0 --evaluate-every 6"
 )
 WAIT = 90
 """Seconds for anything that should take few."""
@@ -41,41 +43,29 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """Two ranks, each started by hand, as on two hosts: nobody ends one when the other dies."""
 
-    def __init__(self, data: Path, out: Path, timeout: float = 60.0) -> None:
+    def __init__(self, data: Path, out: Path, timeout: float = 60.0, kind: Any = forked.Program) -> None:
         self.out = out
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "flexact.studies.images.train", *OPTIONS.split()]
-        command += ["--data", str(data), "--out", str(out), "--timeout", str(timeout)]
-        self.ranks = [
-            subprocess.Popen(
-                command,
-                env=_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=2, RANK=rank, LOCAL_RANK=rank),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
+        module = "flexact.studies.images.train"
+        words = [*OPTIONS.split(), "--data", data, "--out", out, "--timeout", timeout]
+        self.ranks = forked.ranks(2, module, *words, settings={"MKL_NUM_THREADS": 1}, kind=kind)
 
     def wait_for(self, step: int) -> None:
         until = time.monotonic() + WAIT
         while step_of(self.out) < step:
-            assert all(rank.poll() is None for rank in self.ranks), [rank.communicate() for rank in self.ranks]
+            assert all(rank.returncode is None for rank in self.ranks), [rank.output() for rank in self.ranks]
             assert time.monotonic() < until
             time.sleep(0.005)
 
     def ended(self, rank: int) -> tuple[int, str]:
         """Exit code and what was said, of a rank that must end by itself."""
-        _, told = self.ranks[rank].communicate(timeout=WAIT)
-        return self.ranks[rank].returncode, told
+        _, told = self.ranks[rank].output(WAIT)
+        code = self.ranks[rank].returncode
+        assert code is not None
+        return code, told
 
     def close(self) -> None:
         for rank in self.ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.communicate()
+            rank.kill()
 
 
 def _environment(**settings: object) -> dict[str, str]:
@@ -148,9 +138,9 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on_bit_for_bit(
 def test_without_a_launcher_the_other_rank_ends_by_itself_with_a_message(
     number: signal.Signals, timeout: float, data: Path, tmp_path: Path, runs: list[Run]
 ) -> None:
-    runs.append(Run(data, tmp_path, timeout))
+    runs.append(Run(data, tmp_path, timeout, kind=forked.Fresh))
     runs[0].wait_for(STEPS_AN_EPOCH)
-    runs[0].ranks[1].send_signal(number)
+    os.kill(runs[0].ranks[1].pid, number)
     begun = time.monotonic()
     code, told = runs[0].ended(0)
     assert time.monotonic() - begun < 30

@@ -39,7 +39,7 @@ def test_a_damaged_state_is_refused_before_the_first_tensor_is_loaded(damage: st
     state = other.state_dict()
     before = state_of(model)
     damaged[damage](state)
-    with pytest.raises(FlexActError, match="the state of site '1'"):
+    with pytest.raises(FlexActError, match="site '1'"):
         model.load_state_dict(state)
     assert state_of(model) == before
 
@@ -82,7 +82,7 @@ def test_picks_for_one_place_of_a_shared_activation_are_refused_and_leave_the_ne
     fresh = build()
     before = state_of(fresh)
     write_picks(tmp_path, described({"1": "relu", "3": "tanh"}, {}))
-    with pytest.raises(FlexActError, match="converted with per_call=True"):
+    with pytest.raises(FlexActError, match="per_call=True"):
         flexact.load_picks(fresh, tmp_path)
     assert state_of(fresh) == before
 
@@ -90,6 +90,6 @@ def test_picks_for_one_place_of_a_shared_activation_are_refused_and_leave_the_ne
 @pytest.mark.parametrize("value", [10**400, "x", None, torch.ones(2)])
 def test_what_is_no_number_is_not_recorded(value: Any) -> None:
     recorder = flexact.Recorder(flexact.convert(network()))
-    with pytest.raises(FlexActError, match="a record takes numbers"):
+    with pytest.raises(FlexActError, match="numbers"):
         recorder.record(0, loss=value)
     assert recorder.history == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,25 @@ def tiny_bert() -> Callable[..., Any]:
     return build
 
 
+@pytest.fixture(scope="session")
+def converted() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+    """Converted models by how they were made, and torch's random state after that: reading a BERT's source is slow."""
+    return {}
+
+
 @pytest.fixture
-def routed(tiny_bert: Callable[..., Any]) -> Callable[..., Any]:
+def routed(tiny_bert: Callable[..., Any], converted: dict[str, tuple[nn.Module, torch.Tensor]]) -> Callable[..., Any]:
     """Builds a tiny BERT, converted."""
 
     def build(where: Any = "all", seed: int = 0, settings: dict[str, Any] | None = None, **choices: Any) -> Any:
-        config = flexact.FlexConfig(**{"init": "original", **choices})
-        return flexact.convert(tiny_bert(seed, **(settings or {})), where, config)
+        how = repr((where, seed, settings, choices))
+        if how not in converted:
+            config = flexact.FlexConfig(**{"init": "original", **choices})
+            model = flexact.convert(tiny_bert(seed, **(settings or {})), where, config)
+            converted[how] = model, torch.get_rng_state()
+        model, state = converted[how]
+        torch.set_rng_state(state)
+        return copy.deepcopy(model)
 
     return build
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import flexact
+import forked
 from flexact.sites import sites_of
 
 pytest.importorskip("accelerate")
@@ -111,15 +109,8 @@ def test_the_schedule_takes_the_prepared_optimizer() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_stop_go_on_and_print_one_table(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "ACCELERATE_USE_CPU": "true"},
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.count("dropped (at step)") == 1
-    accuracy = float(ended.stdout.rpartition("digits: ")[2].partition(" ")[0])
+    started = forked.ranks(2, EXAMPLE, settings={"ACCELERATE_USE_CPU": "true"}, folder=tmp_path)
+    printed = "".join(forked.outputs(*started, timeout=180))
+    assert printed.count("dropped (at step)") == 1
+    accuracy = float(printed.rpartition("digits: ")[2].partition(" ")[0])
     assert accuracy > 85

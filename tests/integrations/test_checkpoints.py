@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,17 +42,33 @@ def outputs(model: Any) -> torch.Tensor:
         return model.eval()(input_ids=IDS).logits
 
 
+@pytest.fixture(scope="module")
+def runs() -> dict[str, tuple[nn.Module, Path]]:
+    """Models that `trained` has trained, and the folders they were saved to."""
+    return {}
+
+
 @pytest.fixture
-def trained(routed: Build, trainer_of: Build, tmp_path: Path) -> Build:
-    """Trains with picks that are set from the start; the Trainer, and the folder that it saved to."""
+def trained(
+    routed: Build,
+    trainer_of: Build,
+    tmp_path: Path,
+    runs: dict[str, tuple[nn.Module, Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Build:
+    """Trains with picks that are set from the start; the model, and the folder that the Trainer saved to."""
 
     def train(picks: dict[str, str], where: Any = "all") -> tuple[Any, Path]:
-        trainer = FlexActCallback().wrap(
-            trainer_of(set_picks(routed(where, candidates=PAPER_CANDIDATES), picks), num_train_epochs=1)
-        )
-        trainer.train()
-        trainer.save_model(str(tmp_path / "saved"))
-        return trainer, tmp_path / "saved"
+        how = repr((picks, where))
+        if how not in runs:
+            model = set_picks(routed(where, candidates=PAPER_CANDIDATES), picks)
+            trainer = FlexActCallback().wrap(trainer_of(model, num_train_epochs=1))
+            trainer.train()
+            runs[how] = trainer.model, tmp_path_factory.mktemp("trained")
+            trainer.save_model(str(runs[how][1]))
+        model, kept = runs[how]
+        shutil.copytree(kept, tmp_path / "saved")
+        return copy.deepcopy(model), tmp_path / "saved"
 
     return train
 
@@ -66,14 +84,14 @@ def trained(routed: Build, trainer_of: Build, tmp_path: Path) -> Build:
 def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
     picks: dict[str, str], hidden_act: str, trained: Build
 ) -> None:
-    trainer, folder = trained(picks)
+    model, folder = trained(picks)
     config = json.loads((folder / "config.json").read_text())
     assert config["hidden_act"] == hidden_act
     assert "flexact" not in (folder / "config.json").read_text()
     assert not (folder / "flexact.json").exists()
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    assert torch.equal(outputs(loaded), outputs(trainer.model))
-    assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(trainer.model))
+    assert torch.equal(outputs(loaded), outputs(model))
+    assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(model))
 
 
 @pytest.mark.parametrize(
@@ -86,28 +104,28 @@ def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
     ],
 )
 def test_where_it_cannot_load_picks_puts_them_in(picks: dict[str, str], trained: Build) -> None:
-    trainer, folder = trained(picks)
+    model, folder = trained(picks)
     told = json.loads((folder / "flexact.json").read_text())["picks"]
     assert {site: told[site] for site in picks} == picks
     assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
-    assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(trainer.model))
+    assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(model))
 
 
 def test_one_site_of_several_is_not_mistaken_for_all(trained: Build) -> None:
     """Penultimate: the layers keep their function, which one setting for all must not change."""
-    trainer, folder = trained({POOLER: "relu"}, where="penultimate")
+    model, folder = trained({POOLER: "relu"}, where="penultimate")
     assert (folder / "flexact.json").is_file()
     loaded = flexact.load_picks(transformers.AutoModelForSequenceClassification.from_pretrained(folder), folder)
-    assert torch.equal(outputs(loaded), outputs(trainer.model))
+    assert torch.equal(outputs(loaded), outputs(model))
     assert type(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn).__name__ == "GELUActivation"
 
 
 def test_save_pretrained_alone_carries_the_picks_and_so_does_a_loaded_model(trained: Build, tmp_path: Path) -> None:
-    trainer, _ = trained({LAYER.format(1): "tanh"})
-    model, expected = trainer.model, outputs(trainer.model)
+    model, _ = trained({LAYER.format(1): "tanh"})
+    expected = outputs(model)
     for name in ("first", "second"):
         model.save_pretrained(tmp_path / name)
         model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / name)
@@ -129,11 +147,11 @@ def test_a_network_with_picks_can_be_fine_tuned_again(trained: Build, trainer_of
 
 
 def test_the_encoder_alone_takes_the_picks_too(trained: Build) -> None:
-    trainer, folder = trained({LAYER.format(0): "relu"})
+    model, folder = trained({LAYER.format(0): "relu"})
     encoder = flexact.load_picks(transformers.AutoModel.from_pretrained(folder), folder).eval()
     with torch.no_grad():
         ours = encoder(input_ids=IDS).pooler_output
-        theirs = trainer.model.eval().bert(input_ids=IDS).pooler_output
+        theirs = model.eval().bert(input_ids=IDS).pooler_output
     assert torch.equal(ours, theirs)
 
 
@@ -147,14 +165,14 @@ def test_the_picks_of_an_encoder_go_into_it_under_a_head(tiny_bert: Build, tmp_p
 
 
 def test_the_picks_for_a_part_that_another_head_does_without_are_left_out_with_a_warning(trained: Build) -> None:
-    trainer, folder = trained({LAYER.format(0): "relu"})
+    model, folder = trained({LAYER.format(0): "relu"})
     loaded = transformers.BertForMaskedLM.from_pretrained(folder)  # it has no pooler
-    with pytest.warns(UserWarning, match=r"this BertForMaskedLM has no bert\.pooler\.activation; .* left out"):
+    with pytest.warns(UserWarning, match=r"BertForMaskedLM .*bert\.pooler\.activation"):
         flexact.load_picks(loaded, folder)
     assert isinstance(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn, nn.ReLU)
     with torch.no_grad():
         ours = loaded.eval().bert(input_ids=IDS).last_hidden_state
-        assert torch.equal(ours, trainer.model.eval().bert(input_ids=IDS).last_hidden_state)
+        assert torch.equal(ours, model.eval().bert(input_ids=IDS).last_hidden_state)
         loaded(input_ids=IDS)  # the head's own activation is in place
 
 
@@ -164,16 +182,22 @@ def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Bui
     told = json.loads((folder / "flexact.json").read_text())
     told["picks"][LAYER.format(2)] = "relu"
     (tmp_path / "other.json").write_text(json.dumps(told))
-    with pytest.raises(
-        flexact.FlexActError, match=r"no activation 'bert\.encoder\.layer\.2\..*the class that was trained"
-    ):
+    with pytest.raises(flexact.FlexActError, match=r"bert\.encoder\.layer\.2\."):
         flexact.load_picks(loaded, tmp_path / "other.json")
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
 
 
-@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-silu"])
-@pytest.mark.parametrize("picks", [{}, {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}, None])
+@pytest.mark.parametrize(
+    ("projection", "picks"),
+    [
+        ("relu", {}),
+        ("gated-silu", {}),
+        ("relu", {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}),
+        ("gated-gelu", {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}),
+        ("gated-gelu", None),
+    ],
+)
 def test_t5_is_trained_saved_and_loaded(
     picks: dict[str, str] | None, projection: str, trainer_of: Build, tmp_path: Path
 ) -> None:
@@ -192,7 +216,7 @@ def test_t5_is_trained_saved_and_loaded(
     loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "own")
     if picks:
         assert (tmp_path / "own" / "flexact.json").is_file()
-        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
             loaded(input_ids=IDS, labels=IDS)
         loaded = flexact.load_picks(loaded, tmp_path / "own")
     else:
@@ -219,7 +243,7 @@ def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: 
     for folder in (before, after):
         assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
     loaded = transformers.BertForSequenceClassification.from_pretrained(before)
-    with pytest.raises(flexact.FlexActError, match="had not committed to its picks yet"):
+    with pytest.raises(flexact.FlexActError, match="not committed"):
         flexact.load_picks(loaded, before)
     last = flexact.load_picks(transformers.BertForSequenceClassification.from_pretrained(after), after)
     assert torch.equal(outputs(last), outputs(trainer.model))
@@ -248,7 +272,7 @@ def test_what_another_callback_saves_at_the_end_is_not_loaded_with_other_activat
     trainer = trainer_of(model, callbacks=[saving])  # given before ours, it runs before ours
     FlexActCallback().wrap(trainer).train()
     loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
     assert torch.equal(outputs(flexact.load_picks(loaded, saving.folder)), outputs(trainer.model))
 
@@ -259,9 +283,9 @@ def test_what_another_callback_saves_before_the_commitment_is_refused(
     saving = SaveAt(tmp_path / "early", step=3)
     FlexActCallback().wrap(trainer_of(routed(), callbacks=[saving])).train()
     loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
-    with pytest.raises(flexact.FlexActError, match="had not committed to its picks yet"):
+    with pytest.raises(flexact.FlexActError, match="not committed"):
         flexact.load_picks(loaded, saving.folder)
-    with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
 
 
@@ -293,7 +317,7 @@ def test_a_model_that_is_left_with_its_sites_says_so_too(
         assert (tmp_path / "own" / "flexact.json").is_file()
     for folder in (tmp_path / "own", tmp_path / "out" / "checkpoint-12"):
         loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-        with pytest.raises(flexact.FlexActError, match=r"put them in with flexact\.load_picks"):
+        with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
             outputs(loaded)
         assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(plain))
 
@@ -315,7 +339,7 @@ def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, train
     FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=2)).train()
     flexact.extract(model).save_pretrained(tmp_path / "own")
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
-    with pytest.raises(flexact.FlexActError, match="has picks by channel"):
+    with pytest.raises(flexact.FlexActError, match="by channel"):
         flexact.load_picks(loaded, tmp_path / "own")
 
 
@@ -332,7 +356,7 @@ def test_a_run_that_was_broken_off_can_be_committed_by_hand(routed: Build, train
     plain = flexact.extract(model)
     plain.save_pretrained(tmp_path / "own")
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
-    with pytest.raises(flexact.FlexActError, match=r"flexact\.selection\(model\)\.to_dict\(\) from before extract"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.selection\(model\)\.to_dict\(\)"):
         flexact.load_picks(loaded, tmp_path / "own")
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "picks.json")), outputs(plain))
 
@@ -348,11 +372,11 @@ def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, tra
 
 
 def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
-    trainer, folder = trained({LAYER.format(0): "relu"})
-    say_picks(trainer.model, {LAYER.format(1): "relu"})
-    trainer.model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
+    model, folder = trained({LAYER.format(0): "relu"})
+    say_picks(model, {LAYER.format(1): "relu"})
+    model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-    with pytest.raises(flexact.FlexActError, match="name different picks: two networks were saved to this folder"):
+    with pytest.raises(flexact.FlexActError, match="different picks"):
         flexact.load_picks(loaded, folder)
 
 

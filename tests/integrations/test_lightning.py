@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flexact
+import forked
 from flexact.sites import sites_of
 
 L = pytest.importorskip("lightning")
@@ -28,7 +26,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from flexact.integrations.lightning import FlexActCallback  # noqa: E402
 
 HERE = Path(__file__).parent
-OPERATORS = HERE.parent / "torchvision_operators"
 Fit = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*fewer than the logging interval", "ignore:GPU available"
@@ -324,7 +321,7 @@ def test_a_run_that_ends_early_warns_and_can_be_gone_on_with(fit: Fit, tmp_path:
     whole, module = Lit(), Lit()
     fit(whole, max_epochs=4)
     saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
-    with pytest.warns(UserWarning, match="ended after 6 of 24 steps with 2 sites not committed"):
+    with pytest.warns(UserWarning, match="6 of 24 steps .*2 sites"):
         callback = fit(module, max_epochs=4, others=[StopEarly(), saving], enable_checkpointing=True)
     assert sites_of(callback.extracted) == []
     assert not any(site.committed for site in sites_of(module))
@@ -372,21 +369,21 @@ def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
 
 def test_a_callback_used_for_two_fits(fit: Fit) -> None:
     callback = fit(Lit())
-    with pytest.raises(flexact.FlexActError, match=r"are for one fit\. Make them anew"):
+    with pytest.raises(flexact.FlexActError, match="one fit"):
         fit(Lit(), callback=callback)
 
 
 def test_a_module_that_was_not_converted(fit: Fit) -> None:
     module = Lit()
     module.net = network()
-    with pytest.raises(flexact.FlexActError, match=r"this Lit has no FlexAct sites.*flexact\.convert\(net\)"):
+    with pytest.raises(flexact.FlexActError, match=r"no FlexAct sites.*flexact\.convert"):
         fit(module)
 
 
 def test_manual_optimization(fit: Fit) -> None:
     module = Lit()
     module.automatic_optimization = False
-    with pytest.raises(flexact.FlexActError, match=r"optimizes by hand .*schedule\.step\(\)"):
+    with pytest.raises(flexact.FlexActError, match=r"schedule\.step\(\)"):
         fit(module)
 
 
@@ -402,7 +399,7 @@ def test_an_optimizer_that_decays_the_logits_or_has_none(fit: Fit) -> None:
     told = r"logits of 2 sites \(net\.1, net\.3\) with weight_decay=0\.1\. In Decays\.configure_optimizers give it flex"
     with pytest.raises(flexact.FlexActError, match=told):
         fit(Decays())
-    with pytest.raises(flexact.FlexActError, match="does not hold the logits of 2 of 2 sites"):
+    with pytest.raises(flexact.FlexActError, match="2 of 2 sites"):
         fit(Forgets())
 
 
@@ -413,9 +410,9 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
                 yield from rows()
 
     loader = DataLoader(Endless(), batch_size=8)
-    with pytest.raises(flexact.FlexActError, match=r"how many steps this run has is not known.*max_epochs=2"):
+    with pytest.raises(flexact.FlexActError, match="max_epochs=2"):
         fit(Lit(), loader=loader)
-    with pytest.raises(flexact.FlexActError, match=r"give the Trainer max_steps=.*max_epochs=-1"):
+    with pytest.raises(flexact.FlexActError, match=r"max_steps=.*max_epochs=-1"):
         fit(Lit(), max_epochs=-1, max_time={"minutes": 1})
     assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
 
@@ -423,19 +420,19 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
 def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     fit(Lit(), others=[saving], enable_checkpointing=True)
-    with pytest.raises(flexact.FlexActError, match="the saved run has 12 steps and this one 18"):
+    with pytest.raises(flexact.FlexActError, match=r"12 steps .*18"):
         fit(Lit(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
     checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     checkpoint["callbacks"] = {}
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(flexact.FlexActError, match="goes on at step 6, its policy at step 0"):
+        with pytest.raises(flexact.FlexActError, match=r"step 6.*step 0"):
             fit(Lit(), ckpt_path=tmp_path / "foreign.ckpt")
 
 
 def test_the_plain_network_before_there_is_one() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"no plain network yet.*flexact\.extract\(model\)"):
+    with pytest.raises(flexact.FlexActError, match=r"flexact\.extract\(model\)"):
         _ = FlexActCallback().extracted
 
 
@@ -445,34 +442,27 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
     module = Lit()
     callback = FlexActCallback()
     trainer = type("Trainer", (), {"strategy": FSDPStrategy()})()
-    with pytest.raises(flexact.FlexActError, match="works on one device and with strategy='ddp'; got FSDPStrategy"):
+    with pytest.raises(flexact.FlexActError, match=r"strategy='ddp'.*FSDPStrategy"):
         callback.setup(trainer, module, "fit")
 
 
 # Several processes.
 
 
-def run_script(*arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
-    """fit_lightning.py, alone or under torchrun; what each rank prints as JSON."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "fit_lightning.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": str(OPERATORS)},
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+def fitted(package: str, ranks: int = 1) -> list[dict[str, Any]]:
+    """fit_lightning.py, alone or as several ranks; what each prints as JSON."""
+    program = HERE / "fit_lightning.py"
+    started = forked.ranks(ranks, program, package) if ranks > 1 else [forked.Program(program, package)]
+    return [json.loads(line) for out in forked.outputs(*started) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process_with_the_whole_batch() -> None:
-    ranks = sorted(run_script("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
+    ranks = sorted(fitted("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
     assert [told["rank"] for told in ranks] == [0, 1]
     assert ranks[0]["logits"] == ranks[1]["logits"]
     assert ranks[0]["picks"] == ranks[1]["picks"]
-    (alone,) = run_script("lightning.pytorch")
+    (alone,) = fitted("lightning.pytorch")
     assert torch.allclose(torch.tensor(ranks[0]["logits"]), torch.tensor(alone["logits"]), atol=1e-6)
     assert ranks[0]["picks"] == alone["picks"]
     assert ranks[0]["outputs"] == pytest.approx(alone["outputs"], abs=1e-5)
@@ -481,7 +471,7 @@ def test_two_ranks_are_one_process_with_the_whole_batch() -> None:
 
 @pytest.mark.slow
 def test_a_program_with_pytorch_lightning_gets_a_callback_of_that_package() -> None:
-    (told,) = run_script("pytorch_lightning")
+    (told,) = fitted("pytorch_lightning")
     assert told["base"] == "pytorch_lightning.callbacks.callback"
     assert told["committed"]
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import pytest
 import torch
 
 import flexact
+import forked
 from flexact.config import PAPER_CANDIDATES
 from flexact.sites import sites_of
 
@@ -138,7 +136,7 @@ def test_a_trainer_blends_and_refuses_a_trial(routed: Build, trainer_of: Build) 
     trainer = FlexActCallback().wrap(trainer_of(routed()))
     assert {site.config.pick_by for site in sites_of(trainer.model)} == {"blend"}
     assert sites_of(trainer.model)[0].router.config.pick_by == "blend"
-    with pytest.raises(flexact.FlexActError, match="pick_by='trial' compares candidates by the loss of each step"):
+    with pytest.raises(flexact.FlexActError, match="pick_by='trial'"):
         FlexActCallback().wrap(trainer_of(routed(init="uniform", pick_by="trial")))
 
 
@@ -252,28 +250,19 @@ def test_a_run_that_ends_early_warns_and_takes_what_leads(routed: Build, trainer
             control.should_training_stop = state.global_step == 3
 
     trainer = FlexActCallback().wrap(trainer_of(routed(), callbacks=[StopEarly()]))
-    with pytest.warns(UserWarning, match=r"ended after 3 of 12 steps with 3 sites not committed"):
+    with pytest.warns(UserWarning, match="3 of 12 steps .*3 sites"):
         trainer.train()
     assert sites_of(trainer.model) == []
 
 
-def run_script(name: str, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
-    """A program beside this file, alone or under torchrun; what it prints as JSON."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(HERE / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"} | (environment or {}),
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+def told_by(*programs: forked.Program) -> list[dict[str, Any]]:
+    """What each program prints as JSON."""
+    return [json.loads(line) for out in forked.outputs(*programs) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
 def test_two_ranks_keep_identical_logits(tmp_path: Path) -> None:
-    told = run_script("train_tiny.py", str(tmp_path), ranks=2)
+    told = told_by(*forked.ranks(2, HERE / "train_tiny.py", tmp_path))
     assert sorted(one["rank"] for one in told) == [0, 1]
     first, second = told
     assert first["logits"] == second["logits"]
@@ -285,7 +274,8 @@ def test_two_ranks_keep_identical_logits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_bf16_trains_with_logits_in_float32(tmp_path: Path) -> None:
     # Without AMX, which not every sandbox lets a process use.
-    (told,) = run_script("train_tiny.py", str(tmp_path), "bf16", environment={"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"})
+    without = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    (told,) = told_by(forked.Program(HERE / "train_tiny.py", tmp_path, "bf16", settings=without))
     assert told["dtypes"] == {"logits": ["torch.float32"], "layers": ["torch.bfloat16"]}
     assert told["losses"] == pytest.approx([0.69] * 12, abs=0.1)
     assert told["logits"][0] != told["logits"][-1]

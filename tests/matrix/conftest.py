@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-TESTS = str(Path(__file__).resolve().parent.parent)
-if TESTS not in sys.path:
-    sys.path.append(TESTS)  # so that the processes which tests start, and pickles, find `matrix.models`
-
-from matrix.models import COLUMNS, Column  # noqa: E402
+import forked
+from matrix.models import COLUMNS, Column
 
 
 @pytest.fixture(params=COLUMNS)
@@ -51,31 +45,13 @@ class Ranks:
 
     def _start(self, ranks: int, folder: Path) -> None:
         folder.mkdir()
-        path = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
         rows = ["ddp", "fsdp"] if ranks == 2 else ["ddp"]
-        processes = []
-        for rank in range(ranks):
-            with (folder / f"{rank}.log").open("w") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "matrix.ranks", str(folder), *rows],
-                        env={
-                            **os.environ,
-                            "PYTHONPATH": path,
-                            "OMP_NUM_THREADS": "1",
-                            "RANK": str(rank),
-                            "WORLD_SIZE": str(ranks),
-                        },
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        for process in processes:
+        programs = forked.ranks(ranks, "matrix.ranks", folder, *rows)
+        for rank, program in enumerate(programs):
             try:
-                process.wait(timeout=200)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                (folder / f"{rank}.log").write_text("".join(program.output(200)))
+            except TimeoutError as error:
+                (folder / f"{rank}.log").write_text(str(error))
 
 
 @pytest.fixture(scope="session")

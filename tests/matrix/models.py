@@ -50,7 +50,7 @@ def _mlp() -> nn.Module:
 
 def _bert() -> nn.Module:
     transformers = importlib.import_module("transformers")  # slow to import, and only this column needs it
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = transformers.BertConfig(**sizes, **still, vocab_size=40, max_position_embeddings=8, num_labels=3)
     return transformers.BertForSequenceClassification(config)

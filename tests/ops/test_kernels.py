@@ -112,23 +112,23 @@ def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pyte
     ("wrong", "meant"), [("trition", "triton"), ("closed-form", "closed_form"), ("Compiled", "compiled")]
 )
 def test_a_wrong_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FlexActError, match=rf"use got '{wrong}'; did you mean '{meant}'\? Expected one of: auto, "):
+    with pytest.raises(FlexActError, match=rf"'{wrong}'.*'{meant}'"):
         kernels.use(wrong)
     assert kernels.wanted() == "auto", "a refused name must change nothing"
     fresh.setenv("FLEXACT_KERNELS", wrong)
-    with pytest.raises(FlexActError, match=rf"FLEXACT_KERNELS got '{wrong}'; did you mean '{meant}'\?"):
+    with pytest.raises(FlexActError, match=rf"FLEXACT_KERNELS .*'{wrong}'.*'{meant}'"):
         kernels.active(CPU)
 
 
 @pytest.mark.parametrize("wrong", ["", "fast", None, 3])
 def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
-    with pytest.raises(FlexActError, match="Expected one of: auto, triton, compiled, closed_form"):
+    with pytest.raises(FlexActError, match="auto, triton, compiled, closed_form"):
         kernels.use(wrong)
 
 
 def test_a_wrong_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("FLEXACT_KERNELS", "trition")
-    with pytest.raises(FlexActError, match="FLEXACT_KERNELS got 'trition'"):
+    with pytest.raises(FlexActError, match=r"FLEXACT_KERNELS .*'trition'"):
         flexact.FlexAct()(torch.randn(3))
 
 

@@ -480,7 +480,8 @@ running = (table, torch.zeros(rows, 1), torch.zeros(rows, 2))
 policy_kernels.draw(torch.zeros(99), numbers, table > 0, table)
 every, nothing = (True,) * 5, (False,) * 5
 only = [tuple(place == one for place in range(5)) for one in range(5)]
-for flags, lam, calls in product((every, nothing, *only), (None, 0.3), (1, 2)):
+rules = [*product((every,), (None, 0.3), (1, 2)), *((flags, 0.3, 1) for flags in (nothing, *only))]
+for flags, lam, calls in rules:
     places = torch.zeros(rows, 3 + calls, dtype=torch.long)
     rule = Rule(*flags, 0.1, 0.01, lam, 1.0)
     policy_kernels.direction(

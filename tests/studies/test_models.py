@@ -40,7 +40,7 @@ def test_fixed_models_are_the_plain_modules():
 
 
 def test_an_unknown_model_is_told_with_the_nearest():
-    with pytest.raises(FlexActError, match="unknown model 'flexact-defualt'; did you mean 'flexact-default'"):
+    with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
         check(Options(models=("flexact-defualt",)), ["flexact-default", "relu"])
     check(Options(models=("flexact-a0.25", "gelu", "splash", "none")), [])
 

