@@ -21,13 +21,14 @@ from torch import nn
 import flexact
 from flexact import FlexActError, Recorder
 from flexact.picks_file import described, write_picks
+from flexact.studies.folder import read_config
 from flexact.studies.images import data
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.store import Result, Store
 from flexact.studies.images.train import Stopped, train_cell
 from flexact.studies.options import Options
 from flexact.studies.store import Moment as StudyMoment
-from flexact.studies.store import Part, Point, read_config, read_parts
+from flexact.studies.store import Part, Point, read_parts
 from flexact.studies.store import Result as StudyResult
 from flexact.studies.store import Store as StudyStore
 from flexact.studies.text.train import _read as read_outcome

@@ -17,13 +17,14 @@ import torch
 
 from flexact import FlexActError
 from flexact.studies.averages import mean_and_deviation
+from flexact.studies.folder import read_config
 from flexact.studies.report import build, read
 from flexact.studies.report_alpha import alphas
 from flexact.studies.report_charts import plain
 from flexact.studies.report_data import StudyRun, read_histories, read_run
 from flexact.studies.report_page import markdown
 from flexact.studies.report_pictures import study_pictures
-from flexact.studies.store import Moment, Result, read_config
+from flexact.studies.store import Moment, Result
 
 
 def _folders() -> ModuleType:

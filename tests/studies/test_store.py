@@ -68,7 +68,7 @@ def test_rows_of_a_model_that_was_killed_before_its_results_are_dropped(half_don
 
 
 def test_a_folder_of_this_study_needs_resume_or_overwrite(half_done):
-    with pytest.raises(FlexActError, match=r"holds a run of this study already; go on with it with --resume, .*--over"):
+    with pytest.raises(FlexActError, match=r"holds a run of this study already; .*--resume, .*--over"):
         store(half_done).open(resume=False, overwrite=False)
     fresh = store(half_done)
     fresh.open(resume=False, overwrite=True)
@@ -78,7 +78,7 @@ def test_a_folder_of_this_study_needs_resume_or_overwrite(half_done):
 
 def test_a_folder_of_another_study_is_refused_even_with_resume(half_done):
     for resume in (False, True):
-        with pytest.raises(FlexActError, match=r"holds a run of the study 'synthetic', not of 'alpha'; .*--overwrite"):
+        with pytest.raises(FlexActError, match=r"holds a run of the study 'synthetic', not of 'alpha'; .*--out"):
             store(half_done, study="alpha").open(resume=resume, overwrite=False)
 
 

@@ -12,6 +12,7 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.studies.alpha import ALPHA
 from flexact.studies.calling import again
 from flexact.studies.corrections import CORRECTIONS
+from flexact.studies.folder import TABLE
 from flexact.studies.images.command import cifar
 from flexact.studies.images.data_command import data
 from flexact.studies.options import Options
@@ -19,7 +20,6 @@ from flexact.studies.overhead.command import overhead
 from flexact.studies.picks.command import picks
 from flexact.studies.progress import Progress
 from flexact.studies.runner import Study, run
-from flexact.studies.store import TABLE
 from flexact.studies.synthetic import SYNTHETIC
 from flexact.studies.text.command import glue
 

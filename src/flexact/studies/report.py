@@ -16,12 +16,13 @@ from typing import Any
 from flexact.drawing import STYLE
 from flexact.errors import FlexActError, missing_extra
 from flexact.plots import history_pictures, outcomes
+from flexact.studies.csv_rows import read_text
+from flexact.studies.folder import TABLE, read_config
 from flexact.studies.names import counted
 from flexact.studies.report_data import History, StudyRun, read_histories, read_run
 from flexact.studies.report_page import LEAD, Section, escape, markdown, outcome_table, page
 from flexact.studies.report_panels import file_name
 from flexact.studies.report_pictures import PICTURES, study_pictures
-from flexact.studies.store import TABLE, read_config, read_text
 from flexact.studies.tables import PAPERS_ROW
 from flexact.writing import write_whole
 

@@ -10,8 +10,9 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.reading import parsed_json
 from flexact.recorder import DECISIONS, DROPS, RESERVED, Recorder
+from flexact.studies.csv_rows import read_text
 from flexact.studies.options import Options
-from flexact.studies.store import Result, read_options, read_parts, read_text
+from flexact.studies.store import Result, read_options, read_parts
 
 
 @dataclass(frozen=True)

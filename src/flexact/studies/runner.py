@@ -13,12 +13,13 @@ import torch
 from flexact.layer import FlexAct
 from flexact.selection import selection
 from flexact.studies import models as named
+from flexact.studies.folder import TABLE, VERSION
 from flexact.studies.names import title
 from flexact.studies.options import Options
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.replicas import BATCH, GRID, Trained, target, train
-from flexact.studies.store import TABLE, VERSION, Moment, Part, Point, Result, Store
+from flexact.studies.store import Moment, Part, Point, Result, Store
 from flexact.studies.workers import Event, cores, run_here, run_in_processes
 from flexact.writing import write_whole
 

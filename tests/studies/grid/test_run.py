@@ -152,7 +152,7 @@ def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
 
 def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     go()
-    with pytest.raises(FlexActError, match="holds a grid already; go on with it"):
+    with pytest.raises(FlexActError, match="holds a run of this study already"):
         go()
     with pytest.raises(FlexActError, match=r"another configuration \(epochs: 4 → 5\)"):
         go(protocol=Protocol(epochs=5), resume=True)
@@ -266,9 +266,7 @@ def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_with(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_from_a_source_tree_says_so(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -276,9 +274,6 @@ def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_wit
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
     known = store.config()
     assert known["versions"]["flexact"] == "source"
-    old = known | {"versions": known["versions"] | {"flexact": ""}}
-    (store.folder / "config.json").write_text(json.dumps(old))
-    assert len(go(resume=True).results()) == 5
     monkeypatch.undo()
     monkeypatch.setattr("flexact.studies.provenance.version", lambda name: "1.0")
     with pytest.raises(FlexActError, match=r"flexact: source → 1\.0"):

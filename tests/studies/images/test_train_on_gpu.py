@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.images import data, step
 from flexact.studies.images.data import Images
 from flexact.studies.images.methods import METHODS, build
 from flexact.studies.images.protocol import Cell, Protocol
 from flexact.studies.images.ranks import Ranks
 from flexact.studies.images.train import Stopped, train_cell
-from flexact.studies.overhead.steps import study_stream
 
 pytestmark = [
     pytest.mark.gpu,

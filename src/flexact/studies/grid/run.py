@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.studies.folder import VERSION
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
@@ -26,7 +27,6 @@ from flexact.studies.grid.study import Cell, GridStudy
 from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
-from flexact.studies.store import VERSION
 
 
 class Stopped(FlexActError):

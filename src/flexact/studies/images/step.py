@@ -21,13 +21,13 @@ from flexact import Schedule, penalty
 from flexact.errors import FlexActError
 from flexact.gathering import mean_over_ranks
 from flexact.sites import routers_of, sites_of
+from flexact.studies.cuda_graph import captured
 from flexact.studies.images.augment import augmented, epoch_draws
 from flexact.studies.images.data import Images
 from flexact.studies.images.methods import optimizer_groups, picking_sites
 from flexact.studies.images.protocol import Protocol
 from flexact.studies.images.ranks import Ranks
 from flexact.studies.names import counted
-from flexact.studies.overhead.steps import captured
 
 WARM_UP = 3
 """Steps that run directly before one is captured: they compile kernels and allocate what lives longer than a step."""

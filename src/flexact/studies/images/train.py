@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.grid.engines import devices
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
@@ -33,7 +34,6 @@ from flexact.studies.images.data import Images
 from flexact.studies.images.methods import METHODS, MODELS
 from flexact.studies.images.protocol import NORMS, Cell, Protocol
 from flexact.studies.images.ranks import TIMEOUT, Ranks, started_by_torchrun
-from flexact.studies.overhead.steps import study_stream
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
 
