@@ -21,9 +21,9 @@ from typing import Any
 
 from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
-from flexact.studies.paper_tables import ALPHA, SYNTHETIC
 from flexact.studies.provenance import provenance
-from flexact.studies.replicas import Cell, Task, train
+from flexact.studies.synthetic.paper import ALPHA, SYNTHETIC
+from flexact.studies.synthetic.replicas import Cell, Task, train
 from flexact.studies.workers import cores, run_in_processes
 from flexact.writing import write_rows
 

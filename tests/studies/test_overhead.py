@@ -48,7 +48,7 @@ from flexact.studies.overhead.steps import Batch, Inference, Memory, Training, s
 from flexact.studies.overhead.study import run
 from flexact.studies.overhead.table import pictures, written
 from flexact.studies.overhead.timing import Deadline, OutOfTime, interleaved, ratios, spread
-from flexact.studies.paper_tables import OVERHEAD
+from flexact.studies.synthetic.paper import OVERHEAD
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"

@@ -20,11 +20,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.studies.cifar.cells import Grid
+from flexact.studies.cifar.grid import run
+from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import Stopped
-from flexact.studies.images.cells import Grid
-from flexact.studies.images.grid import run
-from flexact.studies.images.protocol import Cell, Protocol
 from flexact.writing import write_rows, write_whole
 
 EPOCHS = 4

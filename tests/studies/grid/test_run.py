@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
+from flexact.studies.cifar.cells import Grid
+from flexact.studies.cifar.grid import run
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.store import Store
 from flexact.studies.grid import running
 from flexact.studies.grid.engines import engine, local_engine
 from flexact.studies.grid.running import run_task
 from flexact.studies.grid.status import states, table
-from flexact.studies.images.cells import Grid
-from flexact.studies.images.grid import run
-from flexact.studies.images.protocol import Cell, Protocol
-from flexact.studies.images.store import Store
 
 HERE = Path(__file__).parent
 TWO = Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
@@ -244,7 +244,7 @@ def test_a_damaged_line_is_told_with_its_number(go: Any) -> None:
 
 def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go: Any, tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from flexact.studies.images.store import Store\n"
+        "import sys, time; from pathlib import Path; from flexact.studies.cifar.store import Store\n"
         "with Store(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(60)"
     )
     other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)

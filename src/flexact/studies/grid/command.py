@@ -13,8 +13,8 @@ from flexact.errors import FlexActError
 from flexact.studies.calling import again
 from flexact.studies.folder import CONFIG
 from flexact.studies.grid.store import FAILED, Store, place_of_data
-from flexact.studies.names import counted
 from flexact.studies.progress import Progress
+from flexact.studies.tables import counted
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]

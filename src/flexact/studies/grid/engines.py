@@ -18,7 +18,7 @@ import torch
 
 from flexact.errors import FlexActError, suggestion
 from flexact.studies.grid.running import Answer, Task, run_task
-from flexact.studies.names import counted
+from flexact.studies.tables import counted
 from flexact.studies.workers import deaf_to_interrupts
 
 Ended = Callable[[Task, Answer], None]

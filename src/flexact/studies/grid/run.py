@@ -24,9 +24,9 @@ from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.running import Answer, Task, disk_is_full
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, GridStudy
-from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
+from flexact.studies.tables import counted
 
 
 class Stopped(FlexActError):

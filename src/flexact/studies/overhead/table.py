@@ -20,7 +20,7 @@ from flexact.studies.overhead.measurement import (
 )
 from flexact.studies.overhead.networks import WAYS
 from flexact.studies.overhead.options import MODES, NETWORKS
-from flexact.studies.paper_tables import OVERHEAD
+from flexact.studies.overhead.paper import OVERHEAD
 from flexact.studies.tables import markdown
 
 MODE_TITLES = {

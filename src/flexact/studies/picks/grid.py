@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexact.errors import FlexActError
+from flexact.studies.cifar_data.data import load
 from flexact.studies.grid import run as shared
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.running import Task
 from flexact.studies.grid.store import PLACE
 from flexact.studies.grid.study import Cell
-from flexact.studies.images.data import load
 from flexact.studies.picks.cells import Grid
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.store import STUDY, Store, figures

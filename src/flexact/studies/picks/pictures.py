@@ -10,7 +10,7 @@ from flexact.studies.picks.methods import CHOOSING, fixed
 from flexact.studies.picks.statistics import ORIGINAL, Summary
 from flexact.studies.picks.store import Result
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.report_panels import picture
+from flexact.studies.report_page import picture
 
 COLOURS = dict(
     zip(

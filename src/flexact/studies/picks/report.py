@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flexact.studies.grid.report import finished
 from flexact.studies.picks.pictures import picks_maps, regrets
@@ -12,7 +13,7 @@ from flexact.studies.picks.table import table_of
 from flexact.studies.report_page import Section, markdown
 
 
-def sections(folder: Path) -> list[Section]:
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Regret and picks, then all tables; of a grid that is not finished, what there is."""
     store = Store(folder)
     done = finished(store)
