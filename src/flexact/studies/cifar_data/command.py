@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from flexact.studies.progress import Progress
 from flexact.studies.tables import counted
 
 
@@ -24,12 +23,15 @@ def data(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Check a data set, after downloading what is missing of it, and say what is in it."""
+    from flexact.studies.cifar_data import archive
     from flexact.studies.cifar_data.data import is_there, load
     from flexact.studies.cifar_data.layouts import layout_of
 
     layout = layout_of(name)
     if not partial and not is_there(name, folder):
-        _download(name, folder, Progress(quiet, pieces="archives"))
+        if not quiet and not (folder / layout.archive).is_file():
+            print(f"downloading {layout.archive} from {archive.SITE} to {folder}", file=sys.stderr)
+        archive.download(name, folder, progress=not quiet and sys.stderr.isatty())
     images = load(name, folder, complete=not partial)
     if quiet:
         return
@@ -41,28 +43,6 @@ def data(
         same = all(abs(one - other) <= 1e-4 for one, other in zip(found, published, strict=True))
         note = "as published" if same else f"published: {_shown(published)}"
         print(f"{what:<8} {_shown(found)} (red, green, blue; {note})")
-
-
-def _download(name: str, folder: Path, progress: Progress) -> None:
-    from flexact.studies.cifar_data.archive import SITE, download
-    from flexact.studies.cifar_data.layouts import layout_of
-
-    archive, told = layout_of(name).archive, progress.quiet
-
-    def arrived(there: int, size: int) -> None:
-        nonlocal told
-        if not told and there < size:
-            print(f"downloading {archive} from {SITE} to {folder}", file=sys.stderr)
-            told = True
-        progress.at(0, there / size)
-
-    try:
-        with progress.over([1.0]):
-            download(name, folder, arrived)
-            progress.finished(0, archive)
-    except KeyboardInterrupt:
-        print("\ninterrupted; what has arrived is kept, and the same command goes on from there.", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def _counted(labels: Tensor, classes: int) -> str:

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_known
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -117,8 +118,7 @@ def layout_of(name: str) -> Layout:
     ...
     flexact.errors.FlexActError: unknown data set 'cifar-10'; did you mean 'cifar10'? Known: cifar10, cifar100.
     """
-    if name not in LAYOUTS:
-        raise FlexActError(f"unknown data set {name!r}{suggestion(name, LAYOUTS)} Known: {', '.join(LAYOUTS)}.")
+    check_known("data set", name, LAYOUTS)
     return LAYOUTS[name]
 
 
@@ -139,7 +139,7 @@ def refuse_others(layout: Layout, folder: Path) -> None:
 
 
 def _refuse_pickles(layout: Layout, folder: Path) -> None:
-    if any((folder / name).is_file() for name in (layout.archive, layout.archive + ".part")):
+    if (folder / layout.archive).is_file():
         return
     itself = any(
         folder.name == other.python_folder or all((folder / file).is_file() for file in other.python_files)
