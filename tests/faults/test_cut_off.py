@@ -21,10 +21,10 @@ from torch import nn
 import flexact
 from flexact import FlexActError, Recorder
 from flexact.picks_file import described, write_picks
-from flexact.studies.cifar import data
 from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.store import Result, Store
+from flexact.studies.cifar.study import Result, Store
 from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar_data import data
 from flexact.studies.folder import read_config
 from flexact.studies.glue.train import _read as read_outcome
 from flexact.studies.synthetic.options import Options

@@ -26,7 +26,7 @@ from flexact import FlexActError, Recorder
 from flexact.cli import main
 from flexact.studies import report
 from flexact.studies.cifar import checkpoint
-from flexact.studies.cifar.store import Store as ImagesStore
+from flexact.studies.cifar.study import Store as ImagesStore
 from flexact.writing import write_whole
 
 

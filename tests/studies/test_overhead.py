@@ -44,11 +44,11 @@ from flexact.studies.overhead.networks import (
     same_modules,
 )
 from flexact.studies.overhead.options import NETWORKS, Options, chosen
+from flexact.studies.overhead.paper import OVERHEAD
 from flexact.studies.overhead.steps import Batch, Inference, Memory, Training, saved_for_backward
 from flexact.studies.overhead.study import run
 from flexact.studies.overhead.table import pictures, written
 from flexact.studies.overhead.timing import Deadline, OutOfTime, interleaved, ratios, spread
-from flexact.studies.synthetic.paper import OVERHEAD
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"

@@ -14,7 +14,7 @@ import pytest
 
 from flexact.cli import main
 from flexact.studies.cifar.protocol import RECTIFIERS, Cell
-from flexact.studies.cifar.store import Store
+from flexact.studies.cifar.study import Store
 
 TIMED = ("seconds", "step_ms", "date")
 
@@ -144,10 +144,10 @@ def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_before_a_grid_begins_does_not_tell_to_resume(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flexact.studies.cifar.grid.load_part", interrupted)
+    monkeypatch.setattr("flexact.studies.cifar.study.load", interrupted)
     assert ran(*command[5:], "--out", str(tmp_path / "out")) == 130
     told = capsys.readouterr().err
     assert "nothing was begun" in told

@@ -7,14 +7,13 @@ from types import ModuleType
 
 import pytest
 
-from flexact.studies.cifar.cells import Grid
-from flexact.studies.cifar.grid import run
 from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.store import Store
+from flexact.studies.cifar.study import Grid, Store
 from flexact.studies.cifar.table import table_of
 from flexact.studies.grid.curves import Curve, read_curve
 from flexact.studies.grid.pictures import selection_by_depth
+from flexact.studies.grid.run import run
 from flexact.studies.grid.running import run_task
 from flexact.studies.report import build
 from flexact.studies.report_histories import read_histories
@@ -28,7 +27,9 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
 
     grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
     protocol = Protocol(epochs=fake_training.EPOCHS)
-    return run([grid], protocol, tmp_path, tmp_path / "out", engine, train=fake_training.train, load=fake_training.load)
+    store = fake_training.store_in(tmp_path / "out")
+    run(store, [grid], protocol, tmp_path, engine, partial=False)
+    return store
 
 
 def test_the_page_has_table_curves_selection_and_costs(store: Store) -> None:

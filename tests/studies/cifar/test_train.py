@@ -25,13 +25,14 @@ from torch import nn
 from flexact import FlexActError, Recorder, extract
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
-from flexact.studies.cifar import checkpoint, data, step, train
+from flexact.studies.cifar import checkpoint, step, train
 from flexact.studies.cifar.methods import METHODS, build
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar.step import Training, epoch_order
-from flexact.studies.cifar.store import figures
+from flexact.studies.cifar.study import figures
 from flexact.studies.cifar.train import NanLoss, Outcome, Stopped, train_cell
+from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.grid.locks import is_locked, locked

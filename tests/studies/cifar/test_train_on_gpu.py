@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexact.studies.cifar import data, step
+from flexact.studies.cifar import step
 from flexact.studies.cifar.methods import METHODS, build
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import study_stream
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexact.cli import main
-from flexact.studies.glue.store import Store
+from flexact.studies.glue.study import Store
 
 
 def command(data: Path, model: Path | str, out: Path, *more: str) -> list[str]:

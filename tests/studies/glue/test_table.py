@@ -9,11 +9,10 @@ from statistics import fmean
 
 import pytest
 
-from flexact.studies.glue.cells import Grid
+from flexact.studies.glue.paper import GLUE
 from flexact.studies.glue.protocol import Protocol
-from flexact.studies.glue.store import STUDY, Result
+from flexact.studies.glue.study import STUDY, Grid, Result
 from flexact.studies.glue.table import averages, table
-from flexact.studies.synthetic.paper import GLUE
 
 
 def row(task: str, method: str, seed: int, **figures: object) -> Result:

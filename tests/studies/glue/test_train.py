@@ -17,7 +17,7 @@ from flexact.studies.glue.data import load
 from flexact.studies.glue.encoder import build, find_encoder
 from flexact.studies.glue.metrics import measured
 from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.glue.store import STUDY
+from flexact.studies.glue.study import STUDY
 from flexact.studies.glue.tokens import ByLength, encoded
 from flexact.studies.glue.train import train_cell
 from flexact.studies.grid.curves import read_curve

@@ -16,7 +16,7 @@ import pytest
 
 from flexact import FlexActError
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.cifar.store import Store
+from flexact.studies.cifar.study import Store
 from flexact.studies.grid.engines import engine
 
 HERE = Path(__file__).parent

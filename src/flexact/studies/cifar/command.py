@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flexact.errors import FlexActError, suggestion
-from flexact.studies.grid.command import (
-    Address,
-    Device,
-    EngineName,
-    FirstSeed,
-    Jobs,
-    Names,
-    Out,
-    Overwrite,
-    Policy,
-    Quiet,
-    Resume,
-    RetryFailed,
-    Seeds,
-    Status,
-    begun,
-    carry_out,
-    folder_of_data,
-    given,
-    names,
-    print_status,
-)
+from flexact.studies.grid import command as shared
 
 
 def cifar(
     methods: Annotated[
-        Names,
+        shared.Names,
         typer.Option(
             help="relu, prelu, swish_beta, affine, parametric, splash, flexact-penultimate, flexact-all; or a "
             "candidate's name, such as gelu, for that activation in all blocks.",
             show_default="the first eight",
         ),
     ] = None,
-    datasets: Annotated[Names, typer.Option(help="cifar10, cifar100, or both.", show_default="both")] = None,
-    models: Annotated[Names, typer.Option(help="resnet18, resnet34, or both.", show_default="resnet18")] = None,
-    seeds: Seeds = None,
-    first_seed: FirstSeed = None,
+    datasets: Annotated[shared.Names, typer.Option(help="cifar10, cifar100, or both.", show_default="both")] = None,
+    models: Annotated[shared.Names, typer.Option(help="resnet18, resnet34, or both.", show_default="resnet18")] = None,
+    seeds: shared.Seeds = None,
+    first_seed: shared.FirstSeed = None,
     budget: Annotated[str | None, typer.Option(help="paper (200 epochs) or short (30).", show_default="paper")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
-    policy: Policy = None,
+    policy: shared.Policy = None,
     candidates: Annotated[
-        Names,
+        shared.Names,
         typer.Option(
             help="What it picks from.",
             show_default="relu, leaky_relu, gelu, silu; with --policy paper the paper's five",
@@ -78,61 +56,51 @@ def cifar(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take data sets with fewer images than the official ones.")
     ] = False,
-    out: Out = Path("runs/cifar"),
-    engine: EngineName = "local",
-    address: Address = None,
-    jobs: Jobs = None,
-    device: Device = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    retry_failed: RetryFailed = False,
-    status: Status = False,
-    quiet: Quiet = False,
+    out: shared.Out = Path("runs/cifar"),
+    engine: shared.EngineName = "local",
+    address: shared.Address = None,
+    jobs: shared.Jobs = None,
+    device: shared.Device = None,
+    resume: shared.Resume = False,
+    overwrite: shared.Overwrite = False,
+    retry_failed: shared.RetryFailed = False,
+    status: shared.Status = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds, each cell a run that can be gone on with."""
-    from flexact.studies.cifar.cells import Grid
-    from flexact.studies.cifar.grid import run
     from flexact.studies.cifar.protocol import Protocol
-    from flexact.studies.cifar.store import Store
+    from flexact.studies.cifar.study import Grid, Store
     from flexact.studies.cifar.table import table_of
     from flexact.studies.grid.engines import engine as engine_named
 
-    if status:
-        print_status(Store(out))
-        return
     store = Store(out)
-    before = begun(store, resume or retry_failed)
-    chosen = given(
-        datasets=names(datasets), models=names(models), methods=names(methods), seeds=seeds, first_seed=first_seed
-    )
-    grids = Grid.asked_for(chosen, before)
-    settings = given(
+    if status:
+        shared.print_status(store)
+        return
+    before = shared.begun(store, resume or retry_failed)
+    chosen = shared.given(datasets=datasets, models=models, methods=methods, seeds=seeds, first_seed=first_seed)
+    settings = shared.given(
         epochs=_epochs(budget, epochs),
         policy=policy,
-        candidates=names(candidates),
+        candidates=candidates,
         lr=lr,
         batch=batch,
         width=width,
         checkpoint_minutes=checkpoint_minutes,
     )
-    if before is None:
-        protocol = Protocol(**settings)
-    else:
-        protocol = Protocol.from_dict({**before["protocol"], **settings})
-        partial = partial or bool(before.get("data", {}).get("partial"))
-    begin = functools.partial(
-        run,
-        grids,
-        protocol,
-        folder_of_data(data, before, Path("data")),
-        out,
-        engine_named(engine, device, jobs, address),
-        partial=partial,
+    shared.carry_out(
+        store,
+        table_of,
+        quiet,
+        grids=Grid.asked_for(chosen, before),
+        protocol=shared.protocol_of(Protocol, settings, before),
+        data=shared.folder_of_data(data, before, Path("data")),
+        engine=engine_named(engine, device, jobs, address),
+        partial=shared.is_partial(partial, before),
         resume=resume,
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-    carry_out(store, begin, table_of, quiet)
 
 
 def _epochs(budget: str | None, epochs: int | None) -> int | None:

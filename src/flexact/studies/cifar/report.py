@@ -8,7 +8,7 @@ from typing import Any
 from flexact.studies.cifar.pictures import accuracy_curves, costs
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.statistics import summaries
-from flexact.studies.cifar.store import Store
+from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.table import table_of, title
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.report import finished, histories_of, selection

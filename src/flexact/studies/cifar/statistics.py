@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.cifar.methods import BASELINE, METHODS, MODELS
-from flexact.studies.cifar.store import Result
+from flexact.studies.cifar.study import Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.grid.statistics import Comparison, paired
 from flexact.studies.grid.store import DONE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -11,36 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from flexact.errors import FlexActError
-from flexact.studies.grid.command import (
-    Address,
-    Device,
-    EngineName,
-    FirstSeed,
-    Names,
-    Out,
-    Overwrite,
-    Policy,
-    Quiet,
-    Resume,
-    RetryFailed,
-    Seeds,
-    Status,
-    begun,
-    carry_out,
-    folder_of_data,
-    given,
-    names,
-    print_status,
-)
+from flexact.studies.grid import command as shared
 
 
 def glue(
     tasks: Annotated[
-        Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
+        shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
     ] = None,
-    methods: Annotated[Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")] = None,
-    seeds: Seeds = None,
-    first_seed: FirstSeed = None,
+    methods: Annotated[
+        shared.Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")
+    ] = None,
+    seeds: shared.Seeds = None,
+    first_seed: shared.FirstSeed = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -66,9 +47,9 @@ def glue(
         typer.Option(help="Learning rate after the warm-up.", show_default="5e-5; 1e-4 for the encoder at hand"),
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a row, at most.", show_default="128")] = None,
-    policy: Policy = None,
+    policy: shared.Policy = None,
     candidates: Annotated[
-        Names, typer.Option(help="What it picks from, besides the original.", show_default="the paper's five")
+        shared.Names, typer.Option(help="What it picks from, besides the original.", show_default="the paper's five")
     ] = None,
     changes: Annotated[
         str | None, typer.Option(help="Fields of the policy's FlexConfig, as a JSON object.", show_default="none")
@@ -83,45 +64,42 @@ def glue(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the fine-tuned networks.")] = False,
-    out: Out = Path("runs/glue"),
-    engine: EngineName = "local",
-    address: Address = None,
+    out: shared.Out = Path("runs/glue"),
+    engine: shared.EngineName = "local",
+    address: shared.Address = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells at once.", show_default="one a GPU, or one a core up to four")
     ] = None,
-    device: Device = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    retry_failed: RetryFailed = False,
-    status: Status = False,
-    quiet: Quiet = False,
+    device: shared.Device = None,
+    resume: shared.Resume = False,
+    overwrite: shared.Overwrite = False,
+    retry_failed: shared.RetryFailed = False,
+    status: shared.Status = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned through transformers.Trainer."""
-    from flexact.studies.glue.cells import Grid
     from flexact.studies.glue.checking import check_encoder
     from flexact.studies.glue.encoder import find_encoder, given_as
-    from flexact.studies.glue.grid import run
     from flexact.studies.glue.protocol import Protocol
-    from flexact.studies.glue.store import Store
+    from flexact.studies.glue.study import Grid, Store
     from flexact.studies.glue.table import table_of
     from flexact.studies.grid.engines import devices
     from flexact.studies.grid.engines import engine as engine_named
 
-    if status:
-        print_status(Store(out))
-        return
     store = Store(out)
-    before = begun(store, resume or retry_failed)
-    chosen = given(tasks=names(tasks), methods=names(methods), seeds=seeds, first_seed=first_seed)
-    grids = Grid.asked_for(chosen, before)
-    settings = given(
+    if status:
+        shared.print_status(store)
+        return
+    before = shared.begun(store, resume or retry_failed)
+    grids = Grid.asked_for(shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed), before)
+    settings = shared.given(
         epochs=epochs,
         batch=batch,
         lr=lr,
         length=length,
         limit=limit,
         policy=policy,
-        candidates=names(candidates),
+        candidates=candidates,
         changes=_json(changes),
         precision=precision,
         checkpoint_minutes=checkpoint_minutes,
@@ -131,24 +109,24 @@ def glue(
         known = Protocol.from_dict(before["protocol"])
         model = model or given_as(known.encoder)
         settings = {**known.settings, **settings}
-    Protocol(**settings)  # bad settings are told before a model is looked for
+    Protocol(**settings)  # refuses bad settings before a model is looked for
     encoder = find_encoder(model)
     protocol = Protocol.of(encoder, **settings)
     check_encoder(encoder, protocol.length)
     if engine == "local" and jobs is None and devices(device) == ["cpu"]:
-        jobs = min(os.cpu_count() or 1, 4)  # small networks: a core a cell does more than all cores on one
-    begin = functools.partial(
-        run,
-        grids,
-        protocol,
-        folder_of_data(data, before, Path("data/glue")),
-        out,
-        engine_named(engine, device, jobs, address),
+        jobs = min(os.cpu_count() or 1, 4)  # small networks: one core per cell does more than all cores on one
+    shared.carry_out(
+        store,
+        table_of,
+        quiet,
+        grids=grids,
+        protocol=protocol,
+        data=shared.folder_of_data(data, before, Path("data/glue")),
+        engine=engine_named(engine, device, jobs, address),
         resume=resume,
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-    carry_out(store, begin, table_of, quiet)
 
 
 def _json(text: str | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from flexact.picture import Bars, Panel, Picture
 from flexact.recorder import DECISIONS, DROPS
 from flexact.studies.glue.protocol import METHODS, Cell
-from flexact.studies.glue.store import Result, Store
+from flexact.studies.glue.study import Result, Store
 from flexact.studies.glue.table import columns_of, heading, scores, table_of, title
 from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE

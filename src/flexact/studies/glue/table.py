@@ -10,7 +10,7 @@ from flexact.studies.averages import mean_and_deviation
 from flexact.studies.glue.data import OFFICIAL
 from flexact.studies.glue.paper import GLUE
 from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol
-from flexact.studies.glue.store import Result, Store
+from flexact.studies.glue.study import Result, Store
 from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.statistics import Comparison, p_value, paired
 from flexact.studies.grid.status import not_done, several_devices

@@ -8,7 +8,7 @@ from typing import Any
 from flexact.studies.grid.report import finished
 from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.statistics import summaries
-from flexact.studies.picks.store import Store
+from flexact.studies.picks.study import Store
 from flexact.studies.picks.table import table_of
 from flexact.studies.report_page import Section, markdown
 

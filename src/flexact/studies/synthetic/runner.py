@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flexact.errors import FlexActError
 from flexact.layer import FlexAct
 from flexact.picture import Picture
 from flexact.selection import selection
@@ -22,7 +24,7 @@ from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 from flexact.studies.synthetic.study_run import StudyRun
-from flexact.studies.workers import Event, cores, run_here, run_in_processes
+from flexact.studies.workers import Answer, Pool, Report, Stop, cores, one_thread
 from flexact.writing import write_whole
 
 HISTORY_POINTS = 100
@@ -77,22 +79,40 @@ def run(
     left = [Group(study.name, model, options) for model in options.models if model not in store.done]
     progress = Progress(quiet=True) if progress is None else progress
     with progress.over([_cost(group) for group in left], done=len(store.done)):
+        indexes = {group: index for index, group in enumerate(left)}
 
-        def report(event: Event) -> None:
-            index, epoch, part = event
-            if epoch is None:
-                store.add(left[index].model, part)
-                progress.finished(index, title(left[index].model))
-            else:
-                progress.at(index, epoch / options.epochs)
+        def reported(group: Group, epoch: int) -> None:
+            progress.at(indexes[group], epoch / options.epochs)
+
+        def ended(group: Group, answer: Answer) -> None:
+            if answer.kind != "done":
+                raise FlexActError(
+                    f"{group.model}: {answer.error}; the models that are done are kept. Continue with --resume, or "
+                    "with --jobs 1."
+                )
+            store.add(group.model, answer.figures)
+            progress.finished(indexes[group], title(group.model))
 
         processes = min(jobs or cores(), len(left))
         if processes > 1 and (jobs or len(left) * options.epochs > _SMALL):
-            run_in_processes(train_group, left, report, processes)
+            Pool(["cpu"] * processes, _train_in_worker, list(left), ended, reported).run()
         else:
-            run_here(train_group, left, report)
+            with one_thread():
+                for group in left:
+                    ended(group, Answer("done", train_group(group, functools.partial(reported, group))))
     write_whole(folder / TABLE, study.table(options, store.results))
     return store
+
+
+def _train_in_worker(group: Group, device: str, report: Report, stop: Stop) -> Answer:
+    """One model in a worker of a pool, in one thread."""
+    with one_thread():
+        try:
+            return Answer("done", train_group(group, report))
+        except OSError:
+            raise  # the parent is gone
+        except Exception as error:
+            return Answer("failed", error=f"{type(error).__name__}: {error}")
 
 
 def train_group(group: Group, report: Callable[[int], None]) -> Part:

@@ -1,4 +1,4 @@
-"""What the benchmark keeps in its grid's folder: the columns of results.csv."""
+"""The benchmark as a study: the columns of its results.csv, and the data that its tasks read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flexact.errors import FlexActError
+from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.running import LOCK
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picked, picks_column
@@ -13,7 +15,7 @@ from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import Outcome
+from flexact.studies.picks.train import Outcome, train_cell
 
 
 class Result(NamedTuple):
@@ -61,12 +63,35 @@ def _told(row: Result) -> str:
     return f"{row.score:.4g} {TASKS[row.task].unit}"
 
 
+def place_of(name: str, folder: Path) -> Path:
+    """A worker hands a task the folder of the data; the task reads from it what it needs, once per process."""
+    return folder
+
+
+def _digest(name: str, data: Path, partial: bool) -> str | None:
+    """The SHA-256 of a data set; None for a task that makes its own data."""
+    if name in TASKS:
+        return None
+    try:
+        return load(name, data, complete=not partial).sha256
+    except FlexActError as error:
+        needing = ", ".join(task.name for task in TASKS.values() if task.dataset == name)
+        raise FlexActError(
+            f"{str(error).rstrip()} The tasks {needing} need it: give its folder with --data, or leave them out with "
+            "--tasks."
+        ) from None
+
+
 STUDY = GridStudy(
     name="picks",
     title="The benchmark of picks",
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    train=train_cell,
+    load=place_of,
+    figures=figures,
+    digest=_digest,
     blank={"score": math.nan, "steps": 0, "seconds": 0.0, "picks": ""},
     told=_told,
     checkpoint=LOCK,

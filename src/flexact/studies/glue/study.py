@@ -1,17 +1,39 @@
-"""What the text study keeps in its grid's folder: the columns of results.csv."""
+"""The text study: its cells (tasks × methods × seeds) and the columns of its results.csv."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from flexact.studies.glue.cells import Grid
-from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.glue.tasks import METRICS, TASKS
-from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome
+from flexact.studies.glue.data import TextData, check_rows, load
+from flexact.studies.glue.protocol import METHODS, Cell, Protocol
+from flexact.studies.glue.tasks import METRICS, TASKS, USUAL
+from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
+from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import BLANK, GridStudy, picks_column
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """Which cells; checked.
+
+    >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
+    ['rte-fixed-0', 'rte-flexact-all-0']
+    """
+
+    tasks: tuple[str, ...] = USUAL
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Seed by seed, so that a grid that is cut short has all tasks and methods on the first seeds."""
+        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
 
 
 class Result(NamedTuple):
@@ -71,12 +93,20 @@ def _told(row: Result) -> str:
     return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
+def _check(name: str, data: TextData, protocol: Protocol) -> None:
+    check_rows(data.first(protocol.limit))
+
+
 STUDY = GridStudy(
     name="glue",
     title="GLUE with a pretrained encoder: metrics by activation",
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    train=train_cell,
+    load=load,
+    figures=figures,
+    check=_check,
     blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
     told=_told,
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
