@@ -282,8 +282,7 @@ class CellRun:
                 "SHA-256": self.images.sha256,
             },
         }
-        sha256 = about.get("sha256", self.images.sha256)  # not kept by earlier versions
-        found = {**about, "images": {"training and test": about.get("images"), "SHA-256": sha256}}
+        found = {**about, "images": {"training and test": about.get("images"), "SHA-256": about.get("sha256")}}
         for part, wanted in own.items():
             there = found.get(part)
             there = there if isinstance(there, dict) else {}
@@ -299,7 +298,7 @@ class CellRun:
         path = self.folder / checkpoint.ABOUT
         try:
             self.curve = [Epoch(**line) for line in about["curve"]]
-            self.devices = list(dict.fromkeys([*_devices(about), *self.devices]))
+            self.devices = list(dict.fromkeys([*about["devices"], *self.devices]))
             self.seconds_before = float(about["seconds"])
             step = about["step"]
             if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
@@ -358,15 +357,10 @@ def _cell(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _devices(about: dict[str, Any]) -> tuple[str, ...]:
-    """Where a run was so far; earlier versions kept the last one."""
-    return tuple(about["devices"] if "devices" in about else [about["device"]])
-
-
 def _outcome(folder: Path, about: dict[str, Any]) -> Outcome:
     fields = about["outcome"]
     try:
-        return Outcome(**{**fields, "losses": tuple(fields["losses"]), "devices": _devices(about)})
+        return Outcome(**{**fields, "losses": tuple(fields["losses"]), "devices": tuple(about["devices"])})
     except (KeyError, TypeError) as error:
         raise FlexActError(
             f"{folder / checkpoint.ABOUT} has no outcome of a cell ({error}). Remove {folder} to train it anew."

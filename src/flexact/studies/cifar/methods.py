@@ -19,9 +19,10 @@ from torch import nn
 from flexact import FlexConfig, baselines, commit, convert, param_groups
 from flexact.baselines.learnable import Learnable
 from flexact.candidates import known_names
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
 from flexact.layer import FlexAct
 from flexact.sites import sites_of
+from flexact.studies.checks import check_known
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
 
 MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
@@ -87,8 +88,7 @@ def picking_sites(network: nn.Module) -> list[FlexAct]:
 def check_names(model: str, method: str) -> None:
     """Refuse a model or a method that there is none of."""
     for kind, name, known in (("model", model, tuple(MODELS)), ("method", method, METHODS + FIXED)):
-        if name not in known:
-            raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
+        check_known(kind, name, known)
 
 
 def extra_parameters(network: nn.Module) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
+from flexact.studies.checks import check_seed
 from flexact.studies.cifar.methods import check_names
 from flexact.studies.grid.protocol import PickingProtocol
 
@@ -31,8 +32,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         check_names(self.model, self.method)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise FlexActError(f"a seed is a whole number from 0 on; got {self.seed!r}.")
+        check_seed(self.seed)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_known, check_seed
 from flexact.studies.glue.encoder import AT_HAND, Encoder
 from flexact.studies.glue.tasks import task_named
 from flexact.studies.grid.protocol import PickingProtocol
@@ -32,12 +33,8 @@ class Cell:
 
     def __post_init__(self) -> None:
         task_named(self.task)
-        if self.method not in METHODS:
-            raise FlexActError(
-                f"unknown method {self.method!r}{suggestion(str(self.method), METHODS)} Known: {', '.join(METHODS)}."
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise FlexActError(f"a seed is a whole number from 0 on; got {self.seed!r}.")
+        check_known("method", self.method, METHODS)
+        check_seed(self.seed)
 
     @property
     def dataset(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexact.errors import FlexActError, suggestion
+from flexact.studies.checks import check_known
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,5 @@ METRICS = ("matthews", "f1", "accuracy", "pearson", "spearman")
 
 def task_named(name: str) -> TextTask:
     """A task by its name."""
-    if name not in TASKS:
-        raise FlexActError(f"unknown task {name!r}{suggestion(str(name), TASKS)} Known: {', '.join(TASKS)}.")
+    check_known("task", name, TASKS)
     return TASKS[name]

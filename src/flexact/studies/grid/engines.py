@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_known
 from flexact.studies.grid.running import Task, run_in_worker, without_step_ms
 from flexact.studies.tables import counted
 from flexact.studies.workers import Answer, Pool
@@ -22,8 +23,7 @@ ENGINES = ("local", "streams", "ray")
 
 def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
     """An engine by its name, its options checked."""
-    if name not in ENGINES:
-        raise FlexActError(f"unknown engine {name!r}{suggestion(name, ENGINES)} Known: {', '.join(ENGINES)}.")
+    check_known("engine", name, ENGINES)
     if name == "ray":
         from flexact.studies.grid.ray_engine import ray_engine
 

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_known, check_once, check_whole
 from flexact.studies.synthetic.names import canonical
 from flexact.studies.synthetic.replicas import Cell, Task
 
@@ -44,20 +45,17 @@ class Options:
     hidden: int = 0
 
     def __post_init__(self) -> None:
-        self._check_integer("seeds", 1, MOST_SEEDS)
-        self._check_integer("first_seed", 0, 2**40)
-        self._check_integer("epochs", 1, MOST_EPOCHS)
-        self._check_integer("distractors", 0, 10_000)
-        self._check_integer("hidden", 0, 10_000)
+        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
+        check_whole("first-seed", self.first_seed, 0, 2**40)
+        check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
+        check_whole("distractors", self.distractors, 0, 10_000)
+        check_whole("hidden", self.hidden, 0, 10_000)
         self._check_number("label_noise", at_least=0)
         for name in ("slope", "target_scale"):
             self._check_number(name, at_least=-math.inf)
             if getattr(self, name) == 0:
                 raise FlexActError(f"{_flag(name)} 0 leaves nothing to find; give a number other than 0.")
-        if self.policy not in POLICIES:
-            raise FlexActError(
-                f"unknown policy {self.policy!r}{suggestion(str(self.policy), POLICIES)} Known: {', '.join(POLICIES)}."
-            )
+        check_known("policy", self.policy, POLICIES)
         for name in ("truths", "candidates", "models"):
             self._check_names(name)
         object.__setattr__(self, "models", tuple(canonical(model) for model in self.models))
@@ -69,10 +67,7 @@ class Options:
             told = ", ".join(self.candidates) or "none"
             raise FlexActError(f"--candidates must name at least two candidates to pick from; got {told}.")
         for name in ("truths", "candidates", "models"):
-            given = getattr(self, name)
-            repeated = sorted({one for one in given if given.count(one) > 1})
-            if repeated:
-                raise FlexActError(f"{_flag(name)} may name each once; repeated: {', '.join(repeated)}.")
+            check_once(name, getattr(self, name))
 
     @property
     def cells(self) -> list[Cell]:
@@ -100,8 +95,7 @@ class Options:
         """The inverse of `to_dict`; what it does not name keeps its default."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in data:
-            if name not in known:
-                raise FlexActError(f"unknown option {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
+            check_known("option", name, known)
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -111,11 +105,6 @@ class Options:
         given = getattr(self, name)
         if not isinstance(given, tuple) or not all(isinstance(one, str) for one in given):
             raise FlexActError(f"{_flag(name)} must be names; got {given!r}.")
-
-    def _check_integer(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise FlexActError(f"{_flag(name)} must be a whole number from {low} to {high}; got {value!r}.")
 
     def _check_number(self, name: str, at_least: float) -> None:
         value = getattr(self, name)
@@ -133,8 +122,7 @@ def _check_known(kind: str, names: tuple[str, ...]) -> None:
                 f"{ORIGINAL!r} stands for what a converted network had at a site, and the networks of a study are not "
                 f"converted; name the {kind} itself. Known: {', '.join(known)}."
             )
-        if name not in known:
-            raise FlexActError(f"unknown {kind} {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
+        check_known(kind, name, known)
 
 
 def _flag(name: str) -> str:
