@@ -67,7 +67,7 @@ def refuses_every_cut(path: Path, read: Callable[[], Any], may_be_whole: int = 0
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> data.Images:
-    layout = _file("studies/cifar/official_layout.py")
+    layout = _file("studies/cifar_data/official_layout.py")
     return data.load(
         "cifar10",
         layout.write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=40, test=10).parent,
