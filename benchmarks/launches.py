@@ -32,6 +32,7 @@ from flexact.studies.provenance import provenance
 from flexact.writing import write_rows
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))
+FOURTEEN = (*FIVE, "gelu", "silu", "elu", "softplus", "mish", "selu", "hardswish", "relu6", "softsign")
 MOST = 25
 """Kernels or functions that a profile lists."""
 RUNS = 10
@@ -81,13 +82,16 @@ def main() -> None:
         rows = [_launches(blocks, way, batch, options) for blocks in depths for way in ways]
         write_rows(given.out / "launches.csv", rows)
         if options.device == "cuda":
-            points = [(network, way) for network in options.models for way in (BASELINE, *ways)]
+            cases = [(BASELINE, FIVE), *((way, FIVE) for way in ways), (ways[-1], FOURTEEN)]
+            points = [(network, *case) for network in options.models for case in cases]
             write_rows(given.out / "profile.csv", [row for one in points for row in _profile(*one, batch, options)])
 
 
-def _training(blocks: tuple[int, ...], way: str, batch: Batch, options: Options) -> Training:
+def _training(
+    blocks: tuple[int, ...], way: str, batch: Batch, options: Options, candidates: tuple[str, ...] = FIVE
+) -> Training:
     placement = BASELINE if way == BASELINE else "all"
-    network = build(blocks, options.width, placement, way, FIVE, options.where)
+    network = build(blocks, options.width, placement, way, candidates, options.where)
     training = Training(network, way, batch, compiled=False)
     training.warm_up()
     return training
@@ -111,8 +115,10 @@ def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options)
     return depth | parts | {"relu_step": count(relu.step, device)} | provenance()
 
 
-def _profile(network: str, way: str, batch: Batch, options: Options) -> list[dict[str, Any]]:
-    training = _training(NETWORKS[network], way, batch, options)
+def _profile(
+    network: str, way: str, candidates: tuple[str, ...], batch: Batch, options: Options
+) -> list[dict[str, Any]]:
+    training = _training(NETWORKS[network], way, batch, options, candidates)
     found = {"eager, on the host": functions_of_run(training.step)}
     training.capture()
     found["graph"] = kernels_of_run(training.replay, options.where)
@@ -122,8 +128,9 @@ def _profile(network: str, way: str, batch: Batch, options: Options) -> list[dic
         rest = [one for _, one in longest[MOST:]]
         others = [("(others)", (sum(n for n, _ in rest), sum(time for _, time in rest)))] if rest else []
         for name, (number, microseconds) in [*longest[:MOST], *others]:
-            row = {"network": network, "way": way, "mode": mode, "kernel": name[:160], "calls": number}
-            rows.append(row | {"microseconds": microseconds} | provenance())
+            row = {"network": network, "way": way, "candidates": len(candidates), "mode": mode}
+            row |= {"kernel": name[:160], "calls": number, "microseconds": microseconds}
+            rows.append(row | provenance())
     return rows
 
 

@@ -107,7 +107,12 @@ def against_candidates(options: Options, sizes: dict[str, Any], mode: str) -> li
     for k in sizes["ks"]:
         for way in ways:
             steps["step", way, mode, k] = lambda way=way, k=k: step(blocks, way, mode, k, options)  # type: ignore[misc]
-    return rows + timed(steps, options, lambda key: ("step", BASELINE, mode, 1), columns)
+    rows += timed(steps, options, lambda key: ("step", BASELINE, mode, 1), columns)
+    five = {(row["what"], row["way"]): row["ms"] for row in rows if row["candidates"] == 5}
+    for row in rows:
+        base = five.get((row["what"], row["way"]))
+        row["ratio_to_five"] = row["ms"] / base if base and row["ms"] != "" else ""
+    return rows
 
 
 def against_depth(options: Options, depths: Any, modes: Sequence[str]) -> list[dict[str, Any]]:
