@@ -22,7 +22,7 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.layer import FlexAct
 from flexact.pace import RunningGradient
 from flexact.studies.provenance import provenance
-from flexact.studies.replicas import Cell, Task, train
+from flexact.studies.synthetic.replicas import Cell, Task, train
 from flexact.writing import write_rows
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic" / "ablation.csv"

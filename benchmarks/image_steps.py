@@ -14,14 +14,13 @@ from pathlib import Path
 
 import torch
 
-from flexact.studies.images.data import Images
-from flexact.studies.images.methods import BASELINE, METHODS, MODELS, PLACEMENTS, build
-from flexact.studies.images.protocol import Protocol
-from flexact.studies.images.ranks import Ranks
-from flexact.studies.images.step import WARM_UP, Training
-from flexact.studies.overhead.deadline import Deadline
-from flexact.studies.overhead.steps import study_stream
-from flexact.studies.overhead.timing import interleaved, ratios, spread
+from flexact.studies.cifar.methods import BASELINE, METHODS, MODELS, PLACEMENTS, build
+from flexact.studies.cifar.protocol import Protocol
+from flexact.studies.cifar.ranks import Ranks
+from flexact.studies.cifar.step import WARM_UP, Training
+from flexact.studies.cifar_data.data import Images
+from flexact.studies.cuda_graph import study_stream
+from flexact.studies.overhead.timing import Deadline, interleaved, ratios, spread
 from flexact.studies.provenance import provenance
 from flexact.writing import write_rows
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from flexact.studies.images import data
-from flexact.studies.images.data import Images
-from flexact.studies.images.protocol import RECTIFIERS, Cell, Protocol
-from flexact.studies.images.train import train_cell
+from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
+from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar_data import data
+from flexact.studies.cifar_data.data import Images
 from flexact.studies.provenance import provenance
 from flexact.writing import write_rows
 

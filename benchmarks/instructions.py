@@ -25,8 +25,12 @@ from flexact.ops import triton as routed
 from flexact.ops.basis import _FORMS, blend
 from flexact.ops.launching import Launch
 from flexact.ops.moments import moments
-from flexact.studies.overhead.options import CANDIDATES
 
+CANDIDATES = (
+    *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
+    *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
+)
+"""All built-in ones, the paper's five first."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from flexact.studies.provenance import provenance
-from flexact.studies.store import read_results
+from flexact.studies.synthetic.store import read_results
 from flexact.writing import write_rows
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic"

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+import multiprocessing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
-from flexact.studies.paper_tables import ALPHA, SYNTHETIC
 from flexact.studies.provenance import provenance
-from flexact.studies.replicas import Cell, Task, train
-from flexact.studies.workers import cores, run_in_processes
+from flexact.studies.synthetic.paper import ALPHA, SYNTHETIC
+from flexact.studies.synthetic.replicas import Cell, Task, train
+from flexact.studies.workers import cores
 from flexact.writing import write_rows
 
 EPOCHS = 100
@@ -62,7 +65,7 @@ def readings(seeds: int) -> Iterator[Reading]:
         yield Reading({**near, "noise": noise, "final_temperature": final_temperature, "forward": forward}, seeds)
 
 
-def outcome(reading: Reading, report: Callable[[int], None]) -> Outcome:
+def outcome(reading: Reading) -> Outcome:
     """Train a reading on everything it is judged by."""
     return {alpha: _trained(reading.seeds, truths, alpha=alpha, **reading.fields) for alpha, truths in CELLS.items()}
 
@@ -106,14 +109,12 @@ def main() -> None:
     arguments = parser.parse_args()
 
     tried = list(readings(arguments.seeds))
-    outcomes: dict[int, Outcome] = {}
-
-    def report(event: tuple[int, int | None, Any]) -> None:
-        index, _, result = event
-        outcomes[index] = result
-        print(f"{len(outcomes)}/{len(tried)} {tried[index].fields}", flush=True)
-
-    run_in_processes(outcome, tried, report, cores())
+    outcomes: list[Outcome] = []
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(cores(), torch.set_num_threads, (1,)) as pool:
+        for reading, found in zip(tried, pool.imap(outcome, tried), strict=True):
+            outcomes.append(found)
+            print(f"{len(outcomes)}/{len(tried)} {reading.fields}", flush=True)
     made = provenance()
     rows = [_row(reading, outcomes[index]) | made for index, reading in enumerate(tried)]
     rows.sort(key=lambda row: float(row["distance"]))

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from flexact.studies.models import activation
-from flexact.studies.options import Options
 from flexact.studies.provenance import processor, provenance
-from flexact.studies.replicas import train
+from flexact.studies.synthetic.models import activation
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.replicas import train
 from flexact.studies.workers import cores
 from flexact.writing import write_rows
 

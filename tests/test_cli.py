@@ -63,7 +63,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     for name in ("config.json", "results.csv", "history.csv", "curves.csv", "table.md", "report.html"):
         assert (tmp_path / "run" / name).stat().st_size > 0
 
-    assert "already; go on with it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
+    assert "already; continue it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
     assert "study 'synthetic', not of 'alpha'" in told(capsys, "reproduce", "alpha", "--out", out)
     assert "epochs: 1 → 2" in told(capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume")
     results = tmp_path / "run" / "results.csv"

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except ImportError:
             sys.exit(_told(missing_extra(package, "cli")))
     try:
-        from flexact.studies.commands import app
+        from flexact.commands import app
 
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="flexact")
     except FlexActError as error:

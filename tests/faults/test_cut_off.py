@@ -21,16 +21,17 @@ from torch import nn
 import flexact
 from flexact import FlexActError, Recorder
 from flexact.picks_file import described, write_picks
-from flexact.studies.images import data
-from flexact.studies.images.protocol import Cell, Protocol
-from flexact.studies.images.store import Result, Store
-from flexact.studies.images.train import Stopped, train_cell
-from flexact.studies.options import Options
-from flexact.studies.store import Moment as StudyMoment
-from flexact.studies.store import Part, Point, read_config, read_parts
-from flexact.studies.store import Result as StudyResult
-from flexact.studies.store import Store as StudyStore
-from flexact.studies.text.train import _read as read_outcome
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.study import Result, Store
+from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar_data import data
+from flexact.studies.folder import read_config
+from flexact.studies.glue.train import _read as read_outcome
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.store import Moment as StudyMoment
+from flexact.studies.synthetic.store import Part, Point, read_parts
+from flexact.studies.synthetic.store import Result as StudyResult
+from flexact.studies.synthetic.store import Store as StudyStore
 
 PROTOCOL = Protocol(epochs=3, batch=8, lr=0.02, width=8)
 CELL = Cell("cifar10", "resnet18", "flexact-all", 0)
@@ -66,7 +67,7 @@ def refuses_every_cut(path: Path, read: Callable[[], Any], may_be_whole: int = 0
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> data.Images:
-    layout = _file("studies/images/official_layout.py")
+    layout = _file("studies/cifar_data/official_layout.py")
     return data.load(
         "cifar10",
         layout.write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=40, test=10).parent,
@@ -129,7 +130,7 @@ def test_a_checkpoint_is_refused(
         except Built:
             return
 
-    monkeypatch.setattr("flexact.studies.images.cell_run.build", built)
+    monkeypatch.setattr("flexact.studies.cifar.cell_run.build", built)
     refuses_every_cut(tensors, read)
     refuses_every_cut(about, read, may_be_whole=1)
 
@@ -262,7 +263,7 @@ def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is
 
 
 def test_the_outcome_of_a_text_cell_is_refused(tmp_path: Path) -> None:
-    from flexact.studies.text.protocol import Cell as TextCell
+    from flexact.studies.glue.protocol import Cell as TextCell
 
     class FakeProtocol:
         sha256 = "0" * 64

@@ -25,8 +25,8 @@ import flexact
 from flexact import FlexActError, Recorder
 from flexact.cli import main
 from flexact.studies import report
-from flexact.studies.images import checkpoint
-from flexact.studies.images.store import Store as ImagesStore
+from flexact.studies.cifar import checkpoint
+from flexact.studies.cifar.study import Store as ImagesStore
 from flexact.writing import write_whole
 
 

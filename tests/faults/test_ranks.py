@@ -29,7 +29,7 @@ WAIT = 90
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few images in the official layout."""
-    path = Path(__file__).parents[1] / "studies" / "images" / "official_layout.py"
+    path = Path(__file__).parents[1] / "studies" / "cifar_data" / "official_layout.py"
     spec = importlib.util.spec_from_file_location("faults_official_layout", path)
     assert spec is not None
     assert spec.loader is not None
@@ -45,7 +45,7 @@ class Run:
 
     def __init__(self, data: Path, out: Path, timeout: float = 60.0, kind: Any = forked.Program) -> None:
         self.out = out
-        module = "flexact.studies.images.train"
+        module = "flexact.studies.cifar.train"
         words = [*OPTIONS.split(), "--data", data, "--out", out, "--timeout", timeout]
         self.ranks = forked.ranks(2, module, *words, settings={"MKL_NUM_THREADS": 1}, kind=kind)
 
@@ -107,7 +107,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on_bit_for_bit(
     straight = to_the_end(data, tmp_path / "straight", runs)
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "flexact.studies.images.train", *OPTIONS.split(), "--data", str(data), "--out", str(out)]
+    command += ["-m", "flexact.studies.cifar.train", *OPTIONS.split(), "--data", str(data), "--out", str(out)]
     with subprocess.Popen(
         command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as launcher:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ from flexact.ops.launching import Launch
 from flexact.pace import RunningGradient
 from flexact.sites import bind
 from flexact.stepping import Step
-from flexact.studies.overhead import launches
 
+count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 pytestmark = [
     pytest.mark.usefixtures("triton_kernels"),
     pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN).*:RuntimeWarning"),  # the interpreter's
@@ -365,9 +366,9 @@ def test_plain_torch_takes_over_where_a_kernel_cannot_be_built(
 def launched(device: torch.device, run: Callable[[], object]) -> int:
     """Kernels on a card; without one, torch's operators and the kernels that would be launched between them."""
     if device.type == "cuda":
-        return launches.count(run, device)
+        return count(run, device)
     with mock.patch.object(Launch, "__call__") as launch:
-        return launches.count(run, device) + launch.call_count
+        return count(run, device) + launch.call_count
 
 
 @pytest.mark.xfail(strict=True, reason="the evidence of a step, and sites that pick together, are plain torch so far")

@@ -21,7 +21,7 @@ def fake_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture(scope="session")
 def write_cifar() -> Callable[..., Path]:
     """`write_cifar` of images/official_layout.py: a small data set in the official layout."""
-    path = Path(__file__).parent / "images" / "official_layout.py"
+    path = Path(__file__).parent / "cifar_data" / "official_layout.py"
     spec = importlib.util.spec_from_file_location("flexact_test_official_layout", path)
     assert spec is not None
     assert spec.loader is not None

@@ -17,13 +17,15 @@ import torch
 
 from flexact import FlexActError
 from flexact.studies.averages import mean_and_deviation
+from flexact.studies.folder import read_config
 from flexact.studies.report import build, read
-from flexact.studies.report_alpha import alphas
 from flexact.studies.report_charts import plain
-from flexact.studies.report_data import StudyRun, read_histories, read_run
+from flexact.studies.report_histories import read_histories
 from flexact.studies.report_page import markdown
-from flexact.studies.report_pictures import study_pictures
-from flexact.studies.store import Moment, Result, read_config
+from flexact.studies.synthetic.alpha import alphas
+from flexact.studies.synthetic.report import study_pictures
+from flexact.studies.synthetic.store import Moment, Result
+from flexact.studies.synthetic.study_run import StudyRun, read_run
 
 
 def _folders() -> ModuleType:

@@ -5,6 +5,7 @@ It is made from the plain files of a study's folder, or from any history that a 
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 from collections.abc import Collection, Mapping
@@ -16,20 +17,14 @@ from typing import Any
 from flexact.drawing import STYLE
 from flexact.errors import FlexActError, missing_extra
 from flexact.plots import history_pictures, outcomes
-from flexact.studies.names import counted
-from flexact.studies.report_data import History, StudyRun, read_histories, read_run
-from flexact.studies.report_page import LEAD, Section, escape, markdown, outcome_table, page
-from flexact.studies.report_panels import file_name
-from flexact.studies.report_pictures import PICTURES, study_pictures
-from flexact.studies.store import TABLE, read_config, read_text
-from flexact.studies.tables import PAPERS_ROW
+from flexact.studies import REPORTS
+from flexact.studies.csv_rows import read_text
+from flexact.studies.folder import TABLE, read_config
+from flexact.studies.report_histories import History, read_histories
+from flexact.studies.report_page import LEAD, Section, file_name, markdown, outcome_table, page
+from flexact.studies.tables import counted
 from flexact.writing import write_whole
 
-_TITLES = {
-    "synthetic": "Which activation made the data?",
-    "alpha": "How strong should the correction be?",
-    "corrections": "Which correction?",
-}
 _PACKAGES = {"matplotlib": "matplotlib", "plotly": "plotly", "markdown_it": "markdown-it-py"}
 """What a report needs: module and package."""
 
@@ -117,44 +112,14 @@ def read(folder: Path) -> Report:
     return Report(folder, title, facts, sections, details)
 
 
-def _study_sections(folder: Path, config: Mapping[str, Any]) -> list[Section]:
-    if config["study"] == "cifar":
-        from flexact.studies.images.report import sections
-
-        return sections(folder)
-    if config["study"] == "glue":
-        from flexact.studies.text.report import sections as text_sections
-
-        return text_sections(folder)
-    if config["study"] == "picks":
-        from flexact.studies.picks.report import sections as picks_sections
-
-        return picks_sections(folder)
-    return [_study_section(folder, config)]
-
-
-def _study_section(folder: Path, config: Mapping[str, Any]) -> Section:
-    name = str(config["study"])
-    body = markdown(read_text(folder / TABLE), muted=PAPERS_ROW) if (folder / TABLE).is_file() else ""
-    if name not in PICTURES:
-        return Section(_TITLES.get(name, name), body, [])
-    run = read_run(folder, dict(config))
-    if not run.results:
-        body += "<p>No results yet.</p>"
-    return Section(_TITLES[name], _right_picks(run) + body, study_pictures(run))
-
-
-def _right_picks(run: StudyRun) -> str:
-    """How often each model that picks has picked the truth."""
-    lines = []
-    for model in run.models if run.name == "synthetic" else ():
-        rows = [row for row in run.results if row.model == model]
-        if model.startswith("flexact"):
-            right = sum(row.pick == row.truth for row in rows)
-            lines.append(
-                f"<li><b>{escape(model)}</b> picked the true activation in {right} of {counted(len(rows), 'run')}.</li>"
-            )
-    return f"<ul>{''.join(lines)}</ul>\n" if lines else ""
+def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """What the study itself shows; the study's name says which module builds it."""
+    name = config["study"]
+    if name not in REPORTS:
+        body = markdown(read_text(folder / TABLE)) if (folder / TABLE).is_file() else ""
+        return [Section(str(name), body, [])]
+    sections: list[Section] = importlib.import_module(REPORTS[name]).sections(folder, config)
+    return sections
 
 
 def _stems(names: Collection[str]) -> dict[str, str]:

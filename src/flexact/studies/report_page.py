@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from flexact.picture import INK, SHADES, Line, Picture
+from flexact.picture import INK, SHADES, Line, Panel, Picture
 from flexact.plots import Outcome
 from flexact.studies.report_charts import charts
 
@@ -29,6 +30,17 @@ class Section:
     title: str
     body: str
     pictures: Sequence[Picture]
+
+
+def picture(slug: str, heading: str, sentence: str, panels: Sequence[Panel | None], across: int = 3) -> Picture | None:
+    """Those panels that have their data; None where none has."""
+    there = [panel for panel in panels if panel is not None]
+    return Picture(slug, heading, sentence, there, across) if there else None
+
+
+def file_name(name: str) -> str:
+    """A name with nothing in it that a path or an address reads in its own way."""
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:

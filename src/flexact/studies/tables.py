@@ -1,12 +1,8 @@
-"""The studies' tables in Markdown: ours, and the paper's under it."""
+"""Tables in Markdown, and counts in words."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-
-from flexact.studies.names import counted
-from flexact.studies.options import Options
-from flexact.studies.store import Result
 
 PAPERS_ROW = "- paper's"
 """The first cell of a row with the paper's numbers."""
@@ -37,22 +33,10 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collec
     return "\n".join("| " + " | ".join(line) + " |" for line in aligned)
 
 
-def of(results: list[Result], model: str, truth: str | None = None) -> list[Result]:
-    """A model's rows, for one truth or for all."""
-    return [row for row in results if row.model == model and truth in (None, row.truth)]
+def counted(number: int, noun: str) -> str:
+    """How many there are of something.
 
-
-def right(rows: list[Result]) -> str:
-    """How many picks are the truth, as "20/20"."""
-    return f"{sum(row.pick == row.truth for row in rows)}/{len(rows)}"
-
-
-def picks(rows: list[Result]) -> str:
-    """What was picked, the most frequent first, as "relu 3, leaky_relu 2"."""
-    counts = {pick: sum(row.pick == pick for row in rows) for pick in dict.fromkeys(row.pick for row in rows)}
-    return ", ".join(f"{pick} {count}" for pick, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def seeds(options: Options) -> str:
-    """How many, in words."""
-    return counted(options.seeds, "seed")
+    >>> counted(1, "cell"), counted(2, "cell")
+    ('1 cell', '2 cells')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -9,6 +9,7 @@ As a program, it runs a grid: ``python fake_training.py OUT DATA METHODS [local|
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -20,11 +21,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.study import STUDY, Grid
 from flexact.studies.grid.engines import engine
-from flexact.studies.grid.run import Stopped
-from flexact.studies.images.cells import Grid
-from flexact.studies.images.grid import run
-from flexact.studies.images.protocol import Cell, Protocol
+from flexact.studies.grid.run import Stopped, run
+from flexact.studies.grid.store import Store
 from flexact.writing import write_rows, write_whole
 
 EPOCHS = 4
@@ -80,6 +81,11 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     )
 
 
+def store_in(folder: Path) -> Store[Any]:
+    """A grid of the image study that is trained here."""
+    return Store(folder, dataclasses.replace(STUDY, train=train, load=load, load_part=load))
+
+
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:
     """Rises with the epochs; Flex-Act's is a bit higher, by an amount that depends on the seed."""
     gain = 0.5 + 0.1 * (cell.seed % 3) if cell.method == "flexact-all" else 0.0
@@ -99,16 +105,9 @@ def main(out: str, data: str, methods: str, name: str = "local", *flags: str) ->
     grid = Grid(("cifar10",), ("resnet18",), tuple(methods.split(",")), seeds=2)
     address = flags[0] if flags and not flags[0].startswith("--") else None
     try:
-        run(
-            [grid],
-            Protocol(epochs=EPOCHS),
-            Path(data),
-            Path(out),
-            engine(name, "cpu", None, address),
-            train=train,
-            load=load,
-            resume="--resume" in flags,
-        )
+        own = engine(name, "cpu", None, address)
+        resume = "--resume" in flags
+        run(store_in(Path(out)), [grid], Protocol(epochs=EPOCHS), Path(data), own, partial=False, resume=resume)
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.number

@@ -10,12 +10,12 @@ import torch
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.picture import candidate_colours
-from flexact.studies.images import pictures
-from flexact.studies.images.methods import FIXED, METHODS
-from flexact.studies.images.protocol import RECTIFIERS
-from flexact.studies.images.statistics import Summary
+from flexact.studies.cifar import pictures
+from flexact.studies.cifar.methods import FIXED, METHODS
+from flexact.studies.cifar.protocol import RECTIFIERS
+from flexact.studies.cifar.statistics import Summary
+from flexact.studies.glue.report import COLOURS as TEXT_COLOURS
 from flexact.studies.report_charts import charts
-from flexact.studies.text.report import COLOURS as TEXT_COLOURS
 
 SEEN: dict[str, list[list[float]]] = {
     "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],

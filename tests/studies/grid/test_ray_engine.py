@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from flexact import FlexActError
+from flexact.studies.cifar.protocol import Cell
+from flexact.studies.cifar.study import Store
 from flexact.studies.grid.engines import engine
-from flexact.studies.images.protocol import Cell
-from flexact.studies.images.store import Store
 
 HERE = Path(__file__).parent
 pytest.importorskip("ray")

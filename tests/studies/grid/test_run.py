@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,14 +18,14 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.study import STUDY, Grid, Store
 from flexact.studies.grid import running
 from flexact.studies.grid.engines import engine, local_engine
+from flexact.studies.grid.run import run
 from flexact.studies.grid.running import run_task
 from flexact.studies.grid.status import states, table
-from flexact.studies.images.cells import Grid
-from flexact.studies.images.grid import run
-from flexact.studies.images.protocol import Cell, Protocol
-from flexact.studies.images.store import Store
+from flexact.studies.grid.store import Store as GridStore
 
 HERE = Path(__file__).parent
 TWO = Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
@@ -48,10 +49,9 @@ def go(fake_training: ModuleType, tmp_path: Path) -> Any:
         (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
         running.loaded.cache_clear()  # what a worker keeps is the test's own process' here
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
-        folder = tmp_path / "out"
-        return run(
-            [grid], chosen.pop("protocol"), data, folder, train=fake_training.train, load=fake_training.load, **chosen
-        )
+        store: Store = fake_training.store_in(tmp_path / "out")
+        run(store, [grid], chosen.pop("protocol"), data, **{"partial": False, **chosen})
+        return store
 
     return go
 
@@ -152,7 +152,7 @@ def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
 
 def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     go()
-    with pytest.raises(FlexActError, match="already"):
+    with pytest.raises(FlexActError, match="holds a run of this study already"):
         go()
     with pytest.raises(FlexActError, match="epochs: 4 → 5"):
         go(protocol=Protocol(epochs=5), resume=True)
@@ -244,7 +244,7 @@ def test_a_damaged_line_is_told_with_its_number(go: Any) -> None:
 
 def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go: Any, tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from flexact.studies.images.store import Store\n"
+        "import sys, time; from pathlib import Path; from flexact.studies.cifar.study import Store\n"
         "with Store(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(60)"
     )
     other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
@@ -266,9 +266,7 @@ def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_with(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_from_a_source_tree_says_so(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -276,9 +274,6 @@ def test_a_grid_from_a_source_tree_says_so_and_one_of_before_that_is_gone_on_wit
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
     known = store.config()
     assert known["versions"]["flexact"] == "source"
-    old = known | {"versions": known["versions"] | {"flexact": ""}}
-    (store.folder / "config.json").write_text(json.dumps(old))
-    assert len(go(resume=True).results()) == 5
     monkeypatch.undo()
     monkeypatch.setattr("flexact.studies.provenance.version", lambda name: "1.0")
     with pytest.raises(FlexActError, match=r"flexact: source → 1\.0"):
@@ -296,8 +291,9 @@ def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) 
     def nothing(name: str, folder: Path) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
 
-    with pytest.raises(FlexActError, match="CIFAR-10"):
-        run([TWO], Protocol(), tmp_path, tmp_path / "new" / "out", in_this_process, load=nothing)
+    unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, load=nothing))
+    with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
+        run(unreadable, [TWO], Protocol(), tmp_path, in_this_process)
     assert not (tmp_path / "new").exists()
 
 

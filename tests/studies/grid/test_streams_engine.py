@@ -15,12 +15,13 @@ import torch
 
 from flexact import FlexActError
 from flexact.studies.grid.engines import engine
-from flexact.studies.grid.running import Answer, Task, run_task
+from flexact.studies.grid.run import run
+from flexact.studies.grid.running import Task, run_task
 from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.device_lock import DeviceLock
-from flexact.studies.picks.grid import run
 from flexact.studies.picks.protocol import Protocol
-from flexact.studies.picks.store import Store
+from flexact.studies.picks.study import Store
+from flexact.studies.workers import Answer
 
 TIMED = ("seconds", "date")
 pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
 def results(folder: Path, own: Any) -> dict[Cell, dict[str, object]]:
     grid = Grid(("tabular",), ("fixed-relu", "fixed-tanh", "flexact", "flexact-alone", "random"), seeds=1)
-    run([grid], Protocol(steps=20), folder / "data", folder / "out", own)
+    run(Store(folder / "out"), [grid], Protocol(steps=20), folder / "data", own, partial=False)
     rows = Store(folder / "out").results()
     return {cell: {k: v for k, v in row._asdict().items() if k not in TIMED} for cell, row in rows.items()}
 

@@ -12,7 +12,7 @@ import torch
 
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.setting import Setting
-from flexact.studies.picks.store import Result
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
 
 CPU = torch.device("cpu")

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from flexact.cli import main
-from flexact.studies.grid.running import Answer, run_task
+from flexact.studies.grid.run import run
+from flexact.studies.grid.running import run_task, without_step_ms
 from flexact.studies.picks.cells import Cell, Grid
-from flexact.studies.picks.grid import run
 from flexact.studies.picks.methods import CHOOSING
 from flexact.studies.picks.protocol import Protocol
-from flexact.studies.picks.store import Store
+from flexact.studies.picks.study import Store
 from flexact.studies.picks.tasks import TASKS
+from flexact.studies.workers import Answer
 
 TIMED = ("seconds", "date")
 
@@ -100,7 +101,9 @@ def go(tmp_path: Path) -> Callable[..., Store]:
     def go(tasks: str, methods: str, **options: Any) -> Store:
         protocol = Protocol(steps=options.pop("steps", 10))
         grid = Grid(tuple(tasks.split(",")), tuple(methods.split(",")), seeds=1)
-        return run([grid], protocol, tmp_path / "data", tmp_path / "out", in_this_process, **options)
+        store = Store(tmp_path / "out")
+        run(store, [grid], protocol, tmp_path / "data", in_this_process, **{"partial": False, **options})
+        return store
 
     return go
 
@@ -150,7 +153,7 @@ def test_a_row_has_the_columns_that_were_promised(go: Callable[..., Store], tmp_
 
 def test_cells_that_share_a_device_keep_their_columns() -> None:
     figures = {"score": 1.0, "steps": 10, "seconds": 1.0, "picks": ""}
-    assert Answer("done", figures).without_step_ms().figures == figures
+    assert without_step_ms(Answer("done", figures)).figures == figures
 
 
 def test_status_says_where_the_benchmark_stands(

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from flexact.studies.picks.statistics import overall, reference, summaries
-from flexact.studies.picks.store import Result
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
 
 Make = Callable[..., list[Result]]

@@ -9,7 +9,7 @@ from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import summaries
-from flexact.studies.picks.store import Result
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.table import table
 from flexact.studies.report_charts import charts
 

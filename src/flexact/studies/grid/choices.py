@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_names, check_whole
 
 MOST_SEEDS = 1000
 
 Grid = TypeVar("Grid", bound="Choices")
-
-_ONE = {"datasets": "data set"}
-"""How one of a kind is called, where that is not the kind without its "s"."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,9 @@ class Choices(ABC):
 
     def __post_init__(self) -> None:
         for kind, known in self.KNOWN.items():
-            _check_names(kind, getattr(self, kind), known)
-        for flag, value, low, high in (("seeds", self.seeds, 1, MOST_SEEDS), ("first-seed", self.first_seed, 0, 2**40)):
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise FlexActError(f"--{flag} must be a whole number from {low} to {high}; got {value!r}.")
+            check_names(kind, getattr(self, kind), known)
+        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
+        check_whole("first-seed", self.first_seed, 0, 2**40)
 
     @property
     def each_seed(self) -> range:
@@ -69,16 +66,3 @@ class Choices(ABC):
         if not chosen:
             return []
         return list(dict.fromkeys(replace(cls.from_dict(one), **chosen) for one in before.get("grids", [])))
-
-
-def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """At least one name of a kind (in the plural), each once, and each known."""
-    if not given:
-        raise FlexActError(f"--{kind} names nothing; give at least one of {', '.join(known)}.")
-    for name in given:
-        if name not in known:
-            one = _ONE.get(kind, kind.removesuffix("s"))
-            raise FlexActError(f"unknown {one} {name!r}{suggestion(name, known)} Known: {', '.join(known)}.")
-    repeated = sorted({name for name in given if given.count(name) > 1})
-    if repeated:
-        raise FlexActError(f"--{kind} may name each once; repeated: {', '.join(repeated)}.")

@@ -11,10 +11,11 @@ import typer
 
 from flexact.errors import FlexActError
 from flexact.studies.calling import again
+from flexact.studies.folder import CONFIG
+from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.store import FAILED, Store, place_of_data
-from flexact.studies.names import counted
 from flexact.studies.progress import Progress
-from flexact.studies.store import CONFIG
+from flexact.studies.tables import counted
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
@@ -44,19 +45,19 @@ Status = Annotated[bool, typer.Option("--status", help="Only say where the grid 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
-def carry_out(store: Store[Any], run: Callable[..., Store[Any]], table_of: Callable[[Any], str], quiet: bool) -> None:
-    """Run a grid, write its table and its page, and print them; ends the program where not all went well.
+def carry_out(store: Store[Any], table_of: Callable[[Any], str], quiet: bool, **options: Any) -> None:
+    """Run a grid, write its table and its page, and print them; exits with an error where not all went well.
 
-    A machine that trains need not have what a page takes: the folder can be carried to one that has.
-    run: the grid in that store; takes no more than `progress=`.
+    A machine that trains need not have what a page needs: the folder can be copied to one that has.
+    options: of `grid.run.run`.
     """
-    from flexact.studies.grid.run import Stopped
+    from flexact.studies.grid.run import Stopped, run
     from flexact.studies.report import build, missing_packages
 
     lacking = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")
     try:
-        run(progress=progress)
+        run(store, progress=progress, **options)
         table = store.write_table(table_of(store))
         page = f"not built, for lack of {lacking}: flexact report {store.folder}, where there is 'flexact[report]'"
         if not lacking:
@@ -91,18 +92,29 @@ def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
     return found
 
 
+def protocol_of(kind: type[GridProtocol], settings: dict[str, Any], before: dict[str, Any] | None) -> GridProtocol:
+    """The protocol that options ask for; what they leave open is as it was in the grid that is resumed."""
+    return kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
+
+
+def is_partial(given: bool, before: dict[str, Any] | None) -> bool:
+    """Whether parts of data sets are accepted: as given, or as in the grid that is resumed."""
+    return given or bool((before or {}).get("data", {}).get("partial"))
+
+
 def folder_of_data(given: Path | None, before: dict[str, Any] | None, usual: Path) -> Path:
     """As it is given; otherwise where the grid that is gone on with had it, or the usual one."""
     return given or place_of_data(before or {}) or usual
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are there.
+    """The options that are there; lists become names.
 
-    >>> given(seeds=None, lr=0.1)
-    {'lr': 0.1}
+    >>> given(seeds=None, lr=0.1, methods=["relu,prelu"])
+    {'lr': 0.1, 'methods': ('relu', 'prelu')}
     """
-    return {name: value for name, value in options.items() if value is not None}
+    there = {name: value for name, value in options.items() if value is not None}
+    return {name: names(value) if isinstance(value, list) else value for name, value in there.items()}
 
 
 def print_status(store: Store[Any]) -> None:

@@ -10,8 +10,8 @@ from flexact.picture import Line, Panel, Picture
 from flexact.plots import Outcome, outcomes, picks
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
-from flexact.studies.names import counted
 from flexact.studies.report_page import LEAD, outcome_table, table
+from flexact.studies.tables import counted
 
 Records = Sequence[dict[str, Any]]
 """What a Recorder wrote."""

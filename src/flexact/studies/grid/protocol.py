@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.studies.checks import check_known
 
 VERSION = 1
 POLICIES: tuple[str, ...] = ("default", "paper")
@@ -46,11 +47,7 @@ class GridProtocol:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise FlexActError(f"{name} must be a finite number from 0 on; got {value!r}.")
         for name, known in self.CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise FlexActError(
-                    f"unknown {name} {value!r}{suggestion(str(value), known)} Known: {', '.join(known)}."
-                )
+            check_known(name, getattr(self, name), known)
 
     def epochs_of(self, dataset: str) -> int:
         """Passes over a data set; 0 in a study whose cells have no curve over epochs."""
@@ -75,8 +72,7 @@ class GridProtocol:
         known = [one.name for one in dataclasses.fields(cls)]
         given = {key: value for key, value in data.items() if key != _KEY}
         for key in given:
-            if key not in known:
-                raise FlexActError(f"unknown field {key!r}{suggestion(str(key), known)} Known: {', '.join(known)}.")
+            check_known("field", key, known)
         return cls(**given)
 
 

@@ -16,7 +16,8 @@ import torch
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.studies.grid.engines import Beat, Ended, Engine
-from flexact.studies.grid.running import Answer, Asked, Task, run_task
+from flexact.studies.grid.running import Asked, Task, run_task
+from flexact.studies.workers import Answer
 
 RETRIES = 3
 """How often a cell is tried again after its worker died."""

@@ -8,7 +8,7 @@ from typing import Any
 from flexact.studies.grid.pictures import Records, evidence, final_picks, selection_by_depth
 from flexact.studies.grid.store import DONE, R, Store
 from flexact.studies.grid.study import Row
-from flexact.studies.report_data import read_histories
+from flexact.studies.report_histories import read_histories
 from flexact.studies.report_page import Section
 
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.studies.folder import VERSION
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.running import Answer, Task, disk_is_full
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, Store
+from flexact.studies.grid.running import Task, disk_is_full
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
 from flexact.studies.grid.study import Cell, GridStudy
-from flexact.studies.names import counted
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
-from flexact.studies.store import VERSION
+from flexact.studies.tables import counted
+from flexact.studies.workers import Answer
 
 
 class Stopped(FlexActError):
@@ -39,39 +40,42 @@ class Stopped(FlexActError):
 
 def run(
     store: Store[Any],
-    config: dict[str, Any],
-    task_of: Callable[[Cell, Path], Task],
-    sha256_of: Callable[[str], str | None],
+    grids: Sequence[Choices],
+    protocol: GridProtocol,
+    data: Path,
     engine: Engine,
     *,
+    partial: bool | None = None,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Run the cells that are not done yet; what ends is kept at once, whatever comes after.
+    """Run the cells that are not done yet. The result of every cell is kept as soon as it ends.
 
-    config: of `configuration`. Where it asks for no grid, the cells are those that the folder was asked for before.
-    task_of: what it takes to run a cell in a folder of its own.
-    sha256_of: reads a data set by its name, and says which one it is; raises an error where it cannot be read. None
-    where a cell needs no data set from a folder.
+    grids: none for the cells that the folder was asked for before.
+    partial: whether data sets may have fewer rows than the official ones; None where a study has no such option.
     """
-    goes_on = resume or retry_failed
-    if goes_on:
-        store.config()  # raises an error where there is no grid to go on with, before a folder is made
+    continues, study, place = resume or retry_failed, store.study, Path(data).absolute()
+    if continues:
+        store.config()  # raises where there is no grid to resume, before a folder is created
+    options = {PLACE: str(place)} if partial is None else {"partial": partial, PLACE: str(place)}
+    config = configuration(study, grids, protocol, options)
+    load = study.loader(bool(partial))
     with store.held():
-        cells = store.study.asked(config if config["grids"] else store.config())
-        before = store.results() if goes_on else {}
+        cells = study.asked(config if grids else store.config())
+        before = store.results() if continues else {}
         left = [
-            task_of(cell, store.cell_folder(cell).absolute())
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, load, study.figures)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
-        # Before the folder is opened: data that cannot be read are no cell's fault, and it is as it was.
-        digests = {name: sha256_of(name) for name in dict.fromkeys(task.cell.dataset for task in left)}
+        # Before the folder is opened: data that cannot be read are no cell's fault, and the folder stays as it was.
+        names = dict.fromkeys(task.cell.dataset for task in left)
+        digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
         known = {name: digest for name, digest in digests.items() if digest is not None}
         config = config | {"data": config["data"] | {DIGESTS: known}}
-        store.open(config, goes_on, overwrite)
+        store.open(config, continues, overwrite)
         if left:
             _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
 
@@ -127,7 +131,7 @@ class _Run:
         study, cell, made = self.store.study, task.cell, self.made
         row = study.row(
             **cell.to_dict(),
-            **{**study.blank, "device": answer.device, **answer.figures},
+            **{**study.blank, "device": answer.device, **(answer.figures or {})},
             state=DONE if answer.kind == "done" else FAILED,
             error=answer.error,
             torch=made["torch"],

@@ -6,7 +6,7 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,13 @@ import torch
 
 from flexact.errors import FlexActError
 from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.study import Cell
+from flexact.studies.grid.study import Cell, Load, Train
+from flexact.studies.workers import Answer
 
 LOCK = "run.lock"
 """In a cell's folder: held while the cell runs."""
 PATIENCE = 60.0
 """Seconds to wait for a worker whose grid was killed to leave the cell's folder."""
-
-Train = Callable[..., Any]
-"""(cell, protocol, data, folder, device, report=, stop=) -> outcome; goes on with what it finds in the folder."""
-Load = Callable[[str, Path], Any]
-"""A data set by its name, from the folder of all; its `sha256` says which one it is."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +39,15 @@ class Task:
     """What results.csv keeps of an outcome, by column."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How a cell ended. kind: done, failed, stopped (with a checkpoint) or full (the disk is)."""
+def without_step_ms(answer: Answer) -> Answer:
+    """The same answer, with nothing said about the time of a step."""
+    figures = answer.figures or {}
+    return replace(answer, figures=figures | dict.fromkeys(figures.keys() & {"step_ms"}, math.nan))
 
-    kind: str
-    figures: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    device: str = ""
 
-    def without_step_ms(self) -> Answer:
-        """The same, with nothing said about the time of a step."""
-        return replace(self, figures=self.figures | dict.fromkeys(self.figures.keys() & {"step_ms"}, math.nan))
+def run_in_worker(task: Task, device: str, report: Callable[[Any], None], stop: Callable[[], bool]) -> Answer:
+    """`run_task` as a worker of a pool calls it. The grid reads a cell's progress from its curve.csv instead."""
+    return run_task(task, device, stop)
 
 
 def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:

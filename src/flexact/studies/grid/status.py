@@ -13,8 +13,7 @@ from flexact.studies.grid.locks import is_locked
 from flexact.studies.grid.running import LOCK
 from flexact.studies.grid.store import DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, Row
-from flexact.studies.names import counted
-from flexact.studies.tables import markdown
+from flexact.studies.tables import counted, markdown
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,23 @@
 """The grid's folder: config.json, results.csv with one line a finished or failed cell, and a folder for each cell.
 
-Lines are only ever appended, whole, under a lock; where a cell has several (it failed and was tried again), the last
-one counts. What a kill left of a line is cut off when the folder is opened again.
+Lines are only appended, whole, while the folder's lock is held. Where a cell has several lines (it failed and was tried
+again), the last one counts. What a kill left of a line is removed when the folder is opened again.
 """
 
 from __future__ import annotations
 
-import csv
-import fcntl
-import io
-import json
+import errno
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from flexact.errors import FlexActError
+from flexact.studies import csv_rows
+from flexact.studies.folder import CONFIG, RESULTS, TABLE, check_same, enter, read_config, write_config
 from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.study import Cell, GridStudy, Row
-from flexact.studies.provenance import SOURCE
-from flexact.studies.store import CONFIG, RESULTS, TABLE, differences, read_config, read_text, text
+from flexact.studies.grid.study import Cell, GridStudy
 from flexact.writing import made_folder, write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
@@ -29,7 +25,9 @@ DONE, FAILED = "done", "failed"
 DIGESTS, PLACE = "sha256", "folder"
 """In config.json's "data": the SHA-256 of each data set, and where they lay."""
 
-R = TypeVar("R", bound=Row)
+_REMEDY = "Restore the file, or remove that line: its cell then continues from its last checkpoint."
+
+R = TypeVar("R", bound=Any)
 
 
 class Store(Generic[R]):
@@ -71,31 +69,42 @@ class Store(Generic[R]):
 
     def open(self, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
         """Prepare the folder for a grid of this configuration; call it while the folder is `held`."""
-        if resume and overwrite:
-            raise FlexActError("--resume goes on with a grid and --overwrite starts it again; give one of the two.")
-        before = self._earlier(config, resume, overwrite)
-        kept = config if before is None else _joined(before, config)
+        writes = (RESULTS, CELLS, *self.study.folders)
+        before = enter(self.folder, self.study.name, resume=resume, overwrite=overwrite, writes=writes, ignored={LOCK})
+        kept = config
+        if before is not None:
+            self._check_data(_digests(before), _digests(config))
+            groups = ("protocol", "data", "versions")
+            check_same(self.folder, self._decisive(before), self._decisive(config), groups)
+            kept = _joined(before, config)
         if kept != before:
-            write_whole(self.folder / CONFIG, json.dumps(kept, indent=2) + "\n")
+            write_config(self.folder, kept)
         (self.folder / CELLS).mkdir(exist_ok=True)
         self._mend()
 
     def append(self, row: R) -> None:
-        """Add one line, whole or not at all."""
-        self._append([text(getattr(row, name)) for name in self._columns])
+        """Add one line, whole or not at all. Only the process that holds the folder calls this."""
+        data = csv_rows.line([csv_rows.text(value) for value in row]).encode("utf-8")
+        handle = os.open(self.folder / RESULTS, os.O_WRONLY | os.O_APPEND)
+        try:
+            before = os.fstat(handle).st_size
+            try:
+                if os.write(handle, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, before)
+                raise
+        finally:
+            os.close(handle)
 
     def results(self) -> dict[Any, R]:
-        """How each cell ended, the last line of each; what is wrong in the file is told with its line."""
+        """How each cell ended, the last line of each; a line that a kill cut off is left out."""
         path = self.folder / RESULTS
-        if not path.is_file():
-            return {}
-        content = read_text(path)
-        rows = list(csv.reader(io.StringIO(content[: content.rfind("\n") + 1])))
-        if not rows:
-            return {}
-        if tuple(rows[0]) != self._columns:
-            raise _damaged(path, 1, f"expected the columns {','.join(self._columns)}")
-        found: list[R] = [_row(self.study.row, path, number, cells) for number, cells in enumerate(rows[1:], start=2)]
+        found: list[R] = csv_rows.read(path, self.study.row, _REMEDY, cut_off=True)
+        for number, row in enumerate(found, start=2):
+            if row.state not in (DONE, FAILED):
+                raise csv_rows.damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}", _REMEDY)
         return {row.cell: row for row in found}
 
     def config(self) -> dict[str, Any]:
@@ -122,45 +131,6 @@ class Store(Generic[R]):
         write_whole(path, text)
         return path
 
-    def _earlier(self, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any] | None:
-        """The configuration of the grid that is here already, checked; None where there is none."""
-        try:
-            found = read_config(self.folder)
-        except FlexActError:
-            if not overwrite or not (self.folder / CELLS).is_dir():
-                raise
-            self._clear()
-            return None
-        if found is None:
-            others = {path.name for path in self.folder.iterdir()} - {LOCK, CONFIG + ".new"}
-            if others:
-                raise FlexActError(
-                    f"{self.folder} is not empty and holds no run of a study ({', '.join(sorted(others)[:3])}); give "
-                    "--out another folder."
-                )
-            return None
-        if found["study"] != self.study.name:
-            raise FlexActError(
-                f"{self.folder} holds a run of the study {found['study']!r}, not of {self.study.name!r}; give --out "
-                "another folder."
-            )
-        if overwrite:
-            self._clear()
-            return None
-        if not resume:
-            raise FlexActError(
-                f"{self.folder} holds a grid already; go on with it, or add cells to it, with --resume, replace it "
-                "with --overwrite, or give --out another folder."
-            )
-        self._check_data(_digests(found), _digests(config))
-        changes = differences(self._decisive(found), self._decisive(config), ("protocol", "data", "versions"))
-        if changes:
-            raise FlexActError(
-                f"the grid in {self.folder} has another configuration ({'; '.join(changes)}); --resume needs the same. "
-                "Give --out another folder, or --overwrite to start again."
-            )
-        return found
-
     def _check_data(self, before: dict[str, str], now: dict[str, str]) -> None:
         """Refuse other data under a name that the grid knows."""
         for name in before.keys() & now.keys():
@@ -172,24 +142,12 @@ class Store(Generic[R]):
                 )
 
     def _decisive(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration without what decides nothing about the results, and without digests and place of its data.
-
-        Earlier versions wrote "" for that of a source tree.
-        """
+        """A configuration without what does not change the results, and without digests and folder of its data."""
         protocol = config.get("protocol")
         fields = protocol if isinstance(protocol, dict) else {}
         kept = {name: value for name, value in fields.items() if name not in self.study.operational}
         data = {name: value for name, value in _data(config).items() if name not in (DIGESTS, PLACE)}
-        versions = config.get("versions")
-        made = dict(versions) if isinstance(versions, dict) else {}
-        if made.get("flexact") == "":
-            made["flexact"] = SOURCE
-        return config | {"protocol": kept, "data": data, "versions": made}
-
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.study.row._fields
-        return names
+        return config | {"protocol": kept, "data": data}
 
     def _mend(self) -> None:
         """Cut off what a kill left of a line; write the header where it is missing."""
@@ -199,30 +157,7 @@ class Store(Generic[R]):
             with path.open("r+b") as file:
                 file.truncate(data.rfind(b"\n") + 1)
         if b"\n" not in data:
-            write_whole(path, _line(self._columns))
-
-    def _append(self, cells: Sequence[str]) -> None:
-        data = _line(cells).encode("utf-8")
-        handle = os.open(self.folder / RESULTS, os.O_WRONLY | os.O_APPEND)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            before = os.fstat(handle).st_size
-            try:
-                if os.write(handle, data) < len(data):
-                    raise OSError(28, os.strerror(28))
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, before)
-                raise
-        finally:
-            os.close(handle)
-
-    def _clear(self) -> None:
-        """Remove what a grid writes, and nothing else."""
-        for name in (RESULTS, TABLE, "report.html", CONFIG):
-            (self.folder / name).unlink(missing_ok=True)
-        for name in (CELLS, "figures", *self.study.folders):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            write_whole(path, csv_rows.line(csv_rows.columns(self.study.row)))
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -246,35 +181,6 @@ def _data(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digests(config: dict[str, Any]) -> dict[str, str]:
-    """Of each data set that was read; grids of before these were kept have none."""
+    """Of each data set that was read."""
     found = _data(config).get(DIGESTS)
     return found if isinstance(found, dict) else {}
-
-
-def _line(cells: Sequence[str]) -> str:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
-    return written.getvalue()
-
-
-def _row(kind: type[Any], path: Path, number: int, cells: list[str]) -> Any:
-    types = get_type_hints(kind)
-    if len(cells) != len(types):
-        raise _damaged(path, number, f"expected {len(types)} columns, found {len(cells)}")
-    values: list[Any] = []
-    for (name, type_), cell in zip(types.items(), cells, strict=True):
-        try:
-            values.append(type_(cell))
-        except ValueError:
-            raise _damaged(path, number, f"{name} is {cell!r}, not a number") from None
-    row = kind(*values)
-    if row.state not in (DONE, FAILED):
-        raise _damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}")
-    return row
-
-
-def _damaged(path: Path, number: int, what: str) -> FlexActError:
-    return FlexActError(
-        f"{path}, line {number}: {what}. The file was edited or damaged. Restore the file, or remove that line: its "
-        "cell then goes on from its last checkpoint."
-    )

@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import torch
 
 from flexact.studies.grid.engines import Beat, Ended, Engine
-from flexact.studies.grid.running import Answer, Task, run_task
+from flexact.studies.grid.running import Task, run_task, without_step_ms
+from flexact.studies.workers import Answer
 
 USUAL = 16
 """Cells at once."""
@@ -37,7 +38,7 @@ def streams_engine(device: str, jobs: int | None) -> Engine:
                     done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                     for future in done:
                         answer = future.result()
-                        ended(running.pop(future), answer.without_step_ms())
+                        ended(running.pop(future), without_step_ms(answer))
                         if answer.kind == "full":
                             stop.set()
                     if beat() or stop.is_set():

@@ -1,1 +1,1 @@
-"""What routing costs: the paper's overhead table, the operation alone, and cost against candidates and depth."""
+"""What routing costs: the paper's overhead table."""

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from flexact import FlexAct, FlexConfig, convert, extract
 from flexact.candidates import lookup
+from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
 from flexact.ops import kernels
 from flexact.sites import sites_of
 from flexact.studies.cifar_resnets import ResNet
+from flexact.studies.overhead.measurement import BASELINE
 
-BASELINE = "relu"
-"""The placement of a network that is left as it is."""
+FIVE = PAPER_CANDIDATES
 PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
 """`where` of each placement; "all" is all blocks, without the stem, as the paper counts."""
 

@@ -1,14 +1,14 @@
-"""What is timed: one training step and one inference call, run eagerly, compiled, or replayed from a CUDA graph.
+"""What is measured: a training step and an inference call, run eagerly, compiled, or replayed from a CUDA graph.
 
-A training step is forward, loss, backward, the policy's work on the logits (a hook of the optimizer's) and the
-optimizer's step; the host's part of the schedule follows. In a graph everything but that part is captured, so nothing
-captured may wait for the device.
+A training step is forward, loss, backward, the policy's update of the logits (a hook of the optimizer) and the
+optimizer's step. The schedule's step follows on the host; a graph captures everything but that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import gc
+import sys
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -17,16 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact import Schedule, param_groups, penalty
-from flexact.errors import FlexActError
 from flexact.ops import kernels
 from flexact.sites import sites_of
+from flexact.studies.cuda_graph import captured
+from flexact.studies.overhead.measurement import PEAK, SAVED
 from flexact.studies.overhead.networks import WAYS, check_kernels
 from flexact.studies.overhead.timing import WARM_UP
 
 COMPILER = "inductor"
 """torch.compile's backend."""
 STEPS = 10**9
-"""The length of the run that a schedule is told: so long that nothing is dropped while steps are timed."""
+"""The total steps of the schedule: so many that no candidate is dropped while steps are timed."""
 CLASSES = 10
 
 
@@ -71,13 +72,13 @@ class Training:
         self._host_part()
 
     def warm_up(self) -> None:
-        """Let everything be compiled and allocated that the first steps compile and allocate."""
+        """Run the first steps, which compile and allocate."""
         for _ in range(WARM_UP):
             self.step()
-        check_kernels(self.way, self.batch.device)  # a kernel that fails to build is given up at its first call
+        check_kernels(self.way, self.batch.device)  # a kernel that fails to build falls back at its first call
 
     def capture(self) -> None:
-        """Make one graph of a step; all tensors of it stay where they are."""
+        """Capture one step."""
         kernels.use(WAYS[self.way].kernels)
         self._graph = captured(self._work, self.batch.device)
         self._host_part()
@@ -117,12 +118,12 @@ class Inference:
             self.output = self.forward(self.batch.images)
 
     def warm_up(self) -> None:
-        """Let everything be compiled and allocated that the first calls compile and allocate."""
+        """Run the first calls, which compile and allocate."""
         for _ in range(WARM_UP):
             self.step()
 
     def capture(self) -> None:
-        """Make a graph of a forward."""
+        """Capture one forward."""
         self._graph = captured(self.step, self.batch.device)
 
     def replay(self) -> None:
@@ -133,8 +134,8 @@ class Inference:
 def compiled_forward(network: nn.Module) -> Callable[[Tensor], Tensor]:
     """The network's forward under torch.compile, with a code object of its own.
 
-    Compiled code is found by the code object of the function, one after another: networks that shared one would wait
-    for each other's guards, and the ninth would not be compiled at all.
+    torch.compile caches by code object: networks that shared one would check each other's guards, and the ninth would
+    hit the recompilation limit.
     """
 
     def forward(images: Tensor) -> Tensor:
@@ -146,44 +147,58 @@ def compiled_forward(network: nn.Module) -> Callable[[Tensor], Tensor]:
     return compiled
 
 
-def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """A replay of what `work` does on the device. It must have run before, on the stream that is current now."""
-    if device.type != "cuda":
-        raise FlexActError("a CUDA graph needs a CUDA device")
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    cause: Exception | None = None
-    try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
-            try:
-                work()
-            except Exception as error:
-                cause = error
-                raise
-    except Exception as error:  # ending a broken capture raises too, and says less
-        raise cause or error from None
-    torch.cuda.synchronize(device)
-    return graph.replay
+class Memory:
+    """What a training step keeps in memory. Create it before the network: what is allocated by then is not counted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.quantity = PEAK if device.type == "cuda" else SAVED
+        if device.type == "cuda":
+            self._settle()
+            self._before = torch.cuda.memory_allocated(device)
+
+    def of(self, run: Callable[[], None]) -> float:
+        """MB: on a GPU the peak during a run, weights included; on a CPU what autograd saves for backward."""
+        if self.device.type != "cuda":
+            return saved_for_backward(run) / 2**20
+        self._settle()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        run()
+        torch.cuda.synchronize(self.device)
+        return (torch.cuda.max_memory_allocated(self.device) - self._before) / 2**20
+
+    def _settle(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self.device)
 
 
-@contextmanager
-def study_stream(device: torch.device) -> Iterator[None]:
-    """Run everything on one stream that can be captured: a step is warmed up on the one that it is captured on.
+def saved_for_backward(run: Callable[[], None]) -> int:
+    """Bytes that autograd keeps during a run, each storage once, parameters included.
 
-    On a CPU, in one thread: several wait for each other in every operator, which takes seconds where others want the
-    cores too.
+    >>> h = torch.randn(256, requires_grad=True)
+    >>> saved_for_backward(lambda: h.tanh().sum().backward())
+    1024
     """
-    stream: AbstractContextManager[Any] = nullcontext()
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # so that no address is used twice
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in sizes:
+            kept.append(tensor.detach())
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        run()
+    return sum(sizes.values())
+
+
+def release(device: torch.device) -> None:
+    """Free what a network left: compiled code, graphs, cached memory."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
     if device.type == "cuda":
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        stream = torch.cuda.stream(side)
-    before, threads = kernels.wanted(), torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        with stream:
-            yield
-    finally:
-        kernels.use(before)
-        torch.set_num_threads(threads)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Timing several contenders against each other.
 
-They run in turns, a burst each, in an order that changes from round to round, so that what slows the machine down slows
-all of them; a ratio is taken within a round. On a GPU a burst lies between two events.
+They run in turns, in an order that changes from round to round, so that what slows the machine down slows all of them;
+a ratio is taken within a round. On a GPU each burst of calls is timed by two events.
 """
 
 from __future__ import annotations
@@ -16,16 +16,42 @@ from typing import TypeVar
 
 import torch
 
-from flexact.studies.overhead.deadline import Deadline
-
 Run = Callable[[], object]
 """One step, or one call, of a contender."""
 Key = TypeVar("Key", bound=Hashable)
 
 WARM_UP = 3
-"""Runs of a contender before anything of it is measured; the caller's part."""
+"""Runs of a contender before it is measured."""
 FEWEST_ROUNDS = 3
 MOST_IN_A_BURST = 100
+
+
+class OutOfTime(Exception):
+    """The time of the study is used up; nothing more begins."""
+
+
+class Deadline:
+    """A point in time, checked before each piece of work that takes long.
+
+    >>> Deadline(60).share(0.5).left() <= 30
+    True
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
+
+    def share(self, part: float) -> Deadline:
+        """A deadline after a part of the time left."""
+        return Deadline(self.left() * part)
+
+    def check(self) -> None:
+        """Raise `OutOfTime` past the deadline."""
+        if self.left() <= 0:
+            raise OutOfTime("left out: the time given by --minutes is used up")
 
 
 @dataclass(frozen=True)
@@ -58,9 +84,9 @@ def ratios(values: Sequence[float], baseline: Sequence[float]) -> Spread:
 def interleaved(
     runs: Mapping[Key, Run], repeats: int, device: torch.device, burst_ms: float, deadline: Deadline
 ) -> tuple[dict[Key, list[float]], dict[Key, Exception]]:
-    """Milliseconds a call of each contender, one value a round; and, of those that failed, why.
+    """Milliseconds per call of each contender, one value per round, and the errors of those that failed.
 
-    Past the deadline no round is begun after the first few.
+    Past the deadline no round begins after the first few.
     """
     bursts: dict[Key, int] = {}
     failed: dict[Key, Exception] = {}
@@ -94,7 +120,7 @@ def interleaved(
 
 
 def _timed(run: Run, count: int, device: torch.device) -> float:
-    """Milliseconds a call over `count` calls in a row."""
+    """Milliseconds per call over `count` calls."""
     if device.type != "cuda":
         start = time.perf_counter()
         for _ in range(count):

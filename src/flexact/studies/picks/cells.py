@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flexact.errors import FlexActError, suggestion
+from flexact.studies.checks import check_known, check_seed
 from flexact.studies.grid.choices import Choices
 from flexact.studies.picks.methods import KNOWN, REUSING, USUAL, methods_of
 from flexact.studies.picks.task import Task
@@ -23,16 +24,14 @@ class Cell:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise FlexActError(f"unknown task {self.task!r}{suggestion(self.task, TASKS)} Known: {', '.join(TASKS)}.")
+        check_known("task", self.task, TASKS)
         own = methods_of(TASKS[self.task])
         if self.method not in own:
             raise FlexActError(
                 f"the task {self.task} has no method {self.method!r}{suggestion(self.method, own)} It has: "
                 f"{', '.join(own)}."
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise FlexActError(f"a seed is a whole number from 0 on; got {self.seed!r}.")
+        check_seed(self.seed)
 
     @property
     def dataset(self) -> str:

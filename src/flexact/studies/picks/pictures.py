@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from flexact.picture import Bars, Grid, Panel, Picture, candidate_colours
 from flexact.studies.picks.methods import CHOOSING, fixed
 from flexact.studies.picks.statistics import ORIGINAL, Summary
-from flexact.studies.picks.store import Result
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.report_panels import picture
+from flexact.studies.report_page import picture
 
 COLOURS = dict(
     zip(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flexact.studies.grid.report import finished
 from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.statistics import summaries
-from flexact.studies.picks.store import Store
+from flexact.studies.picks.study import Store
 from flexact.studies.picks.table import table_of
 from flexact.studies.report_page import Section, markdown
 
 
-def sections(folder: Path) -> list[Section]:
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Regret and picks, then all tables; of a grid that is not finished, what there is."""
     store = Store(folder)
     done = finished(store)

@@ -11,7 +11,7 @@ from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, paired
 from flexact.studies.grid.store import DONE
 from flexact.studies.picks.methods import CHOOSING, fixed, methods_of
-from flexact.studies.picks.store import Result
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 

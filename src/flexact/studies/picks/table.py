@@ -12,7 +12,7 @@ from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.methods import fixed
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
-from flexact.studies.picks.store import Result, Store
+from flexact.studies.picks.study import Result, Store
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.tables import markdown

@@ -12,7 +12,7 @@ import torch
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.studies.overhead.steps import study_stream
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.methods import ABLATED, candidate_of

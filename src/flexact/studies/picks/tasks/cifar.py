@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.studies.images.augment import DRAWS, augmented, normalised
-from flexact.studies.images.data import Images, load
+from flexact.studies.cifar_data.augment import DRAWS, augmented, normalised
+from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.picks.task import Problem
 
 HELD_OUT = 0.02

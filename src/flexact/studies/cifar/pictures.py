@@ -1,0 +1,93 @@
+"""The figures of a grid: accuracy over epochs, what a step costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flexact.picture import Bars, Line, Panel, Picture, candidate_colours
+from flexact.studies.cifar.methods import FIXED, METHODS
+from flexact.studies.cifar.protocol import Cell
+from flexact.studies.cifar.statistics import Summary, in_order
+from flexact.studies.cifar.table import title
+from flexact.studies.grid.curves import Curve
+from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
+from flexact.studies.report_page import picture
+
+_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")
+COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
+"""One a method, in every figure; a fixed activation has the colour that it has as a candidate."""
+DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")
+"""Of the methods whose line is not solid."""
+
+
+def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
+    """Accuracy on the test images over epochs, a line for each method: for each data set and model a panel with the
+    whole run, and one with the last quarter of its epochs, whose axis has room for the differences that are left."""
+    panels = []
+    for dataset, model in sorted({(cell.dataset, cell.model) for cell in curves}, key=lambda key: in_order(*key)):
+        own = {
+            cell: curve.evaluated
+            for cell, curve in curves.items()
+            if (cell.dataset, cell.model) == (dataset, model) and curve.evaluated
+        }
+        if own:
+            heading, last = f"{title(model)} on {title(dataset)}", max(max(curve) for curve in own.values())
+            panels.append(Panel(heading, "epoch", "accuracy in %", _lines(own, 0)))
+            panels.append(
+                Panel(f"{heading}: last quarter", "epoch", "accuracy in %", _lines(own, math.ceil(0.75 * last)))
+            )
+    return picture(
+        "accuracy",
+        "Accuracy over epochs: mean over seeds, band of one standard deviation",
+        "Accuracy on the test images as training goes on, of the network as it would be extracted: the mean over the "
+        "seeds that have come so far, with a band of one standard deviation; on the right the last quarter alone.",
+        panels,
+        across=2,
+    )
+
+
+def costs(found: Sequence[Summary]) -> Picture | None:
+    """How long a training step takes, ReLU's taken as 1."""
+    panels = []
+    for dataset, model in dict.fromkeys((one.dataset, one.model) for one in found):
+        rows = [one for one in found if (one.dataset, one.model) == (dataset, model) and not math.isnan(one.cost)]
+        if rows:
+            bars = [
+                Bars(title(one.method), [one.cost * (one is row) for row in rows], COLOURS[one.method]) for one in rows
+            ]
+            panels.append(
+                Panel(
+                    f"{title(model)} on {title(dataset)}",
+                    "time of a step, ReLU = 1",
+                    rows=[bar.name for bar in bars],
+                    bars=bars,
+                    stacked=True,
+                    totals=True,
+                    value_range=(0.0, 1.2 * max(one.cost for one in rows)),
+                )
+            )
+    return picture(
+        "cost",
+        "What a training step costs",
+        "The time of a training step, the median over epochs, ReLU's on the same device taken as 1. Epochs in which "
+        "kernels are built, and the few in which sites still pick, weigh no more than any other.",
+        panels,
+        across=min(2, max(1, len(panels))),
+    )
+
+
+def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
+    """A line a method from some epoch on."""
+    lines = []
+    for method in METHODS + FIXED:
+        own = [
+            {epoch: accuracy for epoch, accuracy in curve.items() if epoch >= first}
+            for cell, curve in curves.items()
+            if cell.method == method
+        ]
+        if any(own):
+            width = 2.8 if method.startswith("flexact") else 1.8
+            dash = DASHES.get(method, "solid")
+            lines.append(mean_line(title(method), own, COLOURS[method], dash, width))
+    return lines

@@ -1,0 +1,29 @@
+"""The parts of a grid's page, from the files in its folder and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flexact.studies.cifar.pictures import accuracy_curves, costs
+from flexact.studies.cifar.protocol import Cell
+from flexact.studies.cifar.statistics import summaries
+from flexact.studies.cifar.study import Store
+from flexact.studies.cifar.table import table_of, title
+from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.report import finished, histories_of, selection
+from flexact.studies.report_page import Section, markdown
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Accuracy, cost and selection by depth; of a grid that is not finished, what there is."""
+    store = Store(folder)
+    done = finished(store)
+    curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell))).epochs}
+    figures = [accuracy_curves(curves), costs(summaries(done))]
+    accuracy = Section("Accuracy and cost", markdown(table_of(store)), [one for one in figures if one is not None])
+    return [accuracy, *selection(histories_of(store), done, _title)]
+
+
+def _title(cell: Cell) -> str:
+    return f"{title(cell.method)}, {title(cell.model)} on {title(cell.dataset)}"

@@ -1,0 +1,137 @@
+"""The image study: its cells (data sets × models × methods × seeds) and the columns of its results.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from flexact.errors import FlexActError
+from flexact.studies.cifar.checkpoint import ABOUT
+from flexact.studies.cifar.methods import FIXED, METHODS, MODELS
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar_data.data import NAMES, Images, load
+from flexact.studies.grid.choices import Choices
+from flexact.studies.grid.store import Store as GridStore
+from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
+from flexact.studies.tables import counted
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """Which cells; checked.
+
+    >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
+    ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
+    """
+
+    datasets: tuple[str, ...] = NAMES
+    models: tuple[str, ...] = ("resnet18",)
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "datasets": NAMES,
+        "models": tuple(MODELS),
+        "methods": METHODS + FIXED,
+    }
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Seed by seed, so that a grid that is cut short has all methods on the first seeds."""
+        return [
+            Cell(dataset, model, method, seed)
+            for dataset in self.datasets
+            for model in self.models
+            for seed in self.each_seed
+            for method in self.methods
+        ]
+
+
+class Result(NamedTuple):
+    """One row of results.csv: how a cell ended. A failed cell has an error and no figures (NaN, 0)."""
+
+    dataset: str
+    model: str
+    method: str
+    seed: int
+    state: str
+    accuracy: float
+    """In percent, of the extracted network on the test images."""
+    loss: float
+    """Of the last epoch."""
+    epochs: int
+    seconds: float
+    step_ms: float
+    picks: str
+    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
+    error: str
+    device: str
+    """Several, as "NVIDIA H200 + cpu", where a run was gone on with on another."""
+    torch: str
+    commit: str
+    date: str
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.dataset, self.model, self.method, self.seed)
+
+    @property
+    def picked(self) -> dict[str, str]:
+        """Site → pick."""
+        return picked(self.picks)
+
+
+def figures(outcome: Any) -> dict[str, Any]:
+    """The columns that an `Outcome` fills."""
+    return {
+        "accuracy": outcome.accuracy,
+        "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
+        "epochs": outcome.epochs,
+        "seconds": outcome.seconds,
+        "step_ms": outcome.step_ms if len(outcome.devices) == 1 else math.nan,
+        "picks": picks_column(outcome.picks),
+        "device": " + ".join(outcome.devices),
+    }
+
+
+def _told(row: Result) -> str:
+    return f"{row.accuracy:.2f} %"
+
+
+def _check(name: str, images: Images, protocol: Protocol) -> None:
+    count = len(images.train_y)
+    if count < protocol.batch:
+        raise FlexActError(f"{name} has {counted(count, 'training image')}, less than one --batch {protocol.batch}.")
+
+
+def load_part(name: str, folder: Path) -> Images:
+    """A data set that may have fewer images than the official one."""
+    return load(name, folder, complete=False)
+
+
+STUDY = GridStudy(
+    name="cifar",
+    title="CIFAR with ResNets: accuracy by activation",
+    grid=Grid,
+    protocol=Protocol,
+    row=Result,
+    train=train_cell,
+    load=load,
+    load_part=load_part,
+    figures=figures,
+    check=_check,
+    blank={"accuracy": math.nan, **BLANK},
+    told=_told,
+    checkpoint=ABOUT,
+    headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
+)
+
+
+class Store(GridStore[Result]):
+    """One grid's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, STUDY)

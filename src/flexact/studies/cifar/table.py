@@ -1,0 +1,98 @@
+"""table.md of a grid: a table for each data set and model, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.statistics import Summary, summaries
+from flexact.studies.cifar.study import Result, Store
+from flexact.studies.grid.statistics import p_value
+from flexact.studies.grid.status import not_done, several_devices
+from flexact.studies.tables import counted, markdown
+
+TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "relu": "ReLU",
+    "prelu": "PReLU",
+    "swish_beta": "Swish-β",
+    "affine": "aff({id, ReLU, tanh})",
+    "parametric": "parametric ReLU (AReLU)",
+    "splash": "SPLASH",
+    "flexact-penultimate": "Flex-Act (penultimate)",
+    "flexact-all": "Flex-Act (all layers)",
+}
+_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms a step", "cost", "paper's accuracy", "paper's p")
+_TIMES = ("ms a step", "cost")
+
+
+def title(name: str) -> str:
+    """A name as a person reads it."""
+    return TITLES.get(name, name)
+
+
+def table_of(store: Store) -> str:
+    """Of a folder, as it stands."""
+    return table(list(store.results().values()), store.protocol(), store.asked())
+
+
+def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
+    """Markdown: what is done, and what is not."""
+    found = summaries(results)
+    timed = not found or any(math.isfinite(one.step_ms) for one in found)
+    header = [name for name in _HEADER if timed or name not in _TIMES]
+    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol, timed)]
+    notes: dict[str, None] = {}
+    for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
+        rows = list(group)
+        lines = [[_row(one)[name] for name in header] for one in rows]
+        parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
+        if len({row.device for row in results if (row.dataset, row.model) == (dataset, model)}) > 1 and rows[0].device:
+            notes[f"times on {title(dataset)}, {title(model)} are those of {rows[0].device} alone."] = None
+        for one in rows:
+            if one.against is not None and one.against.why:
+                notes[f"no p-value for {title(one.method)} on {title(dataset)}, {title(model)}: {one.against.why}."] = (
+                    None
+                )
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    parts += several_devices(results) + not_done(results, asked)
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(one: Summary) -> dict[str, str]:
+    """By column."""
+    paper = CIFAR.get((one.dataset, one.model, one.method))
+    cells = (
+        title(one.method),
+        str(len(one.accuracies)),
+        f"{one.mean:.2f}" + (f" ± {one.deviation:.2f}" if len(one.accuracies) > 1 else ""),
+        "-" if one.against is None else f"{one.against.gain:+.2f}",
+        "-" if one.against is None else p_value(one.against.p),
+        "-" if math.isnan(one.step_ms) else f"{one.step_ms:.2f}",
+        "-" if math.isnan(one.cost) else f"{one.cost:.2f}×",
+        "-" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
+        "-" if paper is None or not paper[2] else paper[2],
+    )
+    return dict(zip(_HEADER, cells, strict=True))
+
+
+def _explained(protocol: Protocol, timed: bool) -> str:
+    times = (
+        "cost: time of a training step, the median over epochs, ReLU's taken as 1; none where cells shared a device."
+        if timed
+        else "Cells shared a device, so times are left out."
+    )
+    budget = "as here" if protocol.epochs == CIFAR_EPOCHS else f"here {protocol.epochs}"
+    return (
+        "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
+        f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. {times} Flex-Act "
+        f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
+        f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five."
+    )

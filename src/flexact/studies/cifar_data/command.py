@@ -1,0 +1,56 @@
+"""`flexact data`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import Tensor
+
+from flexact.studies.tables import counted
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Option("--data", help="The folder with the official binary files, or to download them to.")
+    ] = Path("data"),
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take files with fewer images than the official ones; download nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+) -> None:
+    """Check a data set, after downloading what is missing of it, and say what is in it."""
+    from flexact.studies.cifar_data import archive
+    from flexact.studies.cifar_data.data import is_there, load
+    from flexact.studies.cifar_data.layouts import layout_of
+
+    layout = layout_of(name)
+    if not partial and not is_there(name, folder):
+        if not quiet and not (folder / layout.archive).is_file():
+            print(f"downloading {layout.archive} from {archive.SITE} to {folder}", file=sys.stderr)
+        archive.download(name, folder, progress=not quiet and sys.stderr.isatty())
+    images = load(name, folder, complete=not partial)
+    if quiet:
+        return
+    print(f"{layout.title} in {layout.place(folder)}")
+    print(f"train    {_counted(images.train_y, images.classes)}")
+    print(f"test     {_counted(images.test_y, images.classes)}")
+    print(f"classes  {images.classes}")
+    for what, found, published in (("mean", images.mean, layout.mean), ("std", images.std, layout.std)):
+        same = all(abs(one - other) <= 1e-4 for one, other in zip(found, published, strict=True))
+        note = "as published" if same else f"published: {_shown(published)}"
+        print(f"{what:<8} {_shown(found)} (red, green, blue; {note})")
+
+
+def _counted(labels: Tensor, classes: int) -> str:
+    """How many images, and how many of a class."""
+    counts = labels.bincount(minlength=classes)
+    least, most = int(counts.min()), int(counts.max())
+    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} a class"
+
+
+def _shown(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)

@@ -1,0 +1,55 @@
+"""Capturing a training step in a CUDA graph, and the stream and threads that a study runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from flexact.errors import FlexActError
+from flexact.ops import kernels
+
+
+def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a replay of what `work` does on the device. `work` must have run before on the current stream."""
+    if device.type != "cuda":
+        raise FlexActError("a CUDA graph needs a CUDA device")
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    cause: Exception | None = None
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+            try:
+                work()
+            except Exception as error:
+                cause = error
+                raise
+    except Exception as error:  # ending a broken capture raises too, and says less
+        raise cause or error from None
+    torch.cuda.synchronize(device)
+    return graph.replay
+
+
+@contextmanager
+def study_stream(device: torch.device) -> Iterator[None]:
+    """Run everything on one stream that can be captured: a step is warmed up on the stream that captures it.
+
+    On a CPU, run in one thread: several threads wait for each other in every operator, which takes seconds where other
+    processes use the cores too.
+    """
+    stream: AbstractContextManager[Any] = nullcontext()
+    if device.type == "cuda":
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        stream = torch.cuda.stream(side)
+    before, threads = kernels.wanted(), torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        with stream:
+            yield
+    finally:
+        kernels.use(before)
+        torch.set_num_threads(threads)

@@ -1,0 +1,65 @@
+"""The parts of the text study's page, from the files in its folder and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flexact.picture import Bars, Panel, Picture
+from flexact.recorder import DECISIONS, DROPS
+from flexact.studies.glue.protocol import METHODS, Cell
+from flexact.studies.glue.study import Result, Store
+from flexact.studies.glue.table import columns_of, heading, scores, table_of, title
+from flexact.studies.glue.tasks import TASKS
+from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
+from flexact.studies.grid.report import finished, histories_of, selection
+from flexact.studies.report_page import Section, markdown, picture
+from flexact.studies.tables import PAPERS_ROW
+
+COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Metrics and selection by depth; of a grid that is not finished, what there is."""
+    store = Store(folder)
+    done = finished(store)
+    bars = _metrics(done)
+    metrics = Section("Metrics and cost", markdown(table_of(store), muted=PAPERS_ROW), [] if bars is None else [bars])
+    histories = {cell: list(map(_shortened, records)) for cell, records in histories_of(store).items()}
+    return [metrics, *selection(histories, done, _title)]
+
+
+def _metrics(done: Sequence[Result]) -> Picture | None:
+    """Each metric's mean over seeds, a bar for each method."""
+    columns = columns_of(done)
+    methods = [method for method in METHODS if any(row.method == method for row in done)]
+    bars = []
+    for method in methods:
+        found = [scores(done, method, column) for column in columns]
+        values = [fmean(one.values()) if one else 0.0 for one in found]
+        bars.append(Bars(title(method), values, COLOURS[method]))
+    panels = [Panel("Dev rows", "percent", rows=[heading(column) for column in columns], bars=bars)] if columns else []
+    return picture(
+        "metrics",
+        "Metrics by activation",
+        "Each task's metrics on its dev rows, of the extracted network, the mean over seeds.",
+        panels,
+        across=1,
+    )
+
+
+def _title(cell: Cell) -> str:
+    return f"{title(cell.method)} on {TASKS[cell.task].title}"
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of the picks with names that fit beside a figure."""
+    sites = record["sites"]
+    short = {name: re.sub(r".*\.(\d+)\..*", r"layer \1", name) for name in sites}
+    if len(set(short.values())) < len(short):  # a layer has several
+        return record
+    named = [name for name in ("sites", DROPS, DECISIONS) if name in record]
+    return record | {name: {short[site]: value for site, value in record[name].items()} for name in named}

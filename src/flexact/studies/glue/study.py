@@ -1,0 +1,122 @@
+"""The text study: its cells (tasks × methods × seeds) and the columns of its results.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from flexact.studies.glue.data import TextData, check_rows, load
+from flexact.studies.glue.protocol import METHODS, Cell, Protocol
+from flexact.studies.glue.tasks import METRICS, TASKS, USUAL
+from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
+from flexact.studies.grid.choices import Choices
+from flexact.studies.grid.store import Store as GridStore
+from flexact.studies.grid.study import BLANK, GridStudy, picks_column
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """Which cells; checked.
+
+    >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
+    ['rte-fixed-0', 'rte-flexact-all-0']
+    """
+
+    tasks: tuple[str, ...] = USUAL
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Seed by seed, so that a grid that is cut short has all tasks and methods on the first seeds."""
+        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
+
+
+class Result(NamedTuple):
+    """One row of results.csv: how a cell ended. A failed cell has an error and no figures (NaN, 0).
+
+    The metrics are in percent, of the extracted network on the dev rows; NaN where the task has another.
+    """
+
+    task: str
+    method: str
+    seed: int
+    state: str
+    matthews: float
+    f1: float
+    accuracy: float
+    pearson: float
+    spearman: float
+    split: str
+    """Which rows: the benchmark's own ("official"), or a part of its dev file."""
+    loss: float
+    """Of the last epoch."""
+    epochs: int
+    seconds: float
+    step_ms: float
+    picks: str
+    """Site and pick in order of depth."""
+    error: str
+    device: str
+    torch: str
+    commit: str
+    date: str
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.task, self.method, self.seed)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's own."""
+        return {name: getattr(self, name) for name in TASKS[self.task].metrics}
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """The columns that an `Outcome` fills."""
+    return {
+        **outcome.metrics,
+        "split": outcome.split,
+        "loss": outcome.loss,
+        "epochs": outcome.epochs,
+        "seconds": outcome.seconds,
+        "step_ms": outcome.step_ms,
+        "picks": picks_column(outcome.picks),
+    }
+
+
+def _told(row: Result) -> str:
+    return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
+
+
+def _check(name: str, data: TextData, protocol: Protocol) -> None:
+    check_rows(data.first(protocol.limit))
+
+
+STUDY = GridStudy(
+    name="glue",
+    title="GLUE with a pretrained encoder: metrics by activation",
+    grid=Grid,
+    protocol=Protocol,
+    row=Result,
+    train=train_cell,
+    load=load,
+    figures=figures,
+    check=_check,
+    blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
+    told=_told,
+    checkpoint=f"{CHECKPOINTS}/*/{STATE}",
+    headings={"task": "task", "method": "method", "seed": "seed"},
+    operational=("checkpoint_minutes", "keep", "folder"),
+)
+
+
+class Store(GridStore[Result]):
+    """One grid's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, STUDY)

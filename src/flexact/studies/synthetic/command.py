@@ -1,0 +1,103 @@
+"""`flexact reproduce synthetic`, `alpha` and `corrections`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexact.config import PAPER_CANDIDATES
+from flexact.studies.calling import again
+from flexact.studies.folder import TABLE
+from flexact.studies.grid.command import Names, Overwrite, Quiet, names
+from flexact.studies.progress import Progress
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.runner import Study
+
+Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="the paper's number")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
+PolicyName = Annotated[
+    str,
+    typer.Option(
+        help="What the flexact-a… models and the corrections run: paper (the reading nearest its tables), literal (its "
+        "formulas as they stand) or default (FlexConfig())."
+    ),
+]
+Truths = Annotated[Names, typer.Option(help="The functions to find, separated by commas.", show_default="the paper's")]
+Candidates = Annotated[Names, typer.Option(help="The functions to pick from.", show_default="the paper's five")]
+Models = Annotated[Names, typer.Option(help="Only these models.", show_default="all of the study")]
+Slope = Annotated[float, typer.Option(help="K in y = a(K·x₁).")]
+LabelNoise = Annotated[float, typer.Option(help="Standard deviation of the noise on the labels.")]
+Distractors = Annotated[int, typer.Option(help="Inputs that say nothing.")]
+TargetScale = Annotated[float, typer.Option(help="A factor on the labels.")]
+Hidden = Annotated[
+    int,
+    typer.Option(
+        help="Width of a two-layer teacher and student, whose hidden activation is to be found; the student starts "
+        "from its teacher's weights. 0 for the paper's one unit."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder to write.", show_default="runs/<study>")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes to use.", show_default="one a core")]
+
+
+def command_of(study: Study) -> Callable[..., None]:
+    """The command of `flexact reproduce` that runs a study."""
+
+    def command(
+        seeds: Seeds = None,
+        first_seed: FirstSeed = 0,
+        epochs: Epochs = 100,
+        policy: PolicyName = "paper",
+        truths: Truths = None,
+        candidates: Candidates = None,
+        models: Models = None,
+        slope: Slope = 5.0,
+        label_noise: LabelNoise = 0.0,
+        distractors: Distractors = 3,
+        target_scale: TargetScale = 1.0,
+        hidden: Hidden = 0,
+        out: Out = None,
+        resume: Resume = False,
+        overwrite: Overwrite = False,
+        quiet: Quiet = False,
+        jobs: Jobs = None,
+    ) -> None:
+        from flexact.studies.report import build, check_packages
+        from flexact.studies.synthetic.runner import run
+
+        chosen = PAPER_CANDIDATES if candidates is None else names(candidates) or ()
+        options = Options(
+            seeds=study.seeds if seeds is None else seeds,
+            first_seed=first_seed,
+            epochs=epochs,
+            policy=policy,
+            truths=study.truths if truths is None else names(truths) or (),
+            candidates=chosen,
+            models=study.models(chosen) if models is None else names(models) or (),
+            slope=slope,
+            label_noise=label_noise,
+            distractors=distractors,
+            target_scale=target_scale,
+            hidden=hidden,
+        )
+        folder = Path("runs", study.name) if out is None else out
+        progress = Progress(quiet)
+        check_packages()
+        try:
+            run(study, options, folder, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
+            with progress.during("building the page"):
+                page = build(folder)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; the models that are done are kept. Go on with: {again()}", file=sys.stderr)
+            raise typer.Exit(130) from None
+        if not quiet:
+            print((folder / TABLE).read_text(encoding="utf-8"))
+            print(f"Page: {page}")
+
+    return command

@@ -1,0 +1,210 @@
+"""Runs a synthetic study: every model against every truth and seed, kept as each model is done."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexact.errors import FlexActError
+from flexact.layer import FlexAct
+from flexact.picture import Picture
+from flexact.selection import selection
+from flexact.studies.folder import TABLE, VERSION
+from flexact.studies.progress import Progress
+from flexact.studies.provenance import provenance, versions
+from flexact.studies.synthetic import models as named
+from flexact.studies.synthetic.names import title
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
+from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
+from flexact.studies.synthetic.study_run import StudyRun
+from flexact.studies.workers import Answer, Pool, Report, Stop, cores, one_thread
+from flexact.writing import write_whole
+
+HISTORY_POINTS = 100
+"""How many epochs of a run history.csv has, at most, besides the start."""
+CURVE_STEP = 125
+"""Every so many points of the grid one goes into curves.csv: 81."""
+_SMALL = 60
+"""Below so many epochs in all, starting processes takes longer than the work."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table of the paper: what it runs unless told otherwise, and how its table reads."""
+
+    name: str
+    title: str
+    question: str
+    """The heading of its page."""
+    seeds: int
+    truths: tuple[str, ...]
+    models: Callable[[tuple[str, ...]], tuple[str, ...]]
+    """The usual models, given the candidates."""
+    table: Callable[[Options, list[Result]], str]
+    """Markdown, from the rows of results.csv."""
+    pictures: Callable[[StudyRun], list[Picture | None]]
+    """The figures; None for one that lacks its data."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One model on all its cells: the unit of work and of going on after a kill."""
+
+    study: str
+    model: str
+    options: Options
+
+
+def run(
+    study: Study,
+    options: Options,
+    folder: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Store:
+    """Run what is not done yet, and write the tables; the results do not depend on `jobs`."""
+    named.check(options, study.models(options.candidates))
+    store = Store(folder, configuration(study, options), options)
+    store.open(resume, overwrite)
+    left = [Group(study.name, model, options) for model in options.models if model not in store.done]
+    progress = Progress(quiet=True) if progress is None else progress
+    with progress.over([_cost(group) for group in left], done=len(store.done)):
+        indexes = {group: index for index, group in enumerate(left)}
+
+        def reported(group: Group, epoch: int) -> None:
+            progress.at(indexes[group], epoch / options.epochs)
+
+        def ended(group: Group, answer: Answer) -> None:
+            if answer.kind != "done":
+                raise FlexActError(
+                    f"{group.model}: {answer.error}; the models that are done are kept. Continue with --resume, or "
+                    "with --jobs 1."
+                )
+            store.add(group.model, answer.figures)
+            progress.finished(indexes[group], title(group.model))
+
+        processes = min(jobs or cores(), len(left))
+        if processes > 1 and (jobs or len(left) * options.epochs > _SMALL):
+            Pool(["cpu"] * processes, _train_in_worker, list(left), ended, reported).run()
+        else:
+            with one_thread():
+                for group in left:
+                    ended(group, Answer("done", train_group(group, functools.partial(reported, group))))
+    write_whole(folder / TABLE, study.table(options, store.results))
+    return store
+
+
+def _train_in_worker(group: Group, device: str, report: Report, stop: Stop) -> Answer:
+    """One model in a worker of a pool, in one thread."""
+    with one_thread():
+        try:
+            return Answer("done", train_group(group, report))
+        except OSError:
+            raise  # the parent is gone
+        except Exception as error:
+            return Answer("failed", error=f"{type(error).__name__}: {error}")
+
+
+def train_group(group: Group, report: Callable[[int], None]) -> Part:
+    """Train one model on all its cells."""
+    options = group.options
+    activation = named.activation(group.model, options)
+    history: list[list[dict[str, float]]] = []
+    epochs = _kept_epochs(options.epochs)
+
+    def note() -> None:
+        if isinstance(activation, FlexAct):
+            history.append([row.probabilities for row in selection(activation)])
+
+    def after_epoch(epoch: int) -> None:
+        if epoch in epochs:
+            note()
+        report(epoch)
+
+    note()
+    rate = named.rate(group.model, options)
+    trained = train(options.task, options.cells, activation, options.epochs, after_epoch, rate)
+    picks = [(group.model, 1.0)] * len(options.cells)
+    if isinstance(activation, FlexAct):
+        picks = [(row.pick or "undecided", row.probability) for row in selection(activation)]
+    results = [
+        Result(group.study, group.model, cell.truth, cell.seed, pick, probability, mse, spread, options.epochs)
+        for cell, (pick, probability), mse, spread in zip(
+            options.cells, picks, trained.mse, trained.spread, strict=True
+        )
+    ]
+    return Part(results, _moments(group, sorted({0, *epochs}), history), _points(group, trained))
+
+
+def configuration(study: Study, options: Options) -> dict[str, Any]:
+    """What config.json holds: the questions, and what the answers depend on."""
+    policies = {model: named.policy(model, options) for model in options.models}
+    made = provenance()
+    return {
+        "flexact_study": VERSION,
+        "study": study.name,
+        "title": study.title,
+        "options": options.to_dict(),
+        "policies": {model: config.to_dict() for model, config in policies.items() if config is not None},
+        "training": {
+            "optimizer": "Adam",
+            "batch": BATCH,
+            "samples": options.task.samples,
+            "learning_rate": {model: named.told_rate(model, options) for model in options.models},
+        },
+        "versions": versions(),
+        "device": f"cpu ({platform.machine()}, {cores()} cores)",
+        "commit": made["commit"],
+        "date": made["date"],
+    }
+
+
+def _kept_epochs(epochs: int) -> set[int]:
+    stride = -(-epochs // HISTORY_POINTS)
+    return {*range(stride, epochs + 1, stride), epochs}
+
+
+def _moments(group: Group, epochs: list[int], history: list[list[dict[str, float]]]) -> list[Moment]:
+    if not history:
+        return []
+    return [
+        Moment(group.model, cell.truth, cell.seed, epoch, candidate, probability)
+        for i, cell in enumerate(group.options.cells)
+        for epoch, rows in zip(epochs, history, strict=True)
+        for candidate, probability in rows[i].items()
+    ]
+
+
+def _points(group: Group, trained: Trained) -> list[Point]:
+    """The mean over seeds of what was learned and of the truth, by x₁ with the distractors at 0.
+
+    None for two layers: there every seed has a teacher of its own, and their mean is nobody's curve.
+    """
+    options = group.options
+    if options.hidden:
+        return []
+    inputs = torch.zeros(GRID, 1 + options.distractors)
+    inputs[:, 0] = trained.grid
+    x1 = trained.grid[::CURVE_STEP].tolist()
+    points = []
+    for truth in options.truths:
+        own = [i for i, cell in enumerate(options.cells) if cell.truth == truth]
+        predicted = trained.predictions[:, own].mean(1)[::CURVE_STEP].tolist()
+        wanted = target(options.task, options.cells[own[0]], inputs)[::CURVE_STEP].tolist()
+        points += [Point(group.model, truth, *values) for values in zip(x1, predicted, wanted, strict=True)]
+    return points
+
+
+def _cost(group: Group) -> float:
+    """How long a model takes, roughly, for the time left: routing costs about three fixed activations."""
+    return 3.0 if named.policy(group.model, group.options) is not None else 1.0

@@ -1,0 +1,91 @@
+"""The networks of the image study: what each method changes and what its optimizer decays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flexact import FlexActError, FlexConfig, extract
+from flexact.sites import sites_of
+from flexact.studies.cifar.methods import METHODS, build, extra_parameters, optimizer_groups
+from flexact.studies.cifar_resnets import BasicBlock, ResNet
+
+
+@pytest.mark.parametrize(("model", "sites"), [("resnet18", 8), ("resnet34", 16)])
+def test_flexact_adds_five_logits_a_site_and_leaves_the_stem(model: str, sites: int) -> None:
+    for method, expected in (("flexact-penultimate", 1), ("flexact-all", sites)):
+        network = build(model, method, classes=10, width=4)
+        assert len(sites_of(network)) == expected
+        assert extra_parameters(network) == 5 * expected
+        assert isinstance(network.relu, nn.ReLU)
+    assert sites_of(build(model, "flexact-penultimate", classes=10, width=4))[0].name == "layer4.1.relu".replace(
+        "1", "1" if model == "resnet18" else "2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"), [("relu", 0), ("prelu", 8), ("swish_beta", 8), ("affine", 24), ("parametric", 32)]
+)
+def test_rivals_have_one_set_of_parameters_a_block(method: str, parameters: int) -> None:
+    assert extra_parameters(build("resnet18", method, classes=10, width=4)) == parameters
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_from_the_same_weights(method: str) -> None:
+    torch.manual_seed(0)
+    plain = build("resnet18", "relu", classes=10, width=4).state_dict()
+    torch.manual_seed(0)
+    state = build("resnet18", method, classes=10, width=4).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in plain.items() if ".relu." not in f".{name}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_activations_learn_is_not_decayed_and_everything_else_is(method: str) -> None:
+    network = build("resnet18", method, classes=10, width=4)
+    groups = optimizer_groups(network, weight_decay=5e-4)
+    free = sum(p.numel() for group in groups if group["weight_decay"] == 0 for p in group["params"])
+    held = [id(p) for group in groups for p in group["params"]]
+    assert free == extra_parameters(network)
+    assert sorted(held) == sorted(id(p) for p in network.parameters() if p.requires_grad)
+
+
+def test_relu_is_a_committed_site_and_its_extraction_the_plain_network() -> None:
+    torch.manual_seed(0)
+    network = build("resnet18", "relu", classes=10, width=4)
+    assert all(site.committed and site.picks == ("relu",) for site in sites_of(network))
+    plain = extract(network)
+    torch.manual_seed(0)
+    expected = ResNet((2, 2, 2, 2), 10, 4)
+    assert not sites_of(plain)
+    assert plain.state_dict().keys() == expected.state_dict().keys()
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(plain(x), expected(x))
+
+
+def test_a_fixed_activation_is_in_all_blocks_and_the_stem_keeps_its_relu() -> None:
+    torch.manual_seed(0)
+    network = build("resnet18", "gelu", classes=10, width=4)
+    assert [site.picks[0] for site in sites_of(network)] == ["relu"] + ["gelu"] * 8
+    assert extra_parameters(network) == 0
+    plain = extract(network)
+    torch.manual_seed(0)
+    expected = ResNet((2, 2, 2, 2), 10, 4)
+    for block in expected.modules():
+        if isinstance(block, BasicBlock):
+            block.relu = nn.GELU()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(plain(x), expected(x))
+
+
+def test_picks_can_be_made_by_channel() -> None:
+    network = build("resnet18", "flexact-penultimate", 10, FlexConfig(granularity="channel"), width=4)
+    assert extra_parameters(network) == 5 * 32
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "told"), [("resnet81", "relu", "resnet18"), ("resnet18", "flexact-al", "flexact-all")]
+)
+def test_unknown_names_are_refused_with_the_nearest_known_one(model: str, method: str, told: str) -> None:
+    with pytest.raises(FlexActError, match=f"did you mean '{told}'"):
+        build(model, method, classes=10)

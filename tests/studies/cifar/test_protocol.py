@@ -1,0 +1,68 @@
+"""Cells and protocols: what they refuse, and that they survive JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flexact import FlexActError, FlexConfig
+from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
+
+
+def test_the_default_is_the_papers_protocol() -> None:
+    protocol = Protocol()
+    assert (protocol.epochs, protocol.batch, protocol.lr, protocol.momentum) == (200, 128, 0.1, 0.9)
+    own = {"share": "site", "rewind": False}  # as the study's results were made
+    assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3, **own)
+    assert Protocol(policy="paper").config(seed=3) == FlexConfig.paper(seed=3, **own)
+    assert Protocol.short().epochs == 30
+
+
+def test_a_protocol_survives_json_and_names_a_policy() -> None:
+    protocol = Protocol.short(policy="paper", candidates=("relu", "gelu"), changes={"commit_at": 0.6}, width=8)
+    again = Protocol.from_dict(json.loads(json.dumps(protocol.to_dict())))
+    assert again == protocol
+    assert hash(again) == hash(protocol)
+    assert again.config(1) == FlexConfig.paper(candidates=("relu", "gelu"), commit_at=0.6, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"batch": 1.5}, "batch"),
+        ({"lr": float("nan")}, "lr"),
+        ({"weight_decay": -1}, "weight_decay"),
+        ({"policy": "papers"}, "did you mean 'paper'"),
+        ({"precision": "fp16"}, "precision"),
+        ({"norm": "group"}, "norm"),
+        ({"candidates": ("relu", "gellu")}, "did you mean 'gelu'"),
+        ({"candidates": "relu"}, "candidates"),
+        ({"changes": {"comit_at": 0.5}}, "did you mean 'commit_at'"),
+        ({"changes": [1]}, "changes"),
+        ({"nesterov": True, "momentum": 0}, "nesterov"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Protocol(**fields)
+
+
+@pytest.mark.parametrize("data", [{}, {"flexact_protocol": 2}, {"flexact_protocol": 1, "epoch": 3}, []])
+def test_what_is_no_protocol_is_refused(data: Any) -> None:
+    with pytest.raises(FlexActError):
+        Protocol.from_dict(data)
+
+
+def test_cells_are_checked_and_have_distinct_names() -> None:
+    cells = [Cell("cifar10", "resnet18", method, seed) for method in ("relu", "flexact-all") for seed in (1, 11)]
+    assert len({cell.name for cell in cells}) == 4
+    for wrong in (
+        ("cifar10", "resnet20", "relu", 0),
+        ("cifar10", "resnet18", "rulu", 0),
+        ("cifar10", "resnet18", "relu", -1),
+    ):
+        with pytest.raises(FlexActError):
+            Cell(*wrong)

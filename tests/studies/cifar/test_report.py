@@ -1,0 +1,90 @@
+"""The figures and the page of a grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flexact.studies.cifar.pictures import accuracy_curves
+from flexact.studies.cifar.protocol import Protocol
+from flexact.studies.cifar.study import Grid, Store
+from flexact.studies.cifar.table import table_of
+from flexact.studies.grid.curves import Curve, read_curve
+from flexact.studies.grid.pictures import selection_by_depth
+from flexact.studies.grid.run import run
+from flexact.studies.grid.running import run_task
+from flexact.studies.report import build
+from flexact.studies.report_histories import read_histories
+
+
+@pytest.fixture
+def store(fake_training: ModuleType, tmp_path: Path) -> Store:
+    def engine(tasks, ended, beat) -> None:  # type: ignore[no-untyped-def]
+        for task in tasks:
+            ended(task, run_task(task, "cpu", beat))
+
+    grid = Grid(("cifar100",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
+    protocol = Protocol(epochs=fake_training.EPOCHS)
+    store = fake_training.store_in(tmp_path / "out")
+    run(store, [grid], protocol, tmp_path, engine, partial=False)
+    return store
+
+
+def test_the_page_has_table_curves_selection_and_costs(store: Store) -> None:
+    assert "Flex-Act (all layers)" in store.write_table(table_of(store)).read_text(encoding="utf-8")
+    page = build(store.folder).read_text(encoding="utf-8")
+    for words in ("79.29 ± 0.11", "Accuracy over epochs", "What a training step costs", "Selection by depth"):
+        assert words in page
+    assert "<td>tanh</td>" in page  # a final pick
+    names = {path.name for path in (store.folder / "figures").iterdir()}
+    slugs = ("accuracy", "cost", "selection-cifar100-resnet18-flexact-all")
+    assert names == {f"{slug}.{kind}" for slug in slugs for kind in ("png", "svg")}
+
+
+def test_accuracy_is_the_mean_over_seeds(store: Store) -> None:
+    curves = {cell: read_curve(store.cell_folder(cell)) for cell in store.results()}
+    picture = accuracy_curves(curves)
+    assert picture is not None
+    relu, flexact = picture.panels[0].lines
+    assert list(relu.y) == [67.5, 68.5, 69.5, 70.5]
+    assert list(flexact.x) == [1, 2, 3, 4]
+    assert flexact.y[-1] == pytest.approx(70.5 + 0.55)
+
+
+def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> None:
+    points = list(range(5, 201, 5))
+    nothing = [0.0] * len(points)
+    curve = Curve(points, nothing, [50.0 + epoch / 10 for epoch in points], nothing, nothing)
+    grid = Grid(("cifar100", "cifar10"), ("resnet34", "resnet18"), ("relu",), seeds=1)
+    picture = accuracy_curves(dict.fromkeys(grid.cells, curve))
+    assert picture is not None
+    assert "band of one standard deviation" in picture.title
+    whole = ["ResNet-18 on CIFAR-10", "ResNet-34 on CIFAR-10", "ResNet-18 on CIFAR-100", "ResNet-34 on CIFAR-100"]
+    assert [panel.title for panel in picture.panels[::2]] == whole
+    assert [panel.title for panel in picture.panels[1::2]] == [f"{heading}: last quarter" for heading in whole]
+    (line,) = picture.panels[1].lines
+    assert (line.x[0], line.x[-1]) == (150, 200)
+    assert line.y[0] == 65.0
+
+
+def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> None:
+    histories = {
+        cell: found["history.jsonl"].records
+        for cell in store.results()
+        if (found := read_histories(store.cell_folder(cell)))
+    }
+    (picture,) = selection_by_depth(histories, lambda cell: cell.method)
+    assert [panel.title for panel in picture.panels] == ["seed 0", "seed 1"]
+    panel = picture.panels[0]
+    assert panel.grid is not None
+    assert (panel.x_label, list(panel.grid.columns)) == ("epoch", [0, 1, 2, 3, 4])
+    assert list(panel.rows) == ["layer1.0.relu", "layer4.1.relu"]
+
+
+def test_a_grid_with_nothing_done_has_a_page_too(store: Store) -> None:
+    (store.folder / "results.csv").unlink()
+    for path in store.folder.glob("cells/*/*"):
+        path.unlink()
+    assert "Not done yet, 4 of 4" in build(store.folder).read_text(encoding="utf-8")

@@ -1,0 +1,70 @@
+"""The trainer on a GPU: the whole step is one graph, which changes nothing, and a stopped run goes on bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact.studies.cifar import step
+from flexact.studies.cifar.methods import METHODS, build
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.ranks import Ranks
+from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar_data import data
+from flexact.studies.cifar_data.data import Images
+from flexact.studies.cuda_graph import study_stream
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+CUDA = torch.device("cuda")
+PROTOCOL = Protocol(epochs=4, batch=32, lr=0.02, width=16, evaluate_every=2, checkpoint_minutes=0)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Images:
+    folder = write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=500, test=100)
+    return data.load("cifar10", folder, complete=False)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "flexact-all after a warm-up"])
+def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Images) -> None:
+    states, losses = [], []
+    method, _, waits = method.partition(" ")
+    changes = {"init": "original", "warmup": 0.3} if waits else {}
+    protocol = dataclasses.replace(PROTOCOL, changes=changes)
+    for captures in (False, True):
+        with study_stream(CUDA), torch.backends.cudnn.flags(enabled=True, deterministic=True):
+            torch.manual_seed(0)
+            network = build("resnet18", method, 10, protocol.config(0), protocol.width)
+            network = network.to(CUDA, memory_format=torch.channels_last)
+            training = step.Training(network, images.to(CUDA), protocol, 0, CUDA, Ranks())
+            training._captures = captures
+            replays = 0
+            for _ in range(training.total_steps):
+                replays += training._replay is not None
+                training.step()
+            assert (replays > training.total_steps // 2) == captures
+            losses.append(training.totals())
+            states.append(training.state())
+    assert losses[0] == losses[1]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("method", ["relu", "flexact-all"])
+def test_a_stopped_run_goes_on_bit_for_bit(method: str, images: Images, tmp_path: Path) -> None:
+    cell = Cell("cifar10", "resnet18", method, 0)
+    train_cell(cell, PROTOCOL, images, tmp_path / "straight", CUDA)
+    left = iter([False] * 20 + [True] + [False] * 19 + [True])
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            train_cell(cell, PROTOCOL, images, tmp_path / "stopped", CUDA, stop=lambda: next(left))
+    train_cell(cell, PROTOCOL, images, tmp_path / "stopped", CUDA)
+    names = [tmp_path / run / "network.safetensors" for run in ("stopped", "straight")]
+    assert names[0].read_bytes() == names[1].read_bytes()

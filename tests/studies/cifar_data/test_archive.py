@@ -1,0 +1,280 @@
+"""Downloads from a server that this test starts: whole, cut off, wrong, hostile."""
+
+import dataclasses
+import errno
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact import FlexActError
+from flexact.cli import main
+from flexact.studies.cifar_data import archive, layouts
+from flexact.studies.cifar_data.data import download, load
+
+NAME = "cifar-10-binary.tar.gz"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one content, and does to it what a test sets."""
+
+    content = b""
+    cut_after: int | None = None
+    """Bytes after which every connection is cut."""
+    status = 200
+    asked: list[str]
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        if self.server.status != 200 or self.path != "/" + NAME:
+            self.send_error(404 if self.server.status == 200 else self.server.status)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.content)))
+        self.end_headers()
+        self.wfile.write(self.server.content[: self.server.cut_after])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server(("127.0.0.1", 0), Handler) as running:
+        running.asked = []
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setattr(archive, "SITE", running.address)
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def packed(place: Path) -> bytes:
+    """The archive of a folder."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        tar.add(place, place.name)
+    return content.getvalue()
+
+
+def publish(server: Server, monkeypatch, content: bytes) -> bytes:
+    """Serve an archive as the official one."""
+    layout = layouts.LAYOUTS["cifar10"]
+    official = dataclasses.replace(
+        layout,
+        records=dict.fromkeys(layout.files, 10),
+        archive_bytes=len(content),
+        archive_md5=hashlib.md5(content).hexdigest(),
+    )
+    monkeypatch.setitem(layouts.LAYOUTS, "cifar10", official)
+    server.content = content
+    return content
+
+
+@pytest.fixture
+def original(tmp_path, write_cifar) -> Path:
+    """Ten images a file, and the page that comes with them."""
+    place = write_cifar(tmp_path / "original", "cifar10", train=50, test=10)
+    (place / "readme.html").write_text("a page")
+    return place
+
+
+@pytest.fixture
+def official(server, monkeypatch, original) -> bytes:
+    return publish(server, monkeypatch, packed(original))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder, hidden files too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_download_brings_the_files_and_leaves_nothing_else(server, official, original, tmp_path):
+    place = download("cifar10", tmp_path / "new" / "data")
+    assert place == tmp_path / "new" / "data" / "cifar-10-batches-bin"
+    assert files(place) == files(original)
+    assert set(files(tmp_path / "new")) == {f"data/cifar-10-batches-bin/{name}" for name in files(original)}
+    assert torch.equal(load("cifar10", place).train_x, load("cifar10", original).train_x)
+
+
+def test_a_file_of_another_size_is_not_downloaded(server, official, tmp_path):
+    server.content = b"<html>log in first</html>"
+    with pytest.raises(FlexActError, match=r"has 25 bytes, not [\d,]+. Run the same command again"):
+        download("cifar10", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_cut_connection_and_a_wrong_checksum_are_told_and_nothing_is_unpacked(server, official, original, tmp_path):
+    server.cut_after = len(official) // 3
+    with pytest.raises(FlexActError, match=r"has [\d,]+ bytes, not|cannot download"):
+        download("cifar10", tmp_path / "data")
+    server.cut_after, server.content = None, official[:-1] + b"\xff"
+    with pytest.raises(FlexActError, match=f"MD5 checksum [0-9a-f]{{32}}, not {hashlib.md5(official).hexdigest()}"):
+        download("cifar10", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    server.content = official
+    assert files(download("cifar10", tmp_path / "data")) == files(original)
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_an_error_of_the_server_is_told(server, official, tmp_path, status):
+    server.status = status
+    with pytest.raises(FlexActError, match=f"HTTP Error {status}: .* without a network, get the file elsewhere"):
+        download("cifar10", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_no_server_is_told(official, monkeypatch, tmp_path):
+    monkeypatch.setattr(archive, "SITE", "http://nowhere.invalid/")
+    with pytest.raises(FlexActError, match=r"cannot download http://nowhere.invalid/cifar-10-binary.tar.gz: "):
+        download("cifar10", tmp_path / "data")
+
+
+def test_an_archive_at_hand_is_unpacked_and_kept(server, official, original, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / NAME).write_bytes(official)
+    assert files(download("cifar10", tmp_path / "data")) == files(original)
+    assert (tmp_path / "data" / NAME).read_bytes() == official
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"x", "has 1 bytes, not"), (None, "MD5 checksum")])
+def test_a_wrong_archive_at_hand_is_told_and_kept(official, tmp_path, content, message):
+    wrong = official[:-1] + b"\xff" if content is None else content
+    (tmp_path / NAME).write_bytes(wrong)
+    with pytest.raises(FlexActError, match=f"{message}.*Remove it, and it is downloaded again"):
+        download("cifar10", tmp_path)
+    assert (tmp_path / NAME).read_bytes() == wrong
+
+
+def test_files_that_are_there_are_not_touched(server, official, original, tmp_path):
+    place = tmp_path / "data" / "cifar-10-batches-bin"
+    place.mkdir(parents=True)
+    (place / "data_batch_1.bin").write_bytes(b"mine")
+    download("cifar10", tmp_path / "data")
+    assert files(place) == {**files(original), "data_batch_1.bin": b"mine"}
+
+
+def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def named(name: str, size: int = 0) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+HOSTILE = {
+    "above": named("../escaped"),
+    "above, from inside": named("cifar-10-batches-bin/../../escaped"),
+    "absolute": named("/tmp/escaped"),
+    "another folder": named("other/escaped"),
+    "no folder": named("escaped"),
+    "deeper": named("cifar-10-batches-bin/a/escaped"),
+    "symbolic link": link("cifar-10-batches-bin/link", "/etc/passwd", tarfile.SYMTYPE),
+    "the folder as a link": link("cifar-10-batches-bin", "/tmp", tarfile.SYMTYPE),
+    "hard link": link("cifar-10-batches-bin/link", "../../escaped", tarfile.LNKTYPE),
+    "pipe": link("cifar-10-batches-bin/pipe", "", tarfile.FIFOTYPE),
+    "huge": named("cifar-10-batches-bin/huge", 50_000_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_archive_is_refused_whole(server, monkeypatch, original, tmp_path, kind):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        tar.add(original, original.name)
+        tar.addfile(HOSTILE[kind], io.BytesIO(bytes(HOSTILE[kind].size)))
+    publish(server, monkeypatch, content.getvalue())
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(FlexActError, match="unpacked"):
+        download("cifar10", tmp_path / "data")
+    assert set(tmp_path.rglob("*")) - before == set()
+    assert not Path("/tmp/escaped").exists()
+
+
+def test_an_archive_without_a_file_is_refused(server, monkeypatch, original, tmp_path):
+    (original / "data_batch_5.bin").unlink()
+    publish(server, monkeypatch, packed(original))
+    with pytest.raises(FlexActError, match=r"data_batch_5\.bin"):
+        download("cifar10", tmp_path / "data")
+
+
+def test_a_folder_that_cannot_be_made_is_told(official, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FlexActError, match="file/data: Not a directory"):
+        download("cifar10", tmp_path / "file" / "data")
+
+
+def test_a_full_disk_is_told(official, monkeypatch, tmp_path):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", full)
+    with pytest.raises(FlexActError, match=r"the disk is full; 0 MB are needed"):
+        download("cifar10", tmp_path)
+
+
+def test_the_command_downloads_and_says_what_came(server, official, capsys, tmp_path):
+    for number in range(2):
+        with pytest.raises(SystemExit) as exit_:
+            main(["data", "cifar10", "--data", str(tmp_path / "data")])
+        assert exit_.value.code == 0
+        captured = capsys.readouterr()
+        assert "train    50 images, 5 a class" in captured.out
+        assert ("downloading cifar-10-binary.tar.gz from http://127.0.0.1" in captured.err) == (number == 0)
+    assert len(server.asked) == 1
+
+
+def test_an_archive_at_hand_that_is_refused_is_not_called_a_download(server, official, capsys, tmp_path):
+    (tmp_path / NAME).write_bytes(b"short")
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", "cifar10", "--data", str(tmp_path)])
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert "has 5 bytes, not" in told
+    assert "downloading" not in told
+
+
+def test_a_download_that_brings_nothing_leaves_no_folder(server, official, tmp_path):
+    server.status = 404
+    with pytest.raises(FlexActError, match="HTTP Error 404"):
+        download("cifar10", tmp_path / "new" / "data")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command_brings_back_what_was_removed(server, official, original, capsys, tmp_path):
+    place = download("cifar10", tmp_path)
+    (place / "data_batch_3.bin").unlink()
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", "cifar10", "--data", str(place), "--quiet"])
+    assert exit_.value.code == 0
+    assert files(place) == files(original)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_published_about_the_archives():
+    ten, hundred = (layouts.LAYOUTS[name] for name in ("cifar10", "cifar100"))
+    assert archive.SITE == "https://www.cs.toronto.edu/~kriz/"
+    assert (ten.archive, ten.archive_md5) == ("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
+    assert (hundred.archive, hundred.archive_md5) == ("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")

@@ -1,0 +1,172 @@
+"""Crop, flip and scaling against torchvision's transforms."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from flexact import FlexActError
+from flexact.studies.cifar_data.augment import DRAWS, augmented, cropped, draw, epoch_draws, normalised
+
+MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+
+def generator(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def pictures(count: int, height: int = 32, width: int = 32) -> torch.Tensor:
+    return torch.randint(256, (count, 3, height, width), generator=generator(0), dtype=torch.uint8)
+
+
+def possible(image: torch.Tensor) -> list[torch.Tensor]:
+    """All that RandomCrop(32, padding=4) and RandomHorizontalFlip can make of an image."""
+    from torchvision.transforms import functional
+
+    padded = functional.pad(image, [4])
+    crops = [functional.crop(padded, top, left, 32, 32) for top in range(9) for left in range(9)]
+    return [one for crop in crops for one in (crop, functional.hflip(crop))]
+
+
+def test_every_draw_is_one_of_torchvisions_crops_and_flips_and_none_is_missing():
+    image = pictures(1)
+    made = cropped(image.expand(DRAWS, -1, -1, -1), torch.arange(DRAWS))
+    expected = torch.stack(possible(image[0]))
+    assert DRAWS == len(expected) == len(torch.unique(expected, dim=0)) == 9 * 9 * 2
+    assert torch.equal(made, expected)
+
+
+def test_each_image_of_a_batch_gets_its_own_draw():
+    batch, drawn = pictures(64), draw(64, generator(3))
+    made = cropped(batch, drawn)
+    for image, one, result in zip(batch, drawn, made, strict=True):
+        assert torch.equal(result, possible(image)[one])
+
+
+def test_the_whole_pipeline_is_torchvisions():
+    from torchvision.transforms import Normalize
+    from torchvision.transforms.functional import convert_image_dtype
+
+    batch, drawn = pictures(16), draw(16, generator(1))
+    crops = torch.stack([possible(image)[one] for image, one in zip(batch, drawn, strict=True)])
+    scale = Normalize(MEAN, STD)
+    expected = scale(convert_image_dtype(crops, torch.float32))
+    torch.testing.assert_close(augmented(batch, MEAN, STD, drawn), expected, rtol=1e-5, atol=1e-6)
+    expected = scale(convert_image_dtype(batch, torch.float32))
+    torch.testing.assert_close(normalised(batch, MEAN, STD), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_places_and_flips_are_uniform():
+    counts = draw(200_000, generator(0)).bincount(minlength=DRAWS)
+    assert len(counts) == DRAWS
+    assert chisquare(counts.numpy()).pvalue > 1e-3
+    assert chisquare(epoch_draws(200_000, seed=5, epoch=7).bincount(minlength=DRAWS).numpy()).pvalue > 1e-3
+
+
+def test_the_same_seed_gives_the_same_batch_and_another_another():
+    batch = pictures(32)
+    first, second, other = (augmented(batch, MEAN, STD, generator(seed)) for seed in (4, 4, 5))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_a_generator_moves_on_from_batch_to_batch():
+    batch, one = pictures(32), generator(4)
+    assert not torch.equal(augmented(batch, MEAN, STD, one), augmented(batch, MEAN, STD, one))
+
+
+def test_draws_of_an_epoch_depend_on_seed_and_epoch_alone():
+    state = torch.get_rng_state()
+    drawn = epoch_draws(1000, seed=1, epoch=2)
+    assert torch.equal(drawn, epoch_draws(1000, seed=1, epoch=2))
+    assert torch.equal(torch.get_rng_state(), state)
+    for seed, epoch in ((2, 1), (1, 3), (0, 2), (12, 0)):
+        same = (drawn == epoch_draws(1000, seed, epoch)).float().mean()
+        assert same < 0.03  # 1/162 by chance
+
+
+def test_two_halves_are_the_whole():
+    batch, drawn = pictures(32), epoch_draws(32, seed=0, epoch=0)
+    halves = [augmented(batch[part], MEAN, STD, drawn[part]) for part in (slice(16), slice(16, 32))]
+    assert torch.equal(torch.cat(halves), augmented(batch, MEAN, STD, drawn))
+
+
+def test_result_is_channels_last_and_of_the_type_asked_for():
+    batch = pictures(4)
+    made = augmented(batch, MEAN, STD, generator(0), dtype=torch.bfloat16)
+    assert made.dtype is torch.bfloat16
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made, augmented(batch, MEAN, STD, generator(0)).bfloat16())
+    assert normalised(batch, MEAN, STD).is_contiguous()
+
+
+def test_mean_and_std_may_be_tensors():
+    batch, drawn = pictures(4), draw(4, generator(0))
+    made = augmented(batch, torch.tensor(MEAN), torch.tensor(STD), drawn)
+    assert torch.equal(made, augmented(batch, MEAN, STD, drawn))
+
+
+def test_the_batch_itself_is_left_alone_and_may_have_any_strides():
+    batch = pictures(8)
+    before, drawn = batch.clone(), draw(8, generator(0))
+    made = augmented(batch, MEAN, STD, drawn)
+    assert torch.equal(batch, before)
+    other = batch.to(memory_format=torch.channels_last)
+    assert torch.equal(augmented(other, MEAN, STD, drawn), made)
+
+
+def test_images_need_not_be_square():
+    made = cropped(pictures(3, 6, 10), torch.tensor([80, 81, 161]))  # 80 is the middle
+    assert torch.equal(made[0], pictures(3, 6, 10)[0])
+    assert torch.equal(made[1], pictures(3, 6, 10)[1].flip(-1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "mean", "drawn", "message"),
+    [
+        (torch.zeros(2, 3, 32, 32), MEAN, torch.zeros(2).long(), "expected images as uint8"),
+        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), MEAN, torch.zeros(2).long(), "expected images as uint8"),
+        (pictures(2), MEAN, torch.zeros(3).long(), "2 images came with draws of shape \\(3,\\)"),
+        (pictures(2), (0.5,), torch.zeros(2).long(), "each of three channels"),
+    ],
+)
+def test_bad_input_is_told(batch, mean, drawn, message):
+    with pytest.raises(FlexActError, match=message):
+        augmented(batch, mean, STD, drawn)
+
+
+def test_no_operation_waits_for_the_host():
+    """Fake tensors have no values: whatever read one, or had a shape that depends on one, would fail."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        batch, drawn = torch.empty(8, 3, 32, 32, dtype=torch.uint8), torch.empty(8, dtype=torch.int64)
+        assert augmented(batch, MEAN, STD, drawn).shape == batch.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", ["draws", "generator"])
+def test_a_cuda_graph_holds_it(given):
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    batches = pictures(128 * 3).view(3, 128, 3, 32, 32).cuda()
+    draws = epoch_draws(128 * 3, seed=0, epoch=0, device="cuda").view(3, 128)
+    static, drawn, random = batches[0].clone(), draws[0].clone(), generator(7, "cuda")
+    eager = generator(7, "cuda")
+    source = drawn if given == "draws" else random
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        augmented(static, MEAN, STD, drawn)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(random)
+    with torch.cuda.graph(graph):
+        made = augmented(static, MEAN, STD, source)
+    for step in range(3):
+        static.copy_(batches[step])
+        drawn.copy_(draws[step])
+        graph.replay()
+        expected = augmented(batches[step], MEAN, STD, draws[step] if given == "draws" else eager)
+        assert torch.equal(made, expected)
+    on_cpu = augmented(batches[0].cpu(), MEAN, STD, draws[0].cpu())
+    torch.testing.assert_close(augmented(batches[0], MEAN, STD, draws[0]).cpu(), on_cpu, rtol=1e-6, atol=1e-6)

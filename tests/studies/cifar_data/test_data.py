@@ -1,0 +1,240 @@
+"""Reading CIFAR from the official binary files, whole sets and small ones."""
+
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexact import FlexActError
+from flexact.cli import main
+from flexact.studies.cifar_data import layouts
+from flexact.studies.cifar_data.data import NAMES, is_there, load
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Both sets with 100 images a file, so that a small set is a complete one."""
+    for name, layout in layouts.LAYOUTS.items():
+        records = dict.fromkeys(layout.files, 100)
+        monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, records=records))
+
+
+def complete(write_cifar, folder: Path, name: str) -> Path:
+    return write_cifar(folder, name, train=100 * len(layouts.LAYOUTS[name].train_files), test=100)
+
+
+def run(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", *arguments])
+    captured = capsys.readouterr()
+    assert exit_.value.code == 0, captured.err
+    return captured.out
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(["data", *arguments])
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_become_planes_and_classes(tmp_path, write_cifar, name):
+    place = write_cifar(tmp_path, name, train=43, test=7)
+    images = load(name, tmp_path, complete=False)
+    assert images.train_x.shape == (43, 3, 32, 32)
+    assert images.test_x.shape == (7, 3, 32, 32)
+    assert images.train_x.is_contiguous()
+    assert (images.train_x.dtype, images.train_y.dtype) == (torch.uint8, torch.int64)
+    assert images.classes == {"cifar10": 10, "cifar100": 100}[name]
+    # The pages of the sets: one label byte, or the coarse and the fine one, then red, green and blue, row by row.
+    labels = {"cifar10": 1, "cifar100": 2}[name]
+    record = labels + 3072
+    raw = (place / {"cifar10": "test_batch.bin", "cifar100": "test.bin"}[name]).read_bytes()
+    assert len(raw) == 7 * record
+    assert images.test_y[5] == raw[5 * record + labels - 1]
+    assert images.test_x[5, 2, 3, 4] == raw[5 * record + labels + 2 * 1024 + 3 * 32 + 4]
+
+
+def test_batches_are_read_in_their_order(tmp_path, write_cifar):
+    place = write_cifar(tmp_path, "cifar10", train=43)
+    raw = b"".join((place / f"data_batch_{number}.bin").read_bytes() for number in range(1, 6))
+    assert load("cifar10", place, complete=False).train_y.tolist() == list(raw[::3073])
+
+
+def test_means_and_deviations_are_those_of_the_training_images(tmp_path, write_cifar):
+    images = load("cifar100", write_cifar(tmp_path, "cifar100"), complete=False)
+    scaled = images.train_x.double() / 255
+    torch.testing.assert_close(torch.tensor(images.mean, dtype=torch.float64), scaled.mean((0, 2, 3)))
+    torch.testing.assert_close(torch.tensor(images.std, dtype=torch.float64), scaled.std((0, 2, 3), correction=0))
+
+
+def test_a_set_is_known_by_the_bytes_of_its_files(tmp_path, write_cifar):
+    place = write_cifar(tmp_path, "cifar10", train=43)
+    files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    whole = b"".join((place / file).read_bytes() for file in files)
+    assert load("cifar10", place, complete=False).sha256 == hashlib.sha256(whole).hexdigest()
+
+
+def test_moving_keeps_everything(tmp_path, write_cifar):
+    images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
+    moved = images.to("meta")
+    assert {part.device.type for part in (moved.train_x, moved.train_y, moved.test_x, moved.test_y)} == {"meta"}
+    assert (moved.mean, moved.std, moved.classes, moved.name) == (images.mean, images.std, 10, "cifar10")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_complete_set_is_read_from_its_folder_or_the_parent(small, tmp_path, write_cifar, name):
+    place = complete(write_cifar, tmp_path, name)
+    assert torch.equal(load(name, place).train_x, load(name, tmp_path).train_x)
+    renamed = place.rename(tmp_path / "mine")
+    assert is_there(name, renamed)
+    assert len(load(name, renamed).test_x) == 100
+
+
+@pytest.mark.parametrize("other", [1, 19])
+def test_a_class_in_two_superclasses_is_refused(small, tmp_path, write_cifar, other):
+    path = complete(write_cifar, tmp_path, "cifar100") / "train.bin"
+    assert len(load("cifar100", tmp_path).train_y) == 100
+    content = bytearray(path.read_bytes())
+    content[0] = (content[0] + other) % 20
+    path.write_bytes(content)
+    with pytest.raises(FlexActError, match="20 superclasses"):
+        load("cifar100", tmp_path)
+    assert len(load("cifar100", tmp_path, complete=False).train_y) == 100
+
+
+def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
+    write_cifar(tmp_path, "cifar10")
+    message = r"data_batch_1.bin has 307,300 bytes, not 30,730,000 \(10,000 records of 3,073 bytes\).*--partial"
+    with pytest.raises(FlexActError, match=message):
+        load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_file_cut_off_is_named(small, tmp_path, write_cifar, partial):
+    place = complete(write_cifar, tmp_path, "cifar10")
+    os.truncate(place / "data_batch_4.bin", 3073 * 50 + 1)
+    with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it and bring it back with"):
+        load("cifar10", tmp_path, complete=not partial)
+
+
+def test_an_empty_file_is_refused_also_in_a_part(tmp_path, write_cifar):
+    os.truncate(write_cifar(tmp_path, "cifar100") / "test.bin", 0)
+    with pytest.raises(FlexActError, match=r"test\.bin .*0 bytes"):
+        load("cifar100", tmp_path, complete=False)
+
+
+def test_missing_files_are_named_and_what_brings_them(tmp_path, write_cifar):
+    place = write_cifar(tmp_path / "my data", "cifar10")
+    (place / "data_batch_2.bin").unlink()
+    (place / "test_batch.bin").unlink()
+    message = r"lacks data_batch_2.bin, test_batch.bin of CIFAR-10's 6 files.*flexact data cifar10 --data '.*my data'"
+    with pytest.raises(FlexActError, match=message):
+        load("cifar10", tmp_path / "my data")
+
+
+def test_a_folder_without_the_set_says_how_to_get_it(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FlexActError, match="flexact data cifar100 --data"):
+            load("cifar100", folder)
+
+
+def test_the_other_set_is_refused_by_name(tmp_path, write_cifar):
+    place = write_cifar(tmp_path, "cifar100")
+    with pytest.raises(FlexActError, match=r"holds CIFAR-100, not CIFAR-10; .* the set cifar100"):
+        load("cifar10", place, complete=False)
+    renamed = place.rename(tmp_path / "mine")
+    with pytest.raises(FlexActError, match="CIFAR-100, not CIFAR-10"):
+        load("cifar10", renamed, complete=False)
+
+
+def test_both_sets_may_share_a_parent(tmp_path, write_cifar):
+    for name in NAMES:
+        write_cifar(tmp_path, name)
+    assert [load(name, tmp_path, complete=False).classes for name in NAMES] == [10, 100]
+
+
+@pytest.mark.parametrize(
+    ("files", "given"),
+    [
+        (["cifar-10-batches-py/data_batch_1"], "."),
+        (["cifar-10-batches-py/data_batch_1"], "cifar-10-batches-py"),
+        (["cifar-10-python.tar.gz"], "."),
+        (["mine/batches.meta", "mine/data_batch_1"], "mine"),
+        (["mine/meta", "mine/train", "mine/test"], "mine"),
+    ],
+)
+def test_pickles_are_refused_and_never_opened(capsys, tmp_path, files, given):
+    for file in files:
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+        path.chmod(0)
+    with pytest.raises(FlexActError, match=r"pickle.* runs whatever code .* binary version"):
+        load("cifar10", tmp_path / given)
+    assert "pickle" in refused(capsys, "cifar10", "--data", str(tmp_path / given))
+
+
+def test_pickles_beside_the_binary_files_do_not_matter(tmp_path, write_cifar):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    write_cifar(tmp_path, "cifar10")
+    assert load("cifar10", tmp_path, complete=False).classes == 10
+
+
+@pytest.mark.parametrize(("name", "byte", "value"), [("cifar10", 0, 10), ("cifar100", 0, 20), ("cifar100", 1, 100)])
+def test_a_label_out_of_range_is_told_with_its_record(tmp_path, write_cifar, name, byte, value):
+    place = write_cifar(tmp_path, name)
+    file = place / layouts.LAYOUTS[name].test_files[0]
+    raw = bytearray(file.read_bytes())
+    raw[7 * layouts.LAYOUTS[name].record_bytes + byte] = value
+    file.write_bytes(raw)
+    with pytest.raises(FlexActError, match=rf"record 7: .*{value}"):
+        load(name, tmp_path, complete=False)
+
+
+def test_a_complete_set_has_classes_of_one_size(small, tmp_path, write_cifar):
+    place = complete(write_cifar, tmp_path, "cifar10")
+    raw = bytearray((place / "test_batch.bin").read_bytes())
+    raw[0] = (raw[0] + 1) % 10
+    (place / "test_batch.bin").write_bytes(raw)
+    with pytest.raises(FlexActError, match=r"class \d .*(9|11) test images"):
+        load("cifar10", tmp_path)
+
+
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FlexActError, match="is a file"):
+        load("cifar10", tmp_path / "file")
+
+
+def test_a_learnable_set_can_be_learned(tmp_path, write_cifar):
+    images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
+    centres = torch.stack([images.train_x[images.train_y == one].float().mean(0) for one in range(10)])
+    nearest = torch.cdist(images.test_x.float().flatten(1), centres.flatten(1)).argmin(1)
+    assert (nearest == images.test_y).float().mean() > 0.95
+
+
+def test_the_command_says_what_is_there(small, capsys, tmp_path, write_cifar):
+    place = complete(write_cifar, tmp_path, "cifar10")
+    said = run(capsys, "cifar10", "--data", str(tmp_path))
+    assert said.startswith(f"CIFAR-10 in {place}\ntrain    500 images, 50 a class\ntest     100 images, 10 a class\n")
+    assert "classes  10\n" in said
+    assert "published: 0.4914 0.4822 0.4465" in said
+    assert run(capsys, "cifar10", "--data", str(place), "--quiet") == ""
+
+
+def test_the_command_takes_a_part_of_a_set_when_told(capsys, tmp_path, write_cifar):
+    write_cifar(tmp_path, "cifar100", train=150)
+    assert "bytes, not 153,700,000" in refused(capsys, "cifar100", "--data", str(tmp_path))
+    assert "150 images, 1 to 2 a class" in run(capsys, "cifar100", "--data", str(tmp_path), "--partial")
+    assert "there is no CIFAR-10 in" in refused(capsys, "cifar10", "--data", str(tmp_path), "--partial")
+
+
+def test_an_unknown_set_is_one_clear_line(capsys, tmp_path):
+    assert "unknown data set 'cifar1'; did you mean 'cifar10'?" in refused(capsys, "cifar1", "--data", str(tmp_path))

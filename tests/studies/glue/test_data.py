@@ -1,0 +1,154 @@
+"""GLUE's files: what is read, and what is refused with its line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flexact import FlexActError
+from flexact.studies.glue.data import OF_DEV, OFFICIAL, load
+from flexact.studies.glue.tasks import TASKS
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "glue"
+
+
+def test_every_task_is_read(glue_folder: Path) -> None:
+    for name, task in TASKS.items():
+        found = load(name, glue_folder)
+        assert found.split == (OF_DEV if name == "qnli" else OFFICIAL)
+        assert {len(texts) for texts in found.train.texts} == {len(task.texts)}
+        assert all(0 <= label <= 5 if task.is_regression else label in (0.0, 1.0) for label in found.dev.labels)
+    cola = load("cola", glue_folder)
+    assert (len(cola.train), len(cola.dev)) == (24, 20)
+    assert cola.train.labels[:3] == (0.0, 1.0, 0.0)
+    assert load("stsb", glue_folder).train.labels[:3] == (0.5, 1.5, 2.5)
+    assert load("rte", glue_folder).train.labels[0] == 1.0  # not_entailment
+
+
+def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(glue_folder: Path) -> None:
+    found = load("qnli", glue_folder)
+    assert len(found.train) + len(found.dev) == 20
+    sides = [{texts[1] for texts in rows.texts} for rows in (found.train, found.dev)]
+    assert not sides[0] & sides[1]
+    assert load("qnli", glue_folder) == found
+
+
+@pytest.mark.parametrize(("second", "told"), [("a", "train"), ("e", "measure")])
+def test_a_dev_file_too_small_to_be_split_is_told(second: str, told: str, glue_folder: Path) -> None:
+    row = f"\tthe\t{second}\tentailment\n"
+    (glue_folder / "QNLI" / "dev.tsv").write_text(f"index\tquestion\tsentence\tlabel\n0{row}1{row}")
+    with pytest.raises(FlexActError, match=rf"dev\.tsv has 2 rows, and .* none is left to {told} on; put the b"):
+        load("qnli", glue_folder)
+
+
+def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
+    before = load("rte", glue_folder).sha256
+    assert load("rte", glue_folder).sha256 == before
+    for file in ("train.tsv", "dev.tsv"):
+        path = glue_folder / "RTE" / file
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([lines[0], lines[2], lines[1], *lines[3:]]))  # another order is another run
+        assert load("rte", glue_folder).sha256 != before
+        path.write_text("".join(lines))
+
+
+def test_the_first_rows_alone(glue_folder: Path) -> None:
+    assert [len(rows) for rows in (load("rte", glue_folder).first(5).train, load("rte", glue_folder).dev)] == [5, 20]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="GLUE's own files are not part of the repository")
+@pytest.mark.parametrize(
+    ("name", "train", "dev"),
+    [("cola", 8551, 1043), ("mrpc", 3668, 408), ("stsb", 5749, 1500), ("rte", 2490, 277), ("wnli", 635, 71)],
+)
+def test_the_benchmarks_own_files_have_their_published_counts(name: str, train: int, dev: int) -> None:
+    found = load(name, REAL)
+    assert (len(found.train), len(found.dev)) == (train, dev)
+
+
+def change(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("task", "old", "new", "told"),
+    [
+        ("RTE", "sentence2", "hypothesis", r"train.tsv lacks the columns 'sentence2'; RTE has index, sentence1"),
+        ("RTE", "\tlabel", "", r"lacks the columns 'label'.*one without labels"),
+        ("RTE", "index\tsentence1", "sentence1\tindex", r"expected index, sentence1, sentence2, label, in this order"),
+        ("RTE", "\tentailment\n", "\n", r"train.tsv, line 3: 3 fields, expected 4 separated by tabs"),
+        ("CoLA", "gj04\t1", "gj04\t\t1", r"train.tsv, line 2: 5 fields, expected 4"),
+        ("RTE", "\tentailment\n", "\tperhaps\n", r"line 3: the label is 'perhaps'; RTE has entailment and"),
+        ("CoLA", "gj04\t1", "gj04\t2", r"train.tsv, line 2: the label is '2'; CoLA has 0 and 1"),
+        ("STS-B", "\t1.500\n", "\t7.000\n", r"line 3: the score is '7.000'; STS-B has numbers from 0 to 5"),
+        ("STS-B", "\t1.500\n", "\tnan\n", r"line 3: the score is 'nan'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_line(
+    task: str, old: str, new: str, told: str, glue_folder: Path
+) -> None:
+    change(glue_folder / task / "train.tsv", old, new)
+    with pytest.raises(FlexActError, match=told):
+        load(task.lower().replace("-", ""), glue_folder)
+
+
+def test_empty_files_are_told(glue_folder: Path) -> None:
+    path = glue_folder / "WNLI" / "dev.tsv"
+    path.write_text("index\tsentence1\tsentence2\tlabel\n")
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*no rows"):
+        load("wnli", glue_folder)
+    path.write_text("")
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*empty"):
+        load("wnli", glue_folder)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*UTF-8"):
+        load("wnli", glue_folder)
+
+
+def test_missing_files_are_told(glue_folder: Path) -> None:
+    with pytest.raises(FlexActError, match=r"'rtee'.*'rte'"):
+        load("rtee", glue_folder)
+    (glue_folder / "RTE" / "train.tsv").unlink()
+    with pytest.raises(FlexActError, match=r"dev\.tsv .*train\.tsv"):
+        load("rte", glue_folder)
+    (glue_folder / "RTE" / "dev.tsv").unlink()
+    with pytest.raises(FlexActError, match=r"there is no RTE in .*expected .*dev.tsv, with train.tsv beside it"):
+        load("rte", glue_folder)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(glue_folder: Path) -> None:
+    with pytest.raises(FlexActError, match=r"dev\.tsv is a file; give --data the folder that has GLUE's own folders"):
+        load("rte", glue_folder / "RTE" / "dev.tsv")
+
+
+def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(FlexActError, match=r"no folder .*nowhere and no package 'datasets'.*give --data.*pip install"):
+        load("rte", tmp_path / "nowhere")
+
+    class Table(list[dict[str, Any]]):
+        column_names = ("sentence1", "sentence2", "label", "idx")
+
+    rows = Table([{"sentence1": "a", "sentence2": "b", "label": 1, "idx": 0}])
+    asked: list[tuple[str, ...]] = []
+
+    def load_dataset(*names: str) -> Any:
+        asked.append(names)
+        return {"train": rows, "validation": rows}
+
+    fake = SimpleNamespace(load_dataset=load_dataset, __spec__=SimpleNamespace(name="datasets"))
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    found = load("rte", tmp_path / "nowhere")
+    assert asked == [("nyu-mll/glue", "rte")]
+    assert (found.train.texts, found.train.labels, found.split) == ((("a", "b"),), (1.0,), OFFICIAL)
+
+    def unreachable(*names: str) -> Any:
+        raise ConnectionError("no route")
+
+    fake.load_dataset = unreachable
+    with pytest.raises(FlexActError, match=r"RTE .*ConnectionError: no route.*--data"):
+        load("rte", tmp_path / "nowhere")

@@ -1,0 +1,203 @@
+"""A cell of the text study: what it comes to, how it is gone on with, and plain transformers as its oracle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flexact
+from flexact import FlexActError
+from flexact.studies.glue import trainer
+from flexact.studies.glue.data import load
+from flexact.studies.glue.encoder import build, find_encoder
+from flexact.studies.glue.metrics import measured
+from flexact.studies.glue.protocol import Cell, Protocol
+from flexact.studies.glue.study import STUDY
+from flexact.studies.glue.tokens import ByLength, encoded
+from flexact.studies.glue.train import train_cell
+from flexact.studies.grid.curves import read_curve
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def protocol(tiny_encoder: Path) -> Protocol:
+    return Protocol.of(find_encoder(str(tiny_encoder)), batch=4, lr=1e-3)
+
+
+def comparable(outcome: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(outcome).items() if name not in ("seconds", "step_ms")}
+
+
+def test_a_fixed_cell_is_plain_fine_tuning(tiny_encoder: Path, glue_folder: Path, tmp_path: Path) -> None:
+    """The same losses and metrics as a loop written by hand: AdamW, warm-up, linear decay, clipping."""
+    still = Path(shutil.copytree(tiny_encoder, tmp_path / "still"))
+    config = json.loads((still / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (still / "config.json").write_text(json.dumps(config))
+    protocol, data = Protocol.of(find_encoder(str(still)), batch=4, lr=1e-3), load("rte", glue_folder)
+    outcome = train_cell(Cell("rte", "fixed", 3), protocol, data, tmp_path, CPU)
+    train, dev = encoded(data, protocol.encoder, protocol.length)
+    network = build(protocol.encoder, 2, 3, is_regression=False).train()
+    plain = {"bias", "LayerNorm"}
+    decayed = [p for name, p in network.named_parameters() if not any(word in name for word in plain)]
+    others = [p for name, p in network.named_parameters() if any(word in name for word in plain)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    scheduler = transformers.get_linear_schedule_with_warmup(optimizer, 2, 18)
+    for epoch in range(3):
+        losses = []
+        sampler = ByLength(train.lengths, 4, seed=3)
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for first in range(0, 24, 4):
+            loss = network(**train.__getitems__(order[first : first + 4])).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert outcome.loss == pytest.approx(sum(losses) / 6, rel=1e-4)
+    with torch.no_grad():
+        outputs = network.eval()(**dev.__getitems__(range(20))).logits.numpy()
+    assert outcome.metrics == pytest.approx(measured(data.task, outputs, dev.labels.numpy()))
+    assert (outcome.epochs, outcome.picks, outcome.split) == (3, {}, "official")
+    assert read_curve(tmp_path, "score").epochs == [1, 2, 3]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("task", ["cola", "mrpc", "stsb", "qnli", "wnli"])
+def test_every_task_trains_and_is_measured(task: str, protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    data = load(task, glue_folder)
+    outcome = train_cell(Cell(task, "flexact-all", 0), protocol, data, tmp_path, CPU)
+    assert tuple(outcome.metrics) == data.task.metrics
+    assert outcome.epochs == (5 if task == "wnli" else 3)
+    assert list(outcome.picks) == ["bert.encoder.layer.0.intermediate.intermediate_act_fn", "bert.pooler.activation"]
+
+
+def test_penultimate_is_the_poolers_activation(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    outcome = train_cell(Cell("wnli", "flexact-penultimate", 0), protocol, load("wnli", glue_folder), tmp_path, CPU)
+    assert list(outcome.picks) == ["bert.pooler.activation"]
+    history = flexact.Recorder.load(tmp_path / "history.jsonl")
+    assert [record["step"] for record in history][:3] == [0, 1, 2]
+    assert history[-1]["picks"] == outcome.picks
+    assert history[-1]["epoch"] == 5.0
+
+
+@pytest.mark.parametrize("method", ["fixed", "flexact-all"])
+@pytest.mark.parametrize("at", [4, 15])
+def test_a_stopped_cell_goes_on_to_the_same_end(
+    at: int, method: str, protocol: Protocol, glue_folder: Path, tmp_path: Path
+) -> None:
+    cell, data = Cell("rte", method, 0), load("rte", glue_folder)
+    whole = train_cell(cell, protocol, data, tmp_path / "whole", CPU)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == at
+
+    with pytest.raises(FlexActError, match=f"{at} of 18 steps"):
+        train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
+    assert list((tmp_path / "cut").glob(STUDY.checkpoint))  # by which --status knows it from one that was not begun
+    told: list[Any] = []
+    resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU, report=told.append)
+    ours, theirs = comparable(resumed), comparable(whole)
+    assert ours.pop("loss") == pytest.approx(theirs.pop("loss"), rel=1e-6)  # summed in two parts
+    assert ours == theirs
+    assert len(told) == (3 if at == 4 else 1)
+    assert read_curve(tmp_path / "cut", "score").epochs == [1, 2, 3]
+    assert train_cell(cell, protocol, data, tmp_path / "cut", CPU) == resumed  # it is done
+
+
+def test_a_cell_that_is_done_is_not_taken_for_another(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    data = load("rte", glue_folder)
+    train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
+    with pytest.raises(FlexActError, match=r"outcome\.json .*another run"):
+        train_cell(Cell("rte", "fixed", 1), protocol, data, tmp_path, CPU)
+    path = tmp_path / "outcome.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(FlexActError, match=r"outcome\.json .*damaged"):
+        train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
+
+
+def test_a_loss_that_is_no_number_is_told(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    wild = Protocol(**{**vars(protocol), "lr": 1e30})
+    with pytest.raises(FlexActError, match=r"^the loss of the last epoch is nan.*try a smaller lr, in another --out"):
+        train_cell(Cell("rte", "fixed", 0), wild, load("rte", glue_folder), tmp_path, CPU)
+
+
+def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    kept = Protocol(**{**vars(protocol), "keep": True})
+    train_cell(Cell("rte", "flexact-all", 0), kept, load("rte", glue_folder), tmp_path, CPU)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    flexact.load_picks(model, tmp_path / "model")
+    assert model(input_ids=torch.tensor([[2, 5, 3]])).logits.shape == (1, 2)
+    assert json.loads((tmp_path / "outcome.json").read_text())["protocol"]["keep"] is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"batch": 0}, "batch must be a whole number from 1 on; got 0"),
+        ({"limit": -1}, "limit must be a whole number from 1 on"),
+        ({"lr": float("nan")}, "lr must be a finite number from 0 on"),
+        ({"warmup": 2.0}, "warmup is a fraction of the steps"),
+        ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
+        ({"changes": {"pacee": 1}}, "unknown config field 'pacee'; did you mean 'pace'"),
+        ({"changes": 3}, "changes must be a dictionary"),
+    ],
+)
+def test_a_protocol_that_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Protocol(**fields)
+
+
+def test_a_pretrained_start_is_every_policys() -> None:
+    for policy in ("default", "paper"):
+        config = Protocol(policy=policy, candidates=("relu", "tanh")).config(seed=4)
+        assert (config.init, config.seed, config.candidates) == ("original", 4, ("relu", "tanh"))
+        assert 0 < config.warmup < config.commit_at
+    assert Protocol(policy="paper").logit_lr is not None
+    assert Protocol().logit_lr is None
+
+
+def test_what_was_trained_in_bf16_is_measured_in_float32(
+    protocol: Protocol, glue_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = transformers.TrainingArguments
+    monkeypatch.setattr(trainer._package, "TrainingArguments", lambda **given: arguments(**{**given, "bf16": True}))
+    data = load("stsb", glue_folder)
+    train, dev = encoded(data, protocol.encoder, protocol.length)
+    network = build(protocol.encoder, 1, 0, is_regression=True)
+    cell = Cell("stsb", "fixed", 0)
+    found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path, [])
+    assert found.accelerator.mixed_precision == "bf16"
+    found.accelerator.prepare_model(network)  # as training does: its forward has autocast around it from here on
+    scores = torch.from_numpy(found.predict(dev).predictions)
+    assert not torch.equal(scores, scores.bfloat16().float())
+    with torch.no_grad():
+        plain = build(protocol.encoder, 1, 0, is_regression=True).eval()
+        assert torch.allclose(scores, plain(**dev.__getitems__(range(20))).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_a_cell_on_a_gpu(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+    cuda = torch.device("cuda:0")
+    data = load("rte", glue_folder)
+    found = {
+        method: train_cell(Cell("rte", method, 0), protocol, data, tmp_path / method, cuda)
+        for method in ("fixed", "flexact-all")
+    }
+    assert all(outcome.metrics["accuracy"] >= 0 for outcome in found.values())
+    assert len(found["flexact-all"].picks) == 2

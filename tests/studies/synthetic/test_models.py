@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import nn
+
+from flexact import FlexAct, FlexActError, FlexConfig
+from flexact.baselines import BASELINES
+from flexact.studies.synthetic.models import activation, check, policy, rate, told_rate
+from flexact.studies.synthetic.options import Options
+
+
+def test_names_stand_for_policies():
+    options = Options(first_seed=7, candidates=("relu", "tanh", "gelu"))
+    default, paper = policy("flexact-default", options), policy("flexact-a0.3", options)
+    assert default.alpha == FlexConfig().alpha
+    assert default.candidates == ("relu", "tanh", "gelu")
+    assert default.seed == 7
+    assert (paper.alpha, paper.noise) == (0.3, FlexConfig.paper().noise)
+    assert policy("flexact-a0", options).alpha == 0
+    assert policy("output_norm", options).correction == "output_norm"
+    assert policy("relu", options) is None
+
+
+def test_literal_reads_the_formulas_as_they_stand():
+    config = policy("flexact-a0.3", Options(policy="literal"))
+    assert (config.kl_on, config.lam, config.alpha, config.alpha_schedule) == ("p", "temperature", 0.3, "constant")
+    assert config.noise == 1.0
+    assert config.eliminate == "none"
+    assert policy("flexact-a0.3", Options(policy="default")).eliminate == FlexConfig().eliminate
+
+
+@pytest.mark.parametrize("name", ["flexact-default", "flexact-a0.3", "none", "relu", *BASELINES])
+def test_a_models_activation_serves_all_its_replicas(name):
+    options = Options(truths=("relu", "tanh"), seeds=2)
+    assert activation(name, options)(torch.randn(3, 4, 1)).shape == (3, 4, 1)
+
+
+def test_fixed_models_are_the_plain_modules():
+    assert isinstance(activation("leaky_relu", Options()), nn.LeakyReLU)
+    assert isinstance(activation("flexact-default", Options()), FlexAct)
+
+
+def test_an_unknown_model_is_told_with_the_nearest():
+    with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
+        check(Options(models=("flexact-defualt",)), ["flexact-default", "relu"])
+    check(Options(models=("flexact-a0.25", "gelu", "splash", "none")), [])
+
+
+def test_a_truth_that_could_never_be_picked_is_refused_for_models_that_pick():
+    options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
+    with pytest.raises(
+        FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu; .*--"
+    ):
+        check(Options(models=("prelu", "flexact-a0"), **options), [])
+    check(Options(models=("prelu", "tanh"), **options), [])
+
+
+def test_models_that_route_train_at_a_constant_rate_and_the_others_at_a_falling_one():
+    options = Options(models=("flexact-a0", "none", "relu", "splash"))
+    assert [rate(model, options)(0.5) for model in options.models] == [1.0, 1.0, 2.5, 2.5]
+    assert [told_rate(model, options) for model in options.models[1:3]] == ["0.01", "0.05, falling linearly to 0"]

@@ -1,0 +1,65 @@
+import math
+
+import pytest
+
+from flexact import FlexActError
+from flexact.studies.synthetic.options import Options
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "--seeds must be a whole number from 1"),
+        ({"first_seed": -1}, "--first-seed must be"),
+        ({"epochs": 0}, "--epochs must be"),
+        ({"distractors": -1}, "--distractors must be"),
+        ({"hidden": -2}, "--hidden must be"),
+        ({"label_noise": -0.1}, "--label-noise must be a number of at least 0"),
+        ({"label_noise": math.nan}, "--label-noise must be"),
+        ({"slope": 0.0}, "--slope 0 leaves nothing to find"),
+        ({"target_scale": math.inf}, "--target-scale must be a finite number"),
+        ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
+        ({"truths": ("tahn",)}, "unknown truth 'tahn'; did you mean 'tanh'"),
+        ({"truths": ()}, "--truths names nothing"),
+        ({"truths": ("relu", "relu")}, "--truths may name each once; repeated: relu"),
+        ({"candidates": ("relu", "sigmod")}, "unknown candidate 'sigmod'; did you mean 'sigmoid'"),
+        ({"candidates": ("relu",)}, "--candidates must name at least two candidates to pick from; got relu"),
+        ({"candidates": ("relu", "tanh", "relu")}, "--candidates may name each once; repeated: relu"),
+        ({"candidates": ("relu", "original")}, "'original' stands for .* name the candidate itself"),
+        ({"truths": ("original",)}, "'original' stands for .* name the truth itself"),
+        ({"models": ("flexact-a0", "flexact-a0.0")}, "--models may name each once; repeated: flexact-a0"),
+        ({"slope": "steep"}, "--slope must be a finite number"),
+        ({"truths": ["relu"]}, "--truths must be names"),
+    ],
+)
+def test_bad_options_are_refused_with_what_was_given(changes, message):
+    with pytest.raises(FlexActError, match=message):
+        Options(**changes)
+
+
+def test_no_advice_on_the_command_line_is_about_python():
+    for changes in ({"truths": ("tahn",)}, {"candidates": ("relu", "sigmod")}):
+        with pytest.raises(FlexActError) as told:
+            Options(**changes)
+        assert "register_candidate" not in str(told.value)
+
+
+def test_options_describe_the_task():
+    options = Options(slope=3.0, label_noise=0.05, distractors=10, target_scale=10.0, hidden=16)
+    assert (options.task.slope, options.task.label_noise, options.task.distractors) == (3.0, 0.05, 10)
+    assert (options.task.target_scale, options.task.hidden) == (10.0, 16)
+
+
+def test_one_alpha_has_one_name():
+    assert Options(models=("flexact-a0.0", "flexact-a0.30", "flexact-a1.0")).models == (
+        "flexact-a0",
+        "flexact-a0.3",
+        "flexact-a1",
+    )
+
+
+def test_options_come_back_from_plain_types():
+    options = Options(seeds=2, models=("relu",), slope=3.0)
+    assert Options.from_dict(options.to_dict()) == options
+    with pytest.raises(FlexActError, match=r"'slpoe'.*'slope'"):
+        Options.from_dict({"slpoe": 3.0})

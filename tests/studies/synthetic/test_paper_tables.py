@@ -1,0 +1,47 @@
+"""The paper's numbers stand beside ours only where both are about the same thing."""
+
+import pytest
+
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.paper import alpha_cell, correction_error, synthetic_row
+
+OTHER_TASKS = [
+    {"slope": 3.0},
+    {"label_noise": 0.05},
+    {"distractors": 10},
+    {"target_scale": 10.0},
+    {"hidden": 4},
+    {"epochs": 50},
+]
+OTHER_POLICIES = [{"policy": "default"}, {"candidates": ("relu", "sigmoid", "tanh")}]
+
+
+def test_on_the_papers_task_there_is_a_number_for_every_truth() -> None:
+    for options in (Options(), Options(policy="literal"), Options(seeds=20, first_seed=1000)):
+        assert synthetic_row("flexact-a0.3", options)["sigmoid"] == "0.0011 ± 0.0006"
+        assert alpha_cell("flexact-a0", "sigmoid", options) == (60.0e-4, "diffuse (ReLU + LeakyReLU)")
+        assert correction_error("output_norm", "sigmoid", options) == (0.35629, 0.00938)
+
+
+@pytest.mark.parametrize("changes", OTHER_TASKS + OTHER_POLICIES)
+def test_another_task_or_policy_has_no_number_of_the_papers(changes: dict[str, object]) -> None:
+    options = Options(**changes)
+    assert synthetic_row("flexact-a0.3", options) == {}
+    assert alpha_cell("flexact-a0.3", "sigmoid", options) is None
+    assert correction_error("none", "sigmoid", options) is None
+
+
+def test_a_fixed_activation_depends_on_the_task_alone() -> None:
+    for changes in OTHER_POLICIES:
+        assert synthetic_row("relu", Options(**changes))["tanh"] == "0.4328 ± 0.4287"
+    for changes in OTHER_TASKS:
+        assert synthetic_row("relu", Options(**changes)) == {}
+
+
+def test_what_the_paper_has_not_is_left_out() -> None:
+    assert synthetic_row("relu", Options(truths=("gelu", "tanh"))) == {"tanh": "0.4328 ± 0.4287"}
+    assert synthetic_row("relu", Options(truths=("gelu",))) == {}
+    assert synthetic_row("flexact-default", Options()) == {}
+    assert alpha_cell("flexact-a0.25", "sigmoid", Options()) is None
+    assert alpha_cell("flexact-a0.3", "relu", Options()) is None
+    assert correction_error("none", "relu", Options()) is None
