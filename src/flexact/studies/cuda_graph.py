@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,6 +33,18 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], N
     return graph.replay
 
 
+_streams = threading.local()
+
+
+def _stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
+    """Return the same stream every time. torch hands out 32 streams in turn, so a thread that took a new one for each run
+    would soon share it with a thread that captures."""
+    kept: dict[str, torch.cuda.Stream] = vars(_streams)
+    if str(device) not in kept:
+        kept[str(device)] = torch.cuda.Stream(device)
+    return kept[str(device)]
+
+
 @contextmanager
 def study_stream(device: torch.device) -> Iterator[None]:
     """Run everything on one stream that can be captured: a step is warmed up on the stream that captures it.
@@ -41,7 +54,7 @@ def study_stream(device: torch.device) -> Iterator[None]:
     """
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":
-        side = torch.cuda.Stream(device)
+        side = _stream_of_this_thread(device)
         side.wait_stream(torch.cuda.current_stream(device))
         stream = torch.cuda.stream(side)
     before, threads = kernels.wanted(), torch.get_num_threads()

@@ -338,8 +338,9 @@ class CellRun:
 
     def _check_finite(self, tensors: dict[str, Tensor]) -> None:
         # The evidence of candidates that were not dropped is NaN.
-        numbers = [tensor for name, tensor in tensors.items() if not name.endswith(".evidence")]
-        if not bool(torch.stack([tensor.isfinite().all() for tensor in numbers]).all()):
+        found = [tensor.isfinite().all() for name, tensor in tensors.items() if not name.endswith(".evidence")]
+        devices = {one.device for one in found}  # the weights that a rewind restores are in host memory
+        if not all(bool(torch.stack([one for one in found if one.device == device]).all()) for device in devices):
             raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
 
     def _not_finite(self, what: str) -> NanLoss:
