@@ -19,11 +19,11 @@ import torch
 
 from flexact import FlexConfig
 from flexact.config import PAPER_CANDIDATES
-from flexact.layer import FlexAct
-from flexact.pace import RunningGradient
+from flexact.io.atomic_files import write_rows
+from flexact.policy.running_gradient import RunningGradient
+from flexact.routing.layer import FlexAct
 from flexact.studies.provenance import provenance
 from flexact.studies.synthetic.replicas import Cell, Task, train
-from flexact.writing import write_rows
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic" / "ablation.csv"
 DEFAULT = FlexConfig(candidates=PAPER_CANDIDATES, granularity="channel")

@@ -42,8 +42,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import flexact
+from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import processor, provenance
-from flexact.writing import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = ("kept", "picked", "pickled", "loaded")
@@ -187,7 +187,7 @@ def _pickle(model: nn.Module, plain: Callable[[], nn.Module], folder: Path) -> N
 def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None:
     """As FlexActCallback leaves a model at the end of a run, and its Trainer saves it."""
     from flexact.integrations.transformers_config import check_says_so, say_picks
-    from flexact.picks_file import write_picks
+    from flexact.surgery.picks_file import write_picks
 
     try:
         check_says_so(model)

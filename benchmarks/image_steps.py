@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar.methods import BASELINE, METHODS, MODELS, PLACEMENTS, build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.ranks import Ranks
@@ -22,7 +23,6 @@ from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.timing import Deadline, interleaved, ratios, spread
 from flexact.studies.provenance import provenance
-from flexact.writing import write_rows
 
 LONG, SHORT = 10**6, 1
 """Steps of a round in which nothing is dropped while it is timed, and in which everything is before that."""

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.provenance import provenance
-from flexact.writing import write_rows
 
 WITH_ELU = (*RECTIFIERS, "elu")
 THREE = ("relu", "leaky_relu", "gelu")

@@ -20,11 +20,10 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from flexact.ops import batch_norm
-from flexact.ops import triton as routed
-from flexact.ops.basis import _FORMS, blend
-from flexact.ops.launching import Launch
-from flexact.ops.moments import moments
+from flexact.ops.triton import batch_norm, routed
+from flexact.ops.triton.basis import _FORMS, blend
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.moments import moments
 
 CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),

@@ -22,14 +22,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flexact.sites import sites_of
+from flexact.io.atomic_files import write_rows
+from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.measurement import BASELINE
 from flexact.studies.overhead.networks import FIVE, build, kernels_of
 from flexact.studies.overhead.options import NETWORKS, Options, chosen
 from flexact.studies.overhead.steps import Batch, Training
 from flexact.studies.provenance import provenance
-from flexact.writing import write_rows
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))
 FOURTEEN = (*FIVE, "gelu", "silu", "elu", "softplus", "mish", "selu", "hardswish", "relu6", "softsign")

@@ -26,9 +26,9 @@ from torch import Tensor
 import flexact
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
+from flexact.io.atomic_files import write_rows
 from flexact.ops import SENSITIVITY, reference, routed_activation
 from flexact.studies.provenance import processor, provenance
-from flexact.writing import write_rows
 
 SHAPE = (128, 64, 32, 32)
 

@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import provenance
 from flexact.studies.synthetic.store import read_results
-from flexact.writing import write_rows
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic"
 HOMOGENEOUS = "--truths relu,leaky_relu,identity"

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
+from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import processor, provenance
 from flexact.studies.synthetic.models import activation
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import train
 from flexact.studies.workers import cores
-from flexact.writing import write_rows
 
 MODELS = ("flexact-default", "flexact-a0.3", "relu", "splash")
 TARGET = 10.0

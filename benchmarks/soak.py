@@ -67,8 +67,8 @@ def main() -> None:
         return
     if arguments.run == "memory":
         tracemalloc.start()  # before torch is imported: what it holds is part of what must not grow
+    from flexact.io.atomic_files import write_rows
     from flexact.studies.provenance import processor, provenance
-    from flexact.writing import write_rows
 
     made = {**provenance(), "device": processor()}
     rows = []
@@ -164,7 +164,7 @@ def _sample(run: str, step: int, loss: float, candidates: int, blocks: list[tupl
 
 def _all(arguments: argparse.Namespace) -> None:
     """Every run in a process of its own, one CSV, and whether the targets are met."""
-    from flexact.writing import write_rows
+    from flexact.io.atomic_files import write_rows
 
     rows: list[dict[str, str]] = []
     for run in POLICIES:

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flexact.ops import SENSITIVITY, kernels, routed_activation
+from flexact.io.atomic_files import write_rows
+from flexact.ops import SENSITIVITY, dispatch, routed_activation
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead.measurement import BASELINE
 from flexact.studies.overhead.networks import WAYS, build, check_kernels, plain_blend
@@ -25,7 +26,6 @@ from flexact.studies.overhead.options import NETWORKS, Options, chosen
 from flexact.studies.overhead.steps import Batch, Training
 from flexact.studies.overhead.timing import WARM_UP, Deadline, Run, interleaved, ratios, spread
 from flexact.studies.provenance import provenance
-from flexact.writing import write_rows
 
 CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
@@ -163,7 +163,7 @@ def routed(way: str, h: Tensor, delta: Tensor, k: int) -> Operation:
     p = torch.full((1, k), 1 / k, device=h.device)
 
     def blend(h: Tensor) -> Any:
-        kernels.use(WAYS[way].kernels)
+        dispatch.use(WAYS[way].kernels)
         return routed_activation(h, logits, p, p, temperature, names, range(k), 1, SENSITIVITY)
 
     return Operation(h, delta, blend, logits)
@@ -195,7 +195,7 @@ def step(blocks: tuple[int, ...], way: str, mode: str, k: int, options: Options)
 def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> Run:
     """An operation, warmed up, and captured where a graph is asked for."""
     if way in WAYS:
-        kernels.use(WAYS[way].kernels)
+        dispatch.use(WAYS[way].kernels)
     for _ in range(WARM_UP):
         run()
     if way in WAYS:

@@ -1,7 +1,7 @@
 """Set-up shared by all tests: Triton's interpreter, torchvision's missing operators, and hypothesis' profile.
 
 Where there is no CUDA device, Triton's kernels run on CPU tensors under its interpreter, slowly, and only where a test
-asks for them with `kernels.use("triton")`. Triton decides when it is imported, so the variable comes first.
+asks for them with `dispatch.use("triton")`. Triton decides when it is imported, so the variable comes first.
 
 The torchvision that `make install` puts beside a CPU build of torch is built for CUDA: its compiled part does not load,
 so the operators ``nms`` and ``qnms`` do not exist, and ``import torchvision`` fails because it registers fake kernels
@@ -32,7 +32,7 @@ from hypothesis import settings
 from torch import nn
 
 from flexact import FlexAct
-from flexact.ops import kernels
+from flexact.ops import dispatch
 
 sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in processes of tests too
 
@@ -78,7 +78,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """Where Triton's kernels are tested: on the CPU under the interpreter, and on the card with the marker gpu."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    if request.param == "cpu" and not kernels.interpreting():
+    if request.param == "cpu" and not dispatch.interpreting():
         pytest.skip("Triton's interpreter is off where there is a CUDA device")
     return torch.device(request.param)
 
@@ -86,10 +86,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Triton's kernels wherever they can run; a test fails when they were given up in it without its doing."""
-    monkeypatch.setattr(kernels, "_forced", "triton")
-    monkeypatch.setattr(kernels, "_broken", "")
+    monkeypatch.setattr(dispatch, "_forced", "triton")
+    monkeypatch.setattr(dispatch, "_broken", "")
     yield
-    assert not kernels._broken
+    assert not dispatch._broken
 
 
 @pytest.fixture

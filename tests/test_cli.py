@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flexact.cli import main
+from flexact.cli.app import main
 
 TINY = ["--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu,flexact-default"]
 
@@ -117,7 +117,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_the_extra_the_command_names_it(package):
-    script = f"import sys; sys.modules[{package!r}] = None; from flexact.cli import main; main(['--help'])"
+    script = f"import sys; sys.modules[{package!r}] = None; from flexact.cli.app import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
     assert "flexact[cli]" in done.stderr

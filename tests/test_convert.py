@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, convert, extract, selection
 from flexact.config import PAPER_CANDIDATES
-from flexact.rewriting import Rewritten
+from flexact.surgery.rewriting import Rewritten
 
 NEAR = FlexConfig(candidates=PAPER_CANDIDATES, init="original", init_probability=1 - 1e-6)
 

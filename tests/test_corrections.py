@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flexact import FlexConfig, corrections
+from flexact import FlexConfig
 from flexact.ops import DEVIATION, SENSITIVITY
+from flexact.routing import corrections
 
 seeds = st.integers(0, 2**32)
 

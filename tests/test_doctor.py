@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import flexact
-from flexact import doctor
-from flexact.cli import main
-from flexact.ops import kernels
+from flexact.cli import doctor, main
+from flexact.ops import dispatch
 
 
 def test_it_names_versions_devices_and_kernels() -> None:
@@ -21,7 +20,7 @@ def test_it_names_versions_devices_and_kernels() -> None:
     assert found.versions["flexact"] == version("flexact")
     assert list(found.versions) == ["flexact", "python", "torch", "triton", "CUDA", "cuDNN"]
     processor = found.devices[0]
-    assert (processor.name, processor.kernels, processor.reason) == ("cpu", *kernels.active("cpu"))
+    assert (processor.name, processor.kernels, processor.reason) == ("cpu", *dispatch.active("cpu"))
     assert re.match(r"\d+ cores, \d+ threads, ", processor.about)
 
 
@@ -65,7 +64,9 @@ def test_a_card_is_shown_with_its_memory_and_capability(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
-    monkeypatch.setattr(kernels, "active", lambda device: kernels.Active("closed_form", "triton 2.1 is older than 3.2"))
+    monkeypatch.setattr(
+        dispatch, "active", lambda device: dispatch.Active("closed_form", "triton 2.1 is older than 3.2")
+    )
     assert doctor.examine().devices[1] == doctor.Device(
         "cuda:0", "NVIDIA H200, 140.0 GiB, compute capability 9.0", "closed_form", "triton 2.1 is older than 3.2"
     )

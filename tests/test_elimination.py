@@ -12,8 +12,8 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection
-from flexact.elimination import Elimination
-from flexact.sites import sites_of
+from flexact.policy.elimination import Elimination
+from flexact.routing.sites import sites_of
 
 NAMES = ("relu", "gelu", "silu", "tanh")
 CONFIG = FlexConfig(candidates=NAMES, pick_by="blend", eliminate="one", share="site", rewind=False)

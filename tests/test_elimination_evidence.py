@@ -7,7 +7,7 @@ from torch import nn
 
 import flexact
 from flexact import FlexConfig, selection
-from flexact.elimination import Elimination
+from flexact.policy.elimination import Elimination
 
 CANDIDATES = ("original", "tanh", "gelu", "silu")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexact import FlexActError
-from flexact.evidence import Evidence
+from flexact.policy.evidence import Evidence
 
 CPU = torch.device("cpu")
 

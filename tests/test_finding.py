@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact.finding import find
+from flexact.surgery.finding import find
 
 NEAR = flexact.FlexConfig(init="original", init_probability=1 - 1e-6)
 

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, candidates
-from flexact.fused import normalised_site
-from flexact.ops import kernels
+from flexact.ops import dispatch
+from flexact.surgery.fused_site import normalised_site
 
-batch_norm = pytest.importorskip("flexact.ops.batch_norm")  # needs Triton
+batch_norm = pytest.importorskip("flexact.ops.triton.batch_norm")  # needs Triton
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -35,7 +35,7 @@ QUIET = FlexConfig(noise=0.0)
 def apart() -> Iterator[None]:
     """The parts run one after the other in here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_forced", "closed_form")
+        patch.setattr(dispatch, "_forced", "closed_form")
         yield
 
 

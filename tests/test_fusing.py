@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig, convert, extract
-from flexact.fused import normalised_site
-from flexact.rewriting import Rewritten
+from flexact.surgery.fused_site import normalised_site
+from flexact.surgery.rewriting import Rewritten
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 ORIGINAL = FlexConfig(init="original")

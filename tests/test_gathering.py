@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexact.gathering import Gathered
+from flexact.routing.call_statistics import Gathered
 
 CPU = torch.device("cpu")
 

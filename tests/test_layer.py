@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, candidates
-from flexact.channel_picks import ChannelPicks
 from flexact.ops import reference
-from flexact.sites import sites_of
+from flexact.routing.channel_picks import ChannelPicks
+from flexact.routing.sites import sites_of
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 ALL = (

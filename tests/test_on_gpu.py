@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexConfig, layer
-from flexact.ops import SENSITIVITY, kernels, reference, routed_activation
+from flexact import FlexConfig
+from flexact.ops import SENSITIVITY, dispatch, reference, routed_activation
+from flexact.routing import layer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,8 +118,8 @@ def test_a_hundred_steps_end_at_the_references_loss(
 ) -> None:
     config = FlexConfig.paper(noise=0.0)  # a paced step follows the sign of a gradient, and so of its rounding
     ours = trained(resnet(resnets, fuse, config=config), 100, lr=GENTLE, batches=1)
-    assert kernels.active(CARD).name == "triton"
-    monkeypatch.setattr(kernels, "_forced", "closed_form")
+    assert dispatch.active(CARD).name == "triton"
+    monkeypatch.setattr(dispatch, "_forced", "closed_form")
     monkeypatch.setattr(layer, "routed_activation", by_the_reference)
     theirs = trained(resnet(resnets, False, config=config), 100, lr=GENTLE, batches=1)
     assert ours[-1] < 0.9 * ours[0], "it must learn something"
@@ -176,7 +177,7 @@ def test_compiled_in_one_piece_it_does_the_same_and_is_not_compiled_again(fuse: 
             return compiled(images)
 
     losses = trained(model, 20, run, lr=GENTLE)
-    assert float(flexact.sites.sites_of(model)[0].temperature) < 0.2
+    assert float(flexact.routing.sites.sites_of(model)[0].temperature) < 0.2
     assert losses == pytest.approx(trained(twin, 20, lr=GENTLE), rel=1e-3)
     images, _ = batch(99)
     torch._dynamo.reset()
@@ -229,8 +230,8 @@ def one_call(h: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexact.ops import tiles
-    from flexact.ops.launching import Launch
+    from flexact.ops.triton import tiles
+    from flexact.ops.triton.launch import Launch
 
     built: list[Launch] = []
     build = Launch._build
@@ -251,7 +252,7 @@ def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monke
     for h in (memory[1:], memory[:1], memory[:4095], memory[1:].view(64, 64).t()):  # another address, other sizes
         ours = one_call(h)
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "_forced", "closed_form")
+            patch.setattr(dispatch, "_forced", "closed_form")
             expected = one_call(h)
         for left, right in zip(ours, expected, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
@@ -308,7 +309,7 @@ def test_more_elements_than_32_bits_count(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_batch_norm_of_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
-    from flexact.fused import normalised_site
+    from flexact.surgery.fused_site import normalised_site
 
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("needs 60 GiB of memory")

@@ -27,9 +27,9 @@ plain = flexact.extract(model, commit=True)
 assert not any(isinstance(module, flexact.FlexAct) for module in plain.modules())
 print(flexact.__file__)
 
-import flexact.cli
+import flexact.cli.app
 
-flexact.cli.main([])
+flexact.cli.app.main([])
 """
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.picks_file import Unpicked
+from flexact.surgery.picks_file import Unpicked
 
 GOOD = {"flexact_picks": 1, "committed": True, "picks": {"1": "tanh"}, "original": {}}
 

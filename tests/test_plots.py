@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from flexact import FlexActError, plots
-from flexact.drawing import STYLE
-from flexact.evidence import Contest
-from flexact.picture import Bars, Line, Panel, Picture, candidate_colours, short_names, value_range
+from flexact import FlexActError
+from flexact.observe.figures import history as plots
+from flexact.observe.figures.description import Bars, Line, Panel, Picture, candidate_colours, short_names, value_range
+from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.policy.evidence import Contest
 
 
 def _history(steps: int = 5, **numbers: float) -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexAct, FlexConfig, policy
+from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
-from flexact.evidence import Evidence
 from flexact.ops import reference
-from flexact.pace import RunningGradient
-from flexact.sites import sites_of
-from flexact.stepping import Step
+from flexact.policy import logit_updates as policy
+from flexact.policy.evidence import Evidence
+from flexact.policy.optimizer_steps import Step
+from flexact.policy.running_gradient import RunningGradient
+from flexact.routing.sites import sites_of
 
 FIVE = PAPER_CANDIDATES
 

@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import flexact
-from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection, step_hooks
-from flexact import rewinding as rewinding_file
-from flexact.sites import sites_of
+from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection
+from flexact.policy import rewinding as rewinding_file
+from flexact.policy import step_hooks
+from flexact.routing.sites import sites_of
 
 STEPS = 20
 CANDIDATES = ("relu", "gelu", "tanh")

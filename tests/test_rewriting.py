@@ -27,7 +27,7 @@ from torch.nn.utils import parametrize
 
 import flexact
 from flexact.config import PAPER_CANDIDATES
-from flexact.rewriting import Rewritten, first_class
+from flexact.surgery.rewriting import Rewritten, first_class
 
 PAPER = flexact.FlexConfig(candidates=PAPER_CANDIDATES)
 NEAR = dataclasses.replace(PAPER, init="original", init_probability=1 - 1e-6)

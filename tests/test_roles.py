@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import flexact
 from flexact import FlexActError, FlexConfig, convert, selection
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 ORIGINAL = FlexConfig(init="original")
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flexact import FlexActError, FlexConfig
-from flexact.rounds import drops, left_after_rounds, planned, planned_for, rungs, trial_steps
+from flexact.policy.rounds import drops, left_after_rounds, planned, planned_for, rungs, trial_steps
 
 HALF, ONE = FlexConfig(eliminate="half"), FlexConfig(eliminate="one")
 counts = st.integers(2, 16)

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flexact
 from flexact import FlexAct, FlexConfig
-from flexact.routing import gumbel_noise, log_pi, probabilities
-from flexact.sites import bind, sites_of
+from flexact.routing.router import gumbel_noise, log_pi, probabilities
+from flexact.routing.sites import bind, sites_of
 
 PAPER = FlexConfig.paper()
 

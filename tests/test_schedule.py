@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection, step_hooks
+from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
 from flexact.config import Correction
 from flexact.ops import reference
+from flexact.policy import step_hooks
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 

@@ -16,8 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, convert, selection
-from flexact.evidence import Contest
-from flexact.selection import Selection
+from flexact.observe.selection import Selection
+from flexact.policy.evidence import Contest
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 BY_SITE = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexActError, FlexConfig, Schedule, convert, param_groups, selection
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 BLEND = FlexConfig(pick_by="blend")
 pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")

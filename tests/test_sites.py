@@ -9,7 +9,7 @@ from torch import nn
 
 import flexact
 from flexact import FlexAct, FlexActError
-from flexact.sites import blend, bound_sites, routers_of, sites_of, unbind
+from flexact.routing.sites import blend, bound_sites, routers_of, sites_of, unbind
 
 
 def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:

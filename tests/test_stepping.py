@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import flexact
 from flexact import FlexAct, FlexConfig, Schedule, param_groups
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 MODULES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU, "tanh": nn.Tanh}
 NAMES = tuple(MODULES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flexact.writing import made_folder, write_rows, write_whole
+from flexact.io.atomic_files import made_folder, write_rows, write_whole
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path: Path) -> None:

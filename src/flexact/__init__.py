@@ -2,15 +2,15 @@
 
 from flexact.candidates import register_candidate
 from flexact.config import FlexConfig
-from flexact.convert import commit, convert, extract
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct
-from flexact.optimizers import param_groups
-from flexact.picks_file import load_picks
-from flexact.policy import penalty
-from flexact.recorder import Recorder
-from flexact.schedule import Schedule
-from flexact.selection import selection
+from flexact.observe.recorder import Recorder
+from flexact.observe.selection import selection
+from flexact.policy.logit_updates import penalty
+from flexact.policy.optimizers import param_groups
+from flexact.policy.schedule import Schedule
+from flexact.routing.layer import FlexAct
+from flexact.surgery.convert import commit, convert, extract
+from flexact.surgery.picks_file import load_picks
 
 __all__ = [
     "FlexAct",

@@ -1,6 +1,6 @@
 """`python -m flexact`."""
 
-from flexact.cli import main
+from flexact.cli.app import main
 
 if __name__ == "__main__":
     main()

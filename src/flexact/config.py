@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from flexact.candidates import ORIGINAL, lookup
 from flexact.errors import FlexActError, suggestion
-from flexact.reading import parsed_json
+from flexact.io.json_input import parsed_json
 
 VERSION = 1
 
@@ -73,7 +73,7 @@ class FlexConfig:
     anneal: Anneal = "exponential"
     """How τ goes from the first to the last."""
     correction: Correction = "grad_norm_kl"
-    """What pulls the routing straight; see `flexact.corrections`."""
+    """What pulls the routing straight; see `flexact.routing.corrections`."""
     advantage: Advantage = "raw"
     """"normalized" divides each candidate's advantage by the root-mean-square of a_k − x."""
     alpha: float = 1.3
@@ -90,7 +90,7 @@ class FlexConfig:
     clip: float = 1.0
     """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and "clipped_norm_kl" (each ḡ)."""
     logit_step: LogitStep = "paced"
-    """"paced": the Schedule moves the logits itself (see `flexact.pace`); "optimizer": your optimizer does."""
+    """"paced": the Schedule moves the logits itself (`policy.running_gradient`); "optimizer": your optimizer does."""
     pace: float = 10.0
     """How far a logit can go in an elimination round once the weights have settled, when paced."""
     settle: float = 0.5

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from flexact import candidates
-from flexact.commands import app
+from flexact.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -129,12 +129,15 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
     [
         *(f"flexact.{name}" for name in flexact.__all__),
         *(f"flexact.baselines.{name}" for name in baselines.__all__),
-        *(f"flexact.plots.{name}" for name in ("picks", "probabilities", "final_picks", "numbers", "history_pictures")),
+        *(
+            f"flexact.observe.figures.history.{name}"
+            for name in ("picks", "probabilities", "final_picks", "numbers", "history_pictures")
+        ),
         *(f"flexact.integrations.{name}.FlexActCallback" for name in INTEGRATIONS),
     ],
 )
 def test_a_public_name_is_in_the_reference(name: str, pages: dict[Path, Page]) -> None:
-    # A function that has its module's name stands under both: flexact.convert.convert.
+    # A function that has its module's name stands under both: flexact.surgery.convert.convert.
     wanted = {name, f"{name}.{name.rpartition('.')[2]}"}
     assert any(wanted & page.anchors for page in pages.values())
 

@@ -20,18 +20,18 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError, Recorder
-from flexact.picks_file import described, write_picks
+from flexact.io.result_folder import read_config
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.study import Result, Store
 from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar_data import data
-from flexact.studies.folder import read_config
 from flexact.studies.glue.train import _read as read_outcome
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.store import Moment as StudyMoment
 from flexact.studies.synthetic.store import Part, Point, read_parts
 from flexact.studies.synthetic.store import Result as StudyResult
 from flexact.studies.synthetic.store import Store as StudyStore
+from flexact.surgery.picks_file import described, write_picks
 
 PROTOCOL = Protocol(epochs=3, batch=8, lr=0.02, width=8)
 CELL = Cell("cifar10", "resnet18", "flexact-all", 0)

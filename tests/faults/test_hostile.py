@@ -23,11 +23,11 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError, Recorder
-from flexact.cli import main
-from flexact.studies import report
+from flexact.cli.app import main
+from flexact.io.atomic_files import write_whole
+from flexact.report import build as report
 from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.study import Store as ImagesStore
-from flexact.writing import write_whole
 
 
 def _folders() -> ModuleType:

@@ -28,9 +28,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import nn
 
 import flexact
-from flexact.picks_file import described, write_picks
-from flexact.selection import Selection
-from flexact.sites import sites_of
+from flexact.observe.selection import Selection
+from flexact.routing.sites import sites_of
+from flexact.surgery.picks_file import described, write_picks
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),

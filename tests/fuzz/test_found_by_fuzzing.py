@@ -14,8 +14,8 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError
-from flexact.picks_file import described, write_picks
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
+from flexact.surgery.picks_file import described, write_picks
 
 
 def network() -> nn.Module:

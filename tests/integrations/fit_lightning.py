@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flexact
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 # The logits of the default policy move by gradients in units of their own size, which blow rounding up: these do not.
 CONFIG = flexact.FlexConfig(noise=1.0, logit_step="optimizer", alpha_kind="absolute", alpha=0.3)

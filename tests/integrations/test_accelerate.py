@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import flexact
 import forked
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 pytest.importorskip("accelerate")
 ROOT = Path(__file__).resolve().parents[2]

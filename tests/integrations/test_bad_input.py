@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import SCHEDULE, FlexActCallback  # noqa: E402

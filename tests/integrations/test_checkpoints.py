@@ -15,8 +15,8 @@ from torch import nn
 
 import flexact
 from flexact.config import PAPER_CANDIDATES
-from flexact.picks_file import described, write_picks
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
+from flexact.surgery.picks_file import described, write_picks
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402

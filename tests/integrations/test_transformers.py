@@ -13,7 +13,7 @@ import torch
 import flexact
 import forked
 from flexact.config import PAPER_CANDIDATES
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402

@@ -17,7 +17,7 @@ import transformers  # noqa: E402
 
 import flexact  # noqa: E402
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
-from flexact.sites import sites_of  # noqa: E402
+from flexact.routing.sites import sites_of  # noqa: E402
 
 
 class Rows(torch.utils.data.Dataset):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from resnets import SharedBlock
 
 Batch = tuple[tuple[Tensor, ...], Tensor]

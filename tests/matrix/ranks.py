@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import flexact
 from flexact import FlexConfig
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar.ranks import SyncedBatchNorm
 from matrix.models import COLUMNS, Batch, Column, logits_of, optimizer_of, scatter_logits
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig
-from flexact.routing import gumbel_noise
-from flexact.sites import sites_of
+from flexact.routing.router import gumbel_noise
+from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, gradients_of, optimizer_of, scatter_logits
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flexact
 from flexact import FlexConfig
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from matrix.models import Column, optimizer_of
 
 STEPS = 200

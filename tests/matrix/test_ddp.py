@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flexact.routing import gumbel_noise
+from flexact.routing.router import gumbel_noise
 from matrix.models import Column
 from matrix.ranks import POLICIES, trained
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import flexact
 from flexact import FlexConfig
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, gradients_of, optimizer_of, scatter_logits
 
 

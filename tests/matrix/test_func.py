@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 import flexact
 from flexact import FlexConfig
 from flexact.ops import reference
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, scatter_logits
 
 CHOICES = {"soft": STEADY, "hard": FlexConfig.paper(noise=0.0, commit_at=None, forward="hard")}

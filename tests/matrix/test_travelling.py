@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import flexact
 from flexact import FlexConfig
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, optimizer_of, scatter_logits
 
 safetensors = pytest.importorskip("safetensors.torch")

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from flexact.candidates import lookup
-from flexact.ops import DEVIATION, SENSITIVITY, batch_norm, reference, tiles
-from flexact.ops.basis import blend
-from flexact.ops.batch_norm import Norm
-from flexact.ops.moments import moments as batch_moments
+from flexact.ops import DEVIATION, SENSITIVITY, reference
+from flexact.ops.triton import batch_norm, tiles
+from flexact.ops.triton.basis import blend
+from flexact.ops.triton.batch_norm import Norm
+from flexact.ops.triton.moments import moments as batch_moments
 
 NAMES = ("relu", "tanh", "leaky_relu", "silu")
 K = len(NAMES)

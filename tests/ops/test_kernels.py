@@ -17,7 +17,7 @@ import torch
 
 import flexact
 from flexact import FlexActError
-from flexact.ops import closed_form, compiled, kernels, routed_activation
+from flexact.ops import closed_form, dispatch, inductor_form, routed_activation
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -25,9 +25,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing forced, nothing given up, nothing remembered, and a card that is new enough."""
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
-    monkeypatch.setattr(kernels, "_forced", None)
-    monkeypatch.setattr(kernels, "_broken", "")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "_forced", None)
+    monkeypatch.setattr(dispatch, "_broken", "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     forget()
     yield monkeypatch
@@ -36,8 +36,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def forget() -> None:
     """What is found out about the machine once for all."""
-    for name in dir(kernels):
-        getattr(getattr(kernels, name), "cache_clear", lambda: None)()
+    for name in dir(dispatch):
+        getattr(getattr(dispatch, name), "cache_clear", lambda: None)()
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:
@@ -58,27 +58,27 @@ def test_cpu_tensors_take_the_closed_form_even_under_tritons_interpreter(
 ) -> None:
     fresh.setenv("TRITON_INTERPRET", interpreter)
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert kernels.active("cpu") == kernels.active(CPU) == ("compiled", "")
+    assert dispatch.active("cpu") == dispatch.active(CPU) == ("compiled", "")
     without_compiler(fresh)
-    assert kernels.active(CPU) == ("closed_form", "there is no C++ compiler")
+    assert dispatch.active(CPU) == ("closed_form", "there is no C++ compiler")
 
 
 def test_only_large_tensors_are_compiled_unless_that_was_asked_for(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    small, large = torch.empty(4), torch.empty(1).expand(kernels.COMPILED_FROM)
-    assert (kernels.compiles(small), kernels.compiles(large)) == (False, True)
-    kernels.use("compiled")
-    assert (kernels.compiles(small), kernels.compiles(large)) == (True, True)
-    kernels.use("closed_form")
-    assert (kernels.compiles(small), kernels.compiles(large)) == (False, False)
-    kernels.use("auto")
+    small, large = torch.empty(4), torch.empty(1).expand(dispatch.COMPILED_FROM)
+    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, True)
+    dispatch.use("compiled")
+    assert (dispatch.compiles(small), dispatch.compiles(large)) == (True, True)
+    dispatch.use("closed_form")
+    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, False)
+    dispatch.use("auto")
     without_compiler(fresh)
-    assert (kernels.compiles(small), kernels.compiles(large)) == (False, False)
+    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, False)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_cuda_tensors_take_triton() -> None:
-    assert kernels.active(CUDA) == ("triton", "")
+    assert dispatch.active(CUDA) == ("triton", "")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was asked for"), ("compiled", "")])
@@ -86,26 +86,26 @@ def test_cuda_tensors_take_triton() -> None:
 def test_the_variable_forces_one(name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     fresh.setenv("FLEXACT_KERNELS", name)
-    assert kernels.wanted() == name
-    assert kernels.active(device) == (name, reason)
+    assert dispatch.wanted() == name
+    assert dispatch.active(device) == (name, reason)
 
 
 def test_use_goes_before_the_variable_and_auto_takes_it_back(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("FLEXACT_KERNELS", "compiled")
-    kernels.use("closed_form")
-    assert kernels.wanted() == "closed_form"
-    kernels.use("auto")
-    assert kernels.wanted() == "compiled"
+    dispatch.use("closed_form")
+    assert dispatch.wanted() == "closed_form"
+    dispatch.use("auto")
+    assert dispatch.wanted() == "compiled"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("TRITON_INTERPRET", "1")
-    kernels.use("triton")
-    assert kernels.active(CPU) == ("triton", "")
+    dispatch.use("triton")
+    assert dispatch.active(CPU) == ("triton", "")
     no_interpreter(fresh)
-    assert kernels.active(CPU).name == "closed_form"
-    assert kernels.active(CPU).reason == "triton was asked for, but Triton's kernels run on CUDA tensors, not on cpu"
+    assert dispatch.active(CPU).name == "closed_form"
+    assert dispatch.active(CPU).reason == "triton was asked for, but Triton's kernels run on CUDA tensors, not on cpu"
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pyte
 )
 def test_a_wrong_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
     with pytest.raises(FlexActError, match=rf"'{wrong}'.*'{meant}'"):
-        kernels.use(wrong)
-    assert kernels.wanted() == "auto", "a refused name must change nothing"
+        dispatch.use(wrong)
+    assert dispatch.wanted() == "auto", "a refused name must change nothing"
     fresh.setenv("FLEXACT_KERNELS", wrong)
     with pytest.raises(FlexActError, match=rf"FLEXACT_KERNELS .*'{wrong}'.*'{meant}'"):
-        kernels.active(CPU)
+        dispatch.active(CPU)
 
 
 @pytest.mark.parametrize("wrong", ["", "fast", None, 3])
 def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
     with pytest.raises(FlexActError, match="auto, triton, compiled, closed_form"):
-        kernels.use(wrong)
+        dispatch.use(wrong)
 
 
 def test_a_wrong_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPatch) -> None:
@@ -138,9 +138,9 @@ def test_a_wrong_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPat
 def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     fresh.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest))
-    assert kernels.active(CUDA) == ("closed_form", "the package triton is not installed")
-    kernels.use("triton")
-    assert kernels.active(CUDA).reason == "triton was asked for, but the package triton is not installed"
+    assert dispatch.active(CUDA) == ("closed_form", "the package triton is not installed")
+    dispatch.use("triton")
+    assert dispatch.active(CUDA).reason == "triton was asked for, but the package triton is not installed"
 
 
 @pytest.mark.parametrize(("version", "runs"), [("3.2.0", False), ("2.10.0", False), ("3.3.0", True), ("3.10.1", True)])
@@ -148,7 +148,7 @@ def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
 def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.import_module("triton"), "__version__", version)
     reason = "" if runs else f"triton {version.rpartition('.')[0]} is older than 3.3"
-    assert kernels.active(CUDA) == ("triton" if runs else "closed_form", reason)
+    assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 0), False), ((7, 5), True), ((10, 0), True)])
@@ -156,30 +156,30 @@ def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> N
 def test_an_old_card(capability: tuple[int, int], runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     reason = "" if runs else "compute capability 7.0 is older than 7.5"
-    assert kernels.active(CUDA) == ("triton" if runs else "closed_form", reason)
+    assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
 def test_triton_cannot_be_forced_on_other_devices(device: str, fresh: pytest.MonkeyPatch) -> None:
     no_interpreter(fresh)
-    kernels.use("triton")
-    assert kernels.active(device).name == "closed_form"
-    assert kernels.active(device).reason.endswith(f"run on CUDA tensors, not on {device}")
+    dispatch.use("triton")
+    assert dispatch.active(device).name == "closed_form"
+    assert dispatch.active(device).reason.endswith(f"run on CUDA tensors, not on {device}")
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
 def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert kernels.active(device).name == "closed_form"
+    assert dispatch.active(device).name == "closed_form"
 
 
 def test_giving_up_is_said_once_and_lasts() -> None:
     with pytest.warns(UserWarning, match=r"failed to build \(OSError: no compiler\); flexact goes on with the closed"):
-        kernels.give_up_triton(OSError("no compiler"))
+        dispatch.give_up_triton(OSError("no compiler"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernels.give_up_triton(OSError("again"))
-    assert kernels.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
+        dispatch.give_up_triton(OSError("again"))
+    assert dispatch.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
 
 
 class InvalidCxxCompiler(RuntimeError):
@@ -197,10 +197,10 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
     def fail(*_: Any) -> Any:
         raise error
 
-    fresh.setattr(kernels, "_broken_compiler", "")
-    fresh.setattr(kernels, "_forced", "compiled")
-    fresh.setattr(kernels, "has_compiler", lambda: True)
-    fresh.setattr(compiled, "forward", fail)
+    fresh.setattr(dispatch, "_broken_compiler", "")
+    fresh.setattr(dispatch, "_forced", "compiled")
+    fresh.setattr(dispatch, "has_compiler", lambda: True)
+    fresh.setattr(inductor_form, "forward", fail)
     h, p = torch.randn(6), torch.tensor([[0.5, 0.5]])
     arguments = (h, torch.zeros(2), p, p, torch.ones(()), ("relu", "tanh"), (0, 1))
     with pytest.warns(UserWarning, match="no working") as said:
@@ -208,32 +208,32 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
     assert len(said) == 1
     for x in results:
         torch.testing.assert_close(x, (h.relu() + h.tanh()) / 2)
-    assert kernels.active(torch.device("cpu")).name == "closed_form"
+    assert dispatch.active(torch.device("cpu")).name == "closed_form"
 
 
 def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(kernels, "_broken", "a reason")
-    fresh.setattr(kernels, "_broken_compiler", "another one")
-    fresh.setattr(kernels, "has_compiler", lambda: True)
-    assert kernels.active(CUDA).reason == "a reason"
-    kernels.use("triton")
-    assert kernels.active(CUDA) == ("triton", "")
-    assert kernels.active(CPU).reason != "a reason"
-    kernels.use("compiled")
-    assert kernels.active(CPU) == ("compiled", "")
+    fresh.setattr(dispatch, "_broken", "a reason")
+    fresh.setattr(dispatch, "_broken_compiler", "another one")
+    fresh.setattr(dispatch, "has_compiler", lambda: True)
+    assert dispatch.active(CUDA).reason == "a reason"
+    dispatch.use("triton")
+    assert dispatch.active(CUDA) == ("triton", "")
+    assert dispatch.active(CPU).reason != "a reason"
+    dispatch.use("compiled")
+    assert dispatch.active(CPU) == ("compiled", "")
 
 
 def test_only_the_compiler_that_the_user_names_counts(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: name if name == "g++" else None)
-    assert kernels.has_compiler()
+    assert dispatch.has_compiler()
     forget()
     fresh.setenv("CXX", "not-there")
-    assert not kernels.has_compiler()
+    assert not dispatch.has_compiler()
 
 
 def test_an_empty_variable_says_nothing(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setenv(kernels.VARIABLE, "")
-    assert kernels.wanted() == "auto"
+    fresh.setenv(dispatch.VARIABLE, "")
+    assert dispatch.wanted() == "auto"
 
 
 def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     fresh.setattr(importlib.metadata, "version", version)
-    assert kernels.active(CUDA) == ("triton", "")
+    assert dispatch.active(CUDA) == ("triton", "")
 
 
 # What follows
@@ -254,7 +254,7 @@ def test_every_choice_computes_the_same_on_the_cpu(name: Any) -> None:
     torch.manual_seed(0)
     h, p, names = torch.randn(4, 6), torch.softmax(torch.randn(1, 3), -1), ("relu", "tanh", "gelu")
     expected, statistics = closed_form.forward(h, p, names, range(3), 1, 3)
-    kernels.use(name)
+    dispatch.use(name)
     x, gathered = routed_activation(h, torch.zeros(3), p, p, torch.ones(()), names, range(3), statistics=3)
     torch.testing.assert_close(x, expected)
     torch.testing.assert_close(gathered, statistics)
@@ -268,6 +268,6 @@ model(torch.randn(3, 2)).sum().backward()
 assert not any(name.startswith("flexact.ops.tri") for name in sys.modules)  # torch imports triton itself
 """
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", kernels.VARIABLE)
+        name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", dispatch.VARIABLE)
     }
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)

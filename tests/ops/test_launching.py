@@ -15,18 +15,18 @@ import pytest
 import torch
 import triton
 
-from flexact.ops import launching, tiles
-from flexact.ops.launching import Launch
-from flexact.ops.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
+from flexact.ops.triton import launch, tiles
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.tiles import FLAT, MOMENTS, MOST_PLANS, Tiles, by_channel
 
 BUILD = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
-from flexact.ops import batch_norm
-from flexact.ops import triton as routed
-from flexact.ops.basis import _FORMS, blend
-from flexact.ops.launching import Launch
-from flexact.ops.moments import moments
+from flexact.ops.triton import batch_norm
+from flexact.ops.triton import routed
+from flexact.ops.triton.basis import _FORMS, blend
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.moments import moments
 
 class Card:
     def get_current_target(self):
@@ -142,7 +142,7 @@ def fails(*arguments: Any) -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=int)))
-    launching._say_once.cache_clear()
+    launch._say_once.cache_clear()
 
 
 @pytest.mark.usefixtures("driver")

@@ -24,13 +24,16 @@ from torch import Tensor, nn
 from triton.errors import TritonError
 
 import flexact
-from flexact import FlexAct, FlexConfig, gathering, policy
-from flexact.evidence import Evidence
-from flexact.ops import kernels, policy_kernels
-from flexact.ops.launching import Launch
-from flexact.pace import RunningGradient
-from flexact.sites import bind
-from flexact.stepping import Step
+from flexact import FlexAct, FlexConfig
+from flexact.ops import dispatch
+from flexact.ops.triton import policy as policy_kernels
+from flexact.ops.triton.launch import Launch
+from flexact.policy import logit_updates as policy
+from flexact.policy.evidence import Evidence
+from flexact.policy.optimizer_steps import Step
+from flexact.policy.running_gradient import RunningGradient
+from flexact.routing import call_statistics as gathering
+from flexact.routing.sites import bind
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 pytestmark = [
@@ -61,7 +64,7 @@ POLICIES: list[dict[str, Any]] = [
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    with mock.patch.object(kernels, "_forced", "closed_form"):
+    with mock.patch.object(dispatch, "_forced", "closed_form"):
         yield
 
 
@@ -245,7 +248,7 @@ def test_the_policy_is_plain_torchs_whatever_it_meets(
     states = []
     for forced in ("triton", "closed_form"):
         sites = Sites(device, seed, sizes=((4, 1), (3, 2)), logit_step=logit_step, **changes)
-        with mock.patch.object(kernels, "_forced", forced):
+        with mock.patch.object(dispatch, "_forced", forced):
             for step in range(2):
                 sites.draw(step)
                 sites.call(*called, scale=statistics)
@@ -305,7 +308,7 @@ def test_a_whole_training_is_plain_torchs(device: torch.device) -> None:
         model = flexact.convert(model, config=config, share="site")
         optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.05))
         schedule = flexact.Schedule(model, total_steps=8, optimizer=optimizer)
-        with mock.patch.object(kernels, "_forced", forced):
+        with mock.patch.object(dispatch, "_forced", forced):
             for _ in range(8):
                 ((model(x) - y).square().mean() + flexact.penalty(model)).backward()
                 optimizer.step()
@@ -355,9 +358,9 @@ def test_plain_torch_takes_over_where_a_kernel_cannot_be_built(
         one_step(theirs, 1)
     with mock.patch.object(policy_kernels, what, side_effect=TritonError("no such instruction")):
         one_step(ours, 1)
-    assert kernels._broken
+    assert dispatch._broken
     assert_alike(ours.state(), theirs.state())
-    monkeypatch.setattr(kernels, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", "")
 
 
 # What they cost
@@ -450,11 +453,11 @@ BUILD = """
 import torch, triton
 from itertools import product
 from triton.backends.compiler import GPUTarget
-from flexact.evidence import Evidence
-from flexact.ops import policy_kernels
-from flexact.ops.launching import Launch
-from flexact.ops.launching import Launch
-from flexact.ops.policy_kernels import Rule
+from flexact.policy.evidence import Evidence
+from flexact.ops.triton import policy as policy_kernels
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.policy import Rule
 
 class Card:
     def get_current_target(self):

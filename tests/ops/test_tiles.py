@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.tiles import Cut, Tiles, by_channel, columns, dense, flat, places
+from flexact.ops.triton.tiles import Cut, Tiles, by_channel, columns, dense, flat, places
 
 
 @triton.jit(do_not_specialize=["tile", "row_tile"])  # a 1 would become a constant, as no program's number does

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexact import candidates
 from flexact.candidates import lookup, register_candidate
-from flexact.ops import DEVIATION, SENSITIVITY, basis, kernels, reference, routed_activation, runs_fused, tiles, triton
-from flexact.ops.basis import blend, without_form
+from flexact.ops import DEVIATION, SENSITIVITY, dispatch, reference, routed_activation, runs_fused
+from flexact.ops.triton import basis, tiles
+from flexact.ops.triton import routed as triton
+from flexact.ops.triton.basis import blend, without_form
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 ALL = (
@@ -502,7 +504,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 def closed(one: Case) -> Result:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_forced", "closed_form")
+        patch.setattr(dispatch, "_forced", "closed_form")
         return one.run()
 
 
@@ -528,7 +530,7 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
         for _ in range(2):
             one.check()
     (record,) = [record for record in caplog.records if "wave" in record.message]
-    assert record.name == "flexact.ops.basis"
+    assert record.name == "flexact.ops.triton.basis"
     assert "closed form" in record.message
 
 

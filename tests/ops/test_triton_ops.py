@@ -18,7 +18,6 @@ from triton.errors import TritonError
 import flexact
 from flexact import FlexAct, FlexConfig, candidates
 from flexact.candidates import lookup
-from flexact.fused import normalised_site
 from flexact.ops import (
     SENSITIVITY,
     _routed_activation,
@@ -29,8 +28,9 @@ from flexact.ops import (
     triton,
     triton_ops,
 )
-from flexact.ops.basis import without_form
-from flexact.ops.guarded import Blending
+from flexact.ops.triton.basis import without_form
+from flexact.ops.triton.fallback import Blending
+from flexact.surgery.fused_site import normalised_site
 
 NAMES = ("relu", "tanh", "gelu")
 KEYS = "\n".join(NAMES)
@@ -152,7 +152,7 @@ def test_a_second_derivative_is_that_of_the_blend_written_plainly(device: torch.
 # torch.compile
 
 COMPILED = """
-import os, sys, torch, triton, flexact.ops.policy_kernels, flexact.ops.triton_ops
+import os, sys, torch, triton, flexact.ops.triton.policy, flexact.ops.triton.autograd
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -164,9 +164,9 @@ class Card:
 
 triton.runtime.driver.set_active(Card())
 os.environ["TRITON_INTERPRET"] = "1"  # what was imported is compiled all the same; CPU tensors may go there now
-flexact.ops.kernels.use("triton")
+flexact.ops.dispatch.use("triton")
 # The policy is not compiled, and there is no card to run it on.
-flexact.ops.policy_kernels._draw_launch = flexact.ops.policy_kernels._direction_launch = lambda *_: lambda *_: None
+flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._direction_launch = lambda *_: lambda *_: None
 
 graphs = []
 

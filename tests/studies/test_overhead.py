@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import flexact
-from flexact.cli import main
-from flexact.ops import kernels
-from flexact.sites import sites_of
-from flexact.studies import csv_rows
+from flexact.cli.app import main
+from flexact.io import csv_rows
+from flexact.ops import dispatch
+from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead import steps, study, timing
 from flexact.studies.overhead.measure import measure, planned
@@ -70,7 +70,7 @@ TINY = Options(
 
 @pytest.fixture(autouse=True)
 def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_forced", None)
+    monkeypatch.setattr(dispatch, "_forced", None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
@@ -137,7 +137,7 @@ def test_extraction_leaves_the_network_with_relu(placement: str, fuse: bool) -> 
 def test_a_way_that_does_not_run_here_is_an_error() -> None:
     with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"), kernels_of("fused", CPU):
         pass
-    assert kernels.wanted() == "auto"
+    assert dispatch.wanted() == "auto"
 
 
 def test_cells_are_planned_with_the_baseline_first_and_once() -> None:

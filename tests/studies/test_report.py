@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from flexact import FlexActError
+from flexact.io.result_folder import read_config
+from flexact.report.build import build, read
+from flexact.report.charts import plain
+from flexact.report.histories import read_histories
+from flexact.report.page import markdown
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.folder import read_config
-from flexact.studies.report import build, read
-from flexact.studies.report_charts import plain
-from flexact.studies.report_histories import read_histories
-from flexact.studies.report_page import markdown
 from flexact.studies.synthetic.alpha import alphas
 from flexact.studies.synthetic.report import study_pictures
 from flexact.studies.synthetic.store import Moment, Result

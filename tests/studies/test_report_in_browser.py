@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flexact.studies import report
+from flexact.report import build as report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (

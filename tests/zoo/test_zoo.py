@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 import flexact
 from flexact.activations import is_activation_function, is_method
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from zoo import EXPECTED
 
 HOUSES = [house.__name__ for house in (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings)]

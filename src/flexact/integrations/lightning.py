@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flexact.convert import extract
 from flexact.errors import FlexActError, missing_extra
-from flexact.policy import penalty
-from flexact.schedule import Schedule
-from flexact.selection import Selection, selection
-from flexact.sites import sites_of
+from flexact.observe.selection import Selection, selection
+from flexact.policy.logit_updates import penalty
+from flexact.policy.schedule import Schedule
+from flexact.routing.sites import sites_of
+from flexact.surgery.convert import extract
 
 _STEP = "training_step"
 

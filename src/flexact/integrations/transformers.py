@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flexact.convert import commit, extract
 from flexact.errors import FlexActError, missing_extra
 from flexact.integrations.transformers_checks import check_arguments, check_model, says_so_or_warns
 from flexact.integrations.transformers_config import say_loudly, say_picks, unsay_picks
@@ -31,14 +30,15 @@ from flexact.integrations.transformers_rewinding import (
     restart_learning_rate,
     write_start,
 )
-from flexact.layer import FlexAct
-from flexact.picks_file import FILE, write_picks
-from flexact.policy import penalty
-from flexact.reading import parsed_json
-from flexact.schedule import Schedule
-from flexact.selection import Selection, selection
-from flexact.sites import blend, sites_of
-from flexact.writing import write_whole
+from flexact.io.atomic_files import write_whole
+from flexact.io.json_input import parsed_json
+from flexact.observe.selection import Selection, selection
+from flexact.policy.logit_updates import penalty
+from flexact.policy.schedule import Schedule
+from flexact.routing.layer import FlexAct
+from flexact.routing.sites import blend, sites_of
+from flexact.surgery.convert import commit, extract
+from flexact.surgery.picks_file import FILE, write_picks
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")

@@ -9,8 +9,8 @@ from torch import nn
 
 from flexact.errors import FlexActError
 from flexact.integrations.transformers_config import check_says_so, reason_not_to_say
-from flexact.layer import FlexAct
-from flexact.sites import sites_of
+from flexact.routing.layer import FlexAct
+from flexact.routing.sites import sites_of
 
 
 def check_model(model: Any, extracts: bool) -> list[FlexAct]:

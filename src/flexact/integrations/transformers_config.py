@@ -22,7 +22,7 @@ from torch import nn
 
 from flexact.activations import is_activation
 from flexact.errors import FlexActError, missing_extra
-from flexact.picks_file import CONFIG_FIELD, Unpicked, built_with, described
+from flexact.surgery.picks_file import CONFIG_FIELD, Unpicked, built_with, described
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")

@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from flexact.errors import FlexActError
-from flexact.schedule import Schedule
-from flexact.writing import write_whole
+from flexact.io.atomic_files import write_whole
+from flexact.policy.schedule import Schedule
 
 START = "flexact_start.pt"
 """In a checkpoint's folder, until the rewind: what the run began with."""

@@ -8,8 +8,8 @@ tensors, drawn once a step for all sites; the gradient to the logits is Proposit
 which is also the gradient to log π, since its entries sum to zero. So no graph runs through the drawing, and
 recomputing a site's forward cannot change its draw.
 
-On CUDA tensors Triton's kernels run (`flexact.ops.triton_ops`), elsewhere the closed form, which the compiler takes as
-it is; `flexact.ops.kernels` says which and why, and can force one.
+On CUDA tensors Triton's kernels run (`ops.triton.autograd`), elsewhere the closed form, which the compiler takes as
+it is; `flexact.ops.dispatch` says which and why, and can force one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, compiled, differentiable, kernels
+from flexact.ops import closed_form, differentiable, dispatch, inductor_form
 from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
 __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
@@ -59,10 +59,10 @@ def routed_activation(
         )
         return plain, weights.new_empty(0)
     if runs_fused(h, keys, alive):
-        from flexact.ops import triton_ops  # needs Triton
+        from flexact.ops.triton import autograd as triton_autograd  # needs Triton
 
-        blending = triton_ops.Blending(weights, probabilities, temperature, keys, tuple(alive), statistics)
-        return triton_ops.routed(h, logits, blending, channel_dim)
+        blending = triton_autograd.Blending(weights, probabilities, temperature, keys, tuple(alive), statistics)
+        return triton_autograd.routed(h, logits, blending, channel_dim)
     x, gathered = _routed_activation(
         h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
     )
@@ -81,9 +81,9 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
 
 
 def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
-    if kernels.active(device).name != "triton":
+    if dispatch.active(device).name != "triton":
         return False
-    from flexact.ops.basis import without_form  # needs Triton
+    from flexact.ops.triton.basis import without_form  # needs Triton
 
     return not without_form(keys)
 
@@ -105,7 +105,7 @@ def _routed_activation(
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
     arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
-    return _compiled_or_not(compiled.forward, closed_form.forward, h, arguments)
+    return _compiled_or_not(inductor_form.forward, closed_form.forward, h, arguments)
 
 
 @torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
@@ -122,7 +122,7 @@ def _routed_activation_backward(
 ) -> tuple[Tensor, Tensor]:
     names, routing = keys.split(_SEPARATOR), (weights, probabilities, temperature)
     arguments = (delta, h, *routing, names, alive, channel_dim, need_logits)
-    return _compiled_or_not(compiled.backward, closed_form.backward, h, arguments)
+    return _compiled_or_not(inductor_form.backward, closed_form.backward, h, arguments)
 
 
 def _compiled_or_not(
@@ -131,13 +131,13 @@ def _compiled_or_not(
     h: Tensor,
     arguments: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
-    if kernels.compiles(h):
+    if dispatch.compiles(h):
         try:
             return fast(*arguments)
         except (RuntimeError, OSError) as error:  # OSError: no folder to compile in
             if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
                 raise
-            kernels.give_up_compiler(error)
+            dispatch.give_up_compiler(error)
     return otherwise(*arguments)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.ops import kernels
+from flexact.ops import dispatch
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -37,7 +37,7 @@ _streams = threading.local()
 
 
 def _stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
-    """Return the same stream every time. torch hands out 32 streams in turn, so a thread that took a new one for each run
+    """Return the same stream every time. torch hands out 32 streams in turn, so a thread that took a new one per run
     would soon share it with a thread that captures."""
     kept: dict[str, torch.cuda.Stream] = vars(_streams)
     if str(device) not in kept:
@@ -57,12 +57,12 @@ def study_stream(device: torch.device) -> Iterator[None]:
         side = _stream_of_this_thread(device)
         side.wait_stream(torch.cuda.current_stream(device))
         stream = torch.cuda.stream(side)
-    before, threads = kernels.wanted(), torch.get_num_threads()
+    before, threads = dispatch.wanted(), torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
         with stream:
             yield
     finally:
-        kernels.use(before)
+        dispatch.use(before)
         torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flexact.cli import main
+from flexact.cli.app import main
 from flexact.studies.cifar.protocol import RECTIFIERS, Cell
 from flexact.studies.cifar.study import Store
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flexact import FlexActError, FlexConfig, extract
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar.methods import METHODS, build, extra_parameters, optimizer_groups
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
 

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from flexact.report.build import build
+from flexact.report.histories import read_histories
 from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.study import Grid, Store
@@ -15,8 +17,6 @@ from flexact.studies.grid.curves import Curve, read_curve
 from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.run import run
 from flexact.studies.grid.running import run_task
-from flexact.studies.report import build
-from flexact.studies.report_histories import read_histories
 
 
 @pytest.fixture

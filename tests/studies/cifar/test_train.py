@@ -459,7 +459,7 @@ SCRIPT = """
 import os
 import sys
 import torch
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar import cell_run, step, train
 
 out, precision = sys.argv[1], getattr(torch, sys.argv[2])

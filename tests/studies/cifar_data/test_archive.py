@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.cli import main
+from flexact.cli.app import main
 from flexact.studies.cifar_data import archive, layouts
 from flexact.studies.cifar_data.data import download, load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flexact.cli import main
+from flexact.cli.app import main
 from flexact.studies.glue.study import Store
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from flexact.config import PAPER_CANDIDATES
-from flexact.picture import candidate_colours
+from flexact.observe.figures.description import candidate_colours
+from flexact.report.charts import charts
 from flexact.studies.cifar import pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS
 from flexact.studies.cifar.statistics import Summary
 from flexact.studies.glue.report import COLOURS as TEXT_COLOURS
-from flexact.studies.report_charts import charts
 
 SEEN: dict[str, list[list[float]]] = {
     "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],

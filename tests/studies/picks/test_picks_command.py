@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flexact.cli import main
+from flexact.cli.app import main
 from flexact.studies.grid.run import run
 from flexact.studies.grid.running import run_task, without_step_ms
 from flexact.studies.picks.cells import Cell, Grid

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from flexact.report.charts import charts
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import summaries
 from flexact.studies.picks.study import Result
 from flexact.studies.picks.table import table
-from flexact.studies.report_charts import charts
 
 Make = Callable[..., list[Result]]
 

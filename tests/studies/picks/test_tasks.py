@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flexact import FlexConfig, Schedule, convert
-from flexact.sites import sites_of
+from flexact.routing.sites import sites_of
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS, cifar, coordinates, gpt, physics
 from flexact.studies.picks.training import Training, activation_names, build, put

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from flexact import Recorder, extract, selection
 from flexact.errors import FlexActError
-from flexact.sites import sites_of
+from flexact.io.atomic_files import write_rows
+from flexact.io.markdown_tables import counted
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.methods import build, picking_sites
 from flexact.studies.cifar.protocol import Cell, Protocol
@@ -27,8 +29,6 @@ from flexact.studies.cifar.step import Training
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.grid.curves import CURVE
-from flexact.studies.tables import counted
-from flexact.writing import write_rows
 
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.reading import parsed_json
-from flexact.writing import write_whole
+from flexact.io.atomic_files import write_whole
+from flexact.io.json_input import parsed_json
 
 VERSION = 1
 ABOUT = "checkpoint.json"

@@ -20,9 +20,9 @@ from flexact import FlexConfig, baselines, commit, convert, param_groups
 from flexact.baselines.learnable import Learnable
 from flexact.candidates import known_names
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct
-from flexact.sites import sites_of
-from flexact.studies.checks import check_known
+from flexact.io.value_checks import check_known
+from flexact.routing.layer import FlexAct
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
 
 MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flexact.picture import Bars, Line, Panel, Picture, candidate_colours
+from flexact.observe.figures.description import Bars, Line, Panel, Picture, candidate_colours
+from flexact.report.page import picture
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.statistics import Summary, in_order
 from flexact.studies.cifar.table import title
 from flexact.studies.grid.curves import Curve
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
-from flexact.studies.report_page import picture
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")
 COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)

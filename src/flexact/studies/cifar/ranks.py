@@ -1,8 +1,8 @@
 """Training with several processes, as torchrun starts them; one alone is the usual case.
 
 Each rank takes its part of every batch, and DistributedDataParallel averages the gradients. What the policy reads is
-averaged over ranks as well (`flexact.gathering`), so the logits, and with them the picks, are the same everywhere. Only
-rank 0 writes.
+averaged over ranks as well (`routing.call_statistics`), so the logits, and with them the picks, are the same
+everywhere. Only rank 0 writes.
 
 Batch norm sees the rank's own part of the batch, and rank 0's running statistics are the ones that count: with two
 ranks and a batch of 128, moments are those of 64 images. `SyncedBatchNorm` takes the whole batch instead, and training
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.gathering import mean_over_ranks, rank_count
+from flexact.routing.call_statistics import mean_over_ranks, rank_count
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flexact.report.page import Section, markdown
 from flexact.studies.cifar.pictures import accuracy_curves, costs
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.statistics import summaries
@@ -12,7 +13,6 @@ from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.table import table_of, title
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.report import finished, histories_of, selection
-from flexact.studies.report_page import Section, markdown
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:

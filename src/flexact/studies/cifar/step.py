@@ -19,15 +19,15 @@ from torch.nn import functional as F
 
 from flexact import Schedule, penalty
 from flexact.errors import FlexActError
-from flexact.gathering import mean_over_ranks
-from flexact.sites import routers_of, sites_of
+from flexact.io.markdown_tables import counted
+from flexact.routing.call_statistics import mean_over_ranks
+from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import captured
-from flexact.studies.tables import counted
 
 WARM_UP = 3
 """Steps that run directly before one is captured: they compile kernels and allocate what lives longer than a step."""

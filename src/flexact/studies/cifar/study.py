@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.checkpoint import ABOUT
 from flexact.studies.cifar.methods import FIXED, METHODS, MODELS
 from flexact.studies.cifar.protocol import Cell, Protocol
@@ -17,7 +18,6 @@ from flexact.studies.cifar_data.data import NAMES, Images, load
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
-from flexact.studies.tables import counted
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.statistics import Summary, summaries
 from flexact.studies.cifar.study import Result, Store
 from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.tables import counted, markdown
 
 TITLES = {
     "cifar10": "CIFAR-10",

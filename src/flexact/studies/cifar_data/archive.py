@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from flexact.errors import FlexActError
+from flexact.io.atomic_files import made_folder
 from flexact.studies.cifar_data.layouts import Layout, layout_of, refuse_others
-from flexact.writing import made_folder
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 """The data sets' own page, at the University of Toronto."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.studies.tables import counted
+from flexact.io.markdown_tables import counted
 
 PADDING = 4
 PLACES = 2 * PADDING + 1

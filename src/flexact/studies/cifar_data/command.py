@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from flexact.studies.tables import counted
+from flexact.io.markdown_tables import counted
 
 
 def data(

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
 from flexact.studies.cifar_data.archive import download
 from flexact.studies.cifar_data.layouts import LAYOUTS, SIDE, Layout, layout_of, refuse_others
 from flexact.studies.grid.digest import sha256_of
-from flexact.studies.tables import counted
 
 __all__ = ["NAMES", "Images", "download", "is_there", "load"]
 

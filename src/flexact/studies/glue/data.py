@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
 from flexact.studies.glue.tasks import TextTask, task_named
 from flexact.studies.grid.digest import sha256_of
-from flexact.studies.tables import counted
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
 _HUB = "nyu-mll/glue"

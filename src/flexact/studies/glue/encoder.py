@@ -102,7 +102,7 @@ def tokenizer_of(encoder: Encoder) -> Any:
 
 def activations_of(network: nn.Module, name: str) -> Sequence[str]:
     """The names of the activations that can be converted; an error where there is none."""
-    from flexact.finding import find
+    from flexact.surgery.finding import find
 
     findings = find(network, per_call=False)
     if not findings.found:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flexact.errors import FlexActError
-from flexact.studies.checks import check_known, check_seed
+from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.encoder import AT_HAND, Encoder
 from flexact.studies.glue.tasks import task_named
 from flexact.studies.grid.protocol import PickingProtocol

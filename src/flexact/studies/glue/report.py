@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flexact.picture import Bars, Panel, Picture
-from flexact.recorder import DECISIONS, DROPS
+from flexact.io.markdown_tables import PAPERS_ROW
+from flexact.observe.figures.description import Bars, Panel, Picture
+from flexact.observe.recorder import DECISIONS, DROPS
+from flexact.report.page import Section, markdown, picture
 from flexact.studies.glue.protocol import METHODS, Cell
 from flexact.studies.glue.study import Result, Store
 from flexact.studies.glue.table import columns_of, heading, scores, table_of, title
 from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
 from flexact.studies.grid.report import finished, histories_of, selection
-from flexact.studies.report_page import Section, markdown, picture
-from flexact.studies.tables import PAPERS_ROW
 
 COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
 

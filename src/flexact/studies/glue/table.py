@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.glue.data import OFFICIAL
 from flexact.studies.glue.paper import GLUE
@@ -15,7 +16,6 @@ from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.statistics import Comparison, p_value, paired
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
-from flexact.studies.tables import PAPERS_ROW, counted, markdown
 
 TITLES = {
     "fixed": "fixed activation",

@@ -16,12 +16,12 @@ import torch
 
 from flexact import convert
 from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_whole
 from flexact.studies.glue.data import TextData
 from flexact.studies.glue.encoder import build, transformers_package
 from flexact.studies.glue.metrics import measured
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
 from flexact.studies.glue.tokens import encoded
-from flexact.writing import write_whole
 
 OUTCOME, CHECKPOINTS, MODEL = "outcome.json", "checkpoints", "model"
 STATE = "trainer_state.json"

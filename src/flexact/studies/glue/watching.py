@@ -14,10 +14,10 @@ from torch import nn
 
 from flexact import Recorder
 from flexact.errors import FlexActError
-from flexact.sites import sites_of
+from flexact.io.atomic_files import write_rows
+from flexact.routing.sites import sites_of
 from flexact.studies.glue.encoder import transformers_package
 from flexact.studies.grid.curves import CURVE, read_curve
-from flexact.writing import write_rows
 
 HISTORY = "history.jsonl"
 RECORDS = 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.reading import parsed_json
+from flexact.io.json_input import parsed_json
 
 
 def whole_files(path: Path) -> list[Path]:

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
+from flexact.io.result_folder import CONFIG
 from flexact.studies.calling import again
-from flexact.studies.folder import CONFIG
 from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.store import FAILED, Store, place_of_data
 from flexact.studies.progress import Progress
-from flexact.studies.tables import counted
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
@@ -51,8 +51,8 @@ def carry_out(store: Store[Any], table_of: Callable[[Any], str], quiet: bool, **
     A machine that trains need not have what a page needs: the folder can be copied to one that has.
     options: of `grid.run.run`.
     """
+    from flexact.report.build import build, missing_packages
     from flexact.studies.grid.run import Stopped, run
-    from flexact.studies.report import build, missing_packages
 
     lacking = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flexact.errors import FlexActError
-from flexact.studies.checks import check_known
+from flexact.io.markdown_tables import counted
+from flexact.io.value_checks import check_known
 from flexact.studies.grid.running import Task, run_in_worker, without_step_ms
-from flexact.studies.tables import counted
 from flexact.studies.workers import Answer, Pool
 
 Ended = Callable[[Task, Answer], None]

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flexact.picture import Line, Panel, Picture
-from flexact.plots import Outcome, outcomes, picks
+from flexact.io.markdown_tables import counted
+from flexact.observe.figures.description import Line, Panel, Picture
+from flexact.observe.figures.history import Outcome, outcomes, picks
+from flexact.report.page import LEAD, outcome_table, table
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
-from flexact.studies.report_page import LEAD, outcome_table, table
-from flexact.studies.tables import counted
 
 Records = Sequence[dict[str, Any]]
 """What a Recorder wrote."""

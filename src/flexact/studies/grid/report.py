@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flexact.report.histories import read_histories
+from flexact.report.page import Section
 from flexact.studies.grid.pictures import Records, evidence, final_picks, selection_by_depth
 from flexact.studies.grid.store import DONE, R, Store
 from flexact.studies.grid.study import Row
-from flexact.studies.report_histories import read_histories
-from flexact.studies.report_page import Section
 
 
 def finished(store: Store[R]) -> list[R]:

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from flexact.errors import FlexActError
-from flexact.studies.folder import VERSION
+from flexact.io.markdown_tables import counted
+from flexact.io.result_folder import VERSION
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.engines import Engine
@@ -26,7 +27,6 @@ from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
 from flexact.studies.grid.study import Cell, GridStudy
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
-from flexact.studies.tables import counted
 from flexact.studies.workers import Answer
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.locks import is_locked
 from flexact.studies.grid.running import LOCK
 from flexact.studies.grid.store import DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, Row
-from flexact.studies.tables import counted, markdown
 
 
 @dataclass(frozen=True)

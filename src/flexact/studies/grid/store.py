@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from flexact.errors import FlexActError
-from flexact.studies import csv_rows
-from flexact.studies.folder import CONFIG, RESULTS, TABLE, check_same, enter, read_config, write_config
+from flexact.io import csv_rows
+from flexact.io.atomic_files import made_folder, write_whole
+from flexact.io.result_folder import CONFIG, RESULTS, TABLE, check_same, enter, read_config, write_config
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy
-from flexact.writing import made_folder, write_whole
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"

@@ -45,7 +45,7 @@ def overhead(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """What routing costs in time, memory and parameters: the paper's overhead table."""
-    from flexact.studies.folder import TABLE
+    from flexact.io.result_folder import TABLE
     from flexact.studies.overhead.measurement import BASELINE, TRAIN
     from flexact.studies.overhead.options import chosen
     from flexact.studies.overhead.study import run

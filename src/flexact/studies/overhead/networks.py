@@ -14,8 +14,8 @@ from flexact import FlexAct, FlexConfig, convert, extract
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.ops import kernels
-from flexact.sites import sites_of
+from flexact.ops import dispatch
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import ResNet
 from flexact.studies.overhead.measurement import BASELINE
 
@@ -29,7 +29,7 @@ class Way:
     """One way of computing a routed activation."""
 
     title: str
-    kernels: kernels.Kernels = "auto"
+    kernels: dispatch.Kernels = "auto"
     fuse: bool = False
     """With the batch norm and the residual addition before it."""
     plain: bool = False
@@ -96,19 +96,19 @@ def build(
 @contextmanager
 def kernels_of(way: str, device: torch.device) -> Iterator[None]:
     """Run with a way's kernels; an error where they are not what would run."""
-    before = kernels.wanted()
+    before = dispatch.wanted()
     wanted = WAYS[way].kernels
-    kernels.use(wanted)
+    dispatch.use(wanted)
     try:
         check_kernels(way, device)
         yield
     finally:
-        kernels.use(before)
+        dispatch.use(before)
 
 
 def check_kernels(way: str, device: torch.device) -> None:
     """That what is in use now is what a way stands for: a measurement of its stand-in would have the wrong name."""
-    wanted, found = WAYS[way].kernels, kernels.active(device)
+    wanted, found = WAYS[way].kernels, dispatch.active(device)
     if wanted not in ("auto", found.name):
         raise FlexActError(f"{wanted} does not run here: {found.reason}")
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.ops import kernels
-from flexact.studies.checks import check_names, check_whole
+from flexact.io.value_checks import check_names, check_whole
+from flexact.ops import dispatch
 
 NETWORKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """The paper's networks, by their blocks per stage."""
@@ -72,7 +72,7 @@ def chosen(device: str | None, quick: bool, **given: Any) -> Options:
         values |= {"ways": (*values["ways"], "fused", "fused_bn"), "repeats": 20, "batch": 128, "width": 64}
         values |= {"minutes": 7.5, "burst_ms": 30.0}
     else:
-        own = ("compiled_form",) if kernels.active("cpu").name == "compiled" else ()
+        own = ("compiled_form",) if dispatch.active("cpu").name == "compiled" else ()
         values |= {"modes": ("eager",), "ways": (*values["ways"], *own), "repeats": 5, "batch": 8, "width": 16}
         values |= {"minutes": 2.0, "burst_ms": 50.0}
     if quick:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact import Schedule, param_groups, penalty
-from flexact.ops import kernels
-from flexact.sites import sites_of
+from flexact.ops import dispatch
+from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import captured
 from flexact.studies.overhead.measurement import PEAK, SAVED
 from flexact.studies.overhead.networks import WAYS, check_kernels
@@ -67,7 +67,7 @@ class Training:
 
     def step(self) -> None:
         """One step."""
-        kernels.use(WAYS[self.way].kernels)
+        dispatch.use(WAYS[self.way].kernels)
         self._work()
         self._host_part()
 
@@ -79,7 +79,7 @@ class Training:
 
     def capture(self) -> None:
         """Capture one step."""
-        kernels.use(WAYS[self.way].kernels)
+        dispatch.use(WAYS[self.way].kernels)
         self._graph = captured(self._work, self.batch.device)
         self._host_part()
 

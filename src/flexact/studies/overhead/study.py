@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from flexact.errors import missing_extra
-from flexact.studies import csv_rows
+from flexact.io import csv_rows
+from flexact.io.atomic_files import write_whole
+from flexact.io.result_folder import TABLE, VERSION, enter, write_config
+from flexact.report.build import Report
+from flexact.report.page import Section
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.folder import TABLE, VERSION, enter, write_config
 from flexact.studies.overhead.measure import measure
 from flexact.studies.overhead.measurement import BASELINE, FILE, Measurement, Measurements
 from flexact.studies.overhead.networks import FIVE, build
@@ -17,9 +20,6 @@ from flexact.studies.overhead.table import pictures, written
 from flexact.studies.overhead.timing import Deadline
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import processor, provenance, versions
-from flexact.studies.report import Report
-from flexact.studies.report_page import Section
-from flexact.writing import write_whole
 
 NAME = "overhead"
 TITLE = "Overhead: the paper's table of costs"

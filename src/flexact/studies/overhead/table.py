@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flexact.picture import Bars, Panel, Picture
+from flexact.io.markdown_tables import markdown
+from flexact.observe.figures.description import Bars, Panel, Picture
 from flexact.studies.overhead.measurement import (
     BASELINE,
     EXTRACTED,
@@ -21,7 +22,6 @@ from flexact.studies.overhead.measurement import (
 from flexact.studies.overhead.networks import WAYS
 from flexact.studies.overhead.options import MODES, NETWORKS
 from flexact.studies.overhead.paper import OVERHEAD
-from flexact.studies.tables import markdown
 
 MODE_TITLES = {
     "eager": "Eager",

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from flexact import Schedule, convert
-from flexact.sites import sites_of
+from flexact.io.atomic_files import write_whole
+from flexact.routing.sites import sites_of
 from flexact.studies.picks.protocol import policy
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.training import Training, number
-from flexact.writing import write_whole
 
 FILE = "picks.json"
 """In the folder of a flexact cell, from the end of its picking on."""

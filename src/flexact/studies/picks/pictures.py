@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flexact.picture import Bars, Grid, Panel, Picture, candidate_colours
+from flexact.observe.figures.description import Bars, Grid, Panel, Picture, candidate_colours
+from flexact.report.page import picture
 from flexact.studies.picks.methods import CHOOSING, fixed
 from flexact.studies.picks.statistics import ORIGINAL, Summary
 from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.report_page import picture
 
 COLOURS = dict(
     zip(

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from flexact.io.atomic_files import write_whole
 from flexact.studies.picks.setting import Picks, Setting
-from flexact.writing import write_whole
 
 FOLDER = "plain"
 """In the grid's folder."""

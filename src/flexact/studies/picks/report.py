@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flexact.report.page import Section, markdown
 from flexact.studies.grid.report import finished
 from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.statistics import summaries
 from flexact.studies.picks.study import Store
 from flexact.studies.picks.table import table_of
-from flexact.studies.report_page import Section, markdown
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from flexact.io.markdown_tables import markdown
 from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.picks.cells import Cell
@@ -15,7 +16,6 @@ from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summa
 from flexact.studies.picks.study import Result, Store
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.tables import markdown
 
 _EXPLAINED = (
     "Scores: mean ± standard deviation over seeds; higher is better. Difference and p (two-sided paired t-test): "

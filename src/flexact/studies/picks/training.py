@@ -18,7 +18,7 @@ from torch import nn
 from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.sites import routers_of, sites_of
+from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 

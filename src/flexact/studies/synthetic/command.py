@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from flexact.config import PAPER_CANDIDATES
+from flexact.io.result_folder import TABLE
 from flexact.studies.calling import again
-from flexact.studies.folder import TABLE
 from flexact.studies.grid.command import Names, Overwrite, Quiet, names
 from flexact.studies.progress import Progress
 from flexact.studies.synthetic.options import Options
@@ -68,7 +68,7 @@ def command_of(study: Study) -> Callable[..., None]:
         quiet: Quiet = False,
         jobs: Jobs = None,
     ) -> None:
-        from flexact.studies.report import build, check_packages
+        from flexact.report.build import build, check_packages
         from flexact.studies.synthetic.runner import run
 
         chosen = PAPER_CANDIDATES if candidates is None else names(candidates) or ()

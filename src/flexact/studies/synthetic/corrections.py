@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from flexact.picture import Bars, Panel, Picture
-from flexact.studies import tables
+from flexact.io import markdown_tables as tables
+from flexact.observe.figures.description import Bars, Panel, Picture
+from flexact.report.page import picture
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.report_page import picture
 from flexact.studies.synthetic import counts
 from flexact.studies.synthetic.names import title
 from flexact.studies.synthetic.options import Options

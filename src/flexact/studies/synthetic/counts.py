@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flexact.io.markdown_tables import counted
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.store import Result
-from flexact.studies.tables import counted
 
 
 def of(results: list[Result], model: str, truth: str | None = None) -> list[Result]:

@@ -16,7 +16,7 @@ from flexact.baselines import BASELINES, make
 from flexact.candidates import known_names, lookup
 from flexact.config import Correction, FlexConfig
 from flexact.errors import FlexActError, suggestion
-from flexact.layer import FlexAct
+from flexact.routing.layer import FlexAct
 from flexact.studies.synthetic.names import DEFAULT, alpha_of
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import LEARNING_RATE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexact.picture import Line, Panel, candidate_colours, candidate_dash
+from flexact.observe.figures.description import Line, Panel, candidate_colours, candidate_dash
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.synthetic.names import title
 from flexact.studies.synthetic.study_run import StudyRun

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flexact.baselines import BASELINES
 from flexact.config import PAPER_CANDIDATES
-from flexact.picture import INK, Line, Panel, Picture, candidate_dash
-from flexact.studies import tables
+from flexact.io import markdown_tables as tables
+from flexact.observe.figures.description import INK, Line, Panel, Picture, candidate_dash
+from flexact.report.page import file_name, picture
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.report_page import file_name, picture
 from flexact.studies.synthetic import counts
 from flexact.studies.synthetic.models import policy, told_rate
 from flexact.studies.synthetic.names import DEFAULT, title

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from flexact.candidates import lookup
-from flexact.layer import FlexAct
-from flexact.optimizers import param_groups
-from flexact.policy import penalty
-from flexact.schedule import Schedule
+from flexact.policy.logit_updates import penalty
+from flexact.policy.optimizers import param_groups
+from flexact.policy.schedule import Schedule
+from flexact.routing.layer import FlexAct
 
 BATCH = 32
 LEARNING_RATE = 0.01

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flexact.picture import Picture
-from flexact.studies.csv_rows import read_text
-from flexact.studies.folder import TABLE
-from flexact.studies.report_page import Section, escape, markdown
+from flexact.io.csv_rows import read_text
+from flexact.io.markdown_tables import PAPERS_ROW, counted
+from flexact.io.result_folder import TABLE
+from flexact.observe.figures.description import Picture
+from flexact.report.page import Section, escape, markdown
 from flexact.studies.synthetic.alpha import ALPHA
 from flexact.studies.synthetic.corrections import CORRECTIONS
 from flexact.studies.synthetic.regression import SYNTHETIC
 from flexact.studies.synthetic.study_run import StudyRun, read_run
-from flexact.studies.tables import PAPERS_ROW, counted
 
 STUDIES = {study.name: study for study in (SYNTHETIC, ALPHA, CORRECTIONS)}
 

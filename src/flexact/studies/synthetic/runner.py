@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.layer import FlexAct
-from flexact.picture import Picture
-from flexact.selection import selection
-from flexact.studies.folder import TABLE, VERSION
+from flexact.io.atomic_files import write_whole
+from flexact.io.result_folder import TABLE, VERSION
+from flexact.observe.figures.description import Picture
+from flexact.observe.selection import selection
+from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.synthetic import models as named
@@ -25,7 +26,6 @@ from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, tra
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 from flexact.studies.synthetic.study_run import StudyRun
 from flexact.studies.workers import Answer, Pool, Report, Stop, cores, one_thread
-from flexact.writing import write_whole
 
 HISTORY_POINTS = 100
 """How many epochs of a run history.csv has, at most, besides the start."""

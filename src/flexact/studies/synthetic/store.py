@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError
-from flexact.studies import csv_rows
-from flexact.studies.csv_rows import REMEDY, damaged
-from flexact.studies.folder import CONFIG, RESULTS, check_same, enter, write_config
+from flexact.io import csv_rows
+from flexact.io.csv_rows import REMEDY, damaged
+from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, write_config
 from flexact.studies.synthetic.options import Options
 
 HISTORY, CURVES = "history.csv", "curves.csv"

@@ -1,0 +1,1 @@
+"""Reading what users give, and writing files whole."""

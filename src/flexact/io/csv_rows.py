@@ -1,0 +1,108 @@
+"""Typed CSV tables: every row is a NamedTuple whose fields are the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_whole
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+REMEDY = "Restore the file, or run the study again with --overwrite."
+
+
+def text(value: Any, digits: int = 9) -> str:
+    """A value as a CSV cell; None is empty. Nine digits hold everything about a float32."""
+    if value is None:
+        return ""
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def line(cells: Sequence[str]) -> str:
+    """One line of a CSV file; line breaks inside a cell become spaces."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
+    return written.getvalue()
+
+
+def columns(kind: type[Any]) -> tuple[str, ...]:
+    """The names of a row's columns."""
+    names: tuple[str, ...] = kind._fields
+    return names
+
+
+def write(
+    path: Path, kind: type[Row], rows: Iterable[Row], made: Mapping[str, str] | None = None, digits: int = 9
+) -> None:
+    """Write a table as a whole. made: further columns with the same value in every row, such as device and date."""
+    constant = made or {}
+    lines = [line([*columns(kind), *constant])]
+    lines += [line([*(text(value, digits) for value in row), *constant.values()]) for row in rows]
+    write_whole(path, "".join(lines))
+
+
+def read(
+    path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = (), cut_off: bool = False
+) -> list[Row]:
+    """The rows of a table, checked. Raises an error that names the line where the file is damaged.
+
+    A missing file has no rows. made: further columns, which are left out.
+    cut_off: whether to leave out an unfinished last line, which a kill may leave in a file that lines are appended to.
+    """
+    content = read_text(path, remedy) if path.is_file() else ""
+    if cut_off:
+        content = content[: content.rfind("\n") + 1]
+    if not content and (cut_off or not path.is_file()):
+        return []
+    if not content.endswith("\n"):
+        raise damaged(path, content.count("\n") + 1, "the line is cut off, or there is none", remedy)
+    reader = csv.reader(io.StringIO(content))
+    try:
+        lines = list(reader)
+    except csv.Error as error:
+        raise damaged(path, reader.line_num, f"not valid CSV ({error})", remedy) from None
+    expected = (*columns(kind), *made)
+    if tuple(lines[0]) != expected:
+        raise damaged(path, 1, f"expected the columns {','.join(expected)}", remedy)
+    types = get_type_hints(kind)
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) != len(expected):
+            raise damaged(path, number, f"expected {len(expected)} columns, found {len(cells)}", remedy)
+        try:
+            values = [_value(name, types[name], cell) for name, cell in zip(types, cells, strict=False)]
+        except ValueError as error:
+            raise damaged(path, number, str(error), remedy) from None
+        rows.append(kind(*values))
+    return rows
+
+
+def read_text(path: Path, remedy: str = REMEDY) -> str:
+    """The text of a file. Raises an error that names the line where the file is not UTF-8."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(path, data[: error.start].count(b"\n") + 1, "not UTF-8 text", remedy) from None
+
+
+def damaged(path: Path, number: int, what: str, remedy: str = REMEDY) -> FlexActError:
+    """The error for a line that no run has written."""
+    return FlexActError(f"{path}, line {number}: {what}. The file was edited or damaged. {remedy}")
+
+
+def _value(name: str, kind: Any, cell: str) -> Any:
+    """A cell as its column's type; an empty cell is None where the type allows it."""
+    choices = get_args(kind)
+    if choices and cell == "":
+        return None
+    one = next((choice for choice in choices if choice is not type(None)), kind)
+    try:
+        return one(cell)
+    except ValueError:
+        raise ValueError(f"{name} is {cell!r}, not {'a whole number' if one is int else 'a number'}") from None

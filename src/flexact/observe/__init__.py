@@ -1,0 +1,1 @@
+"""What was picked, and when: selection, recorder, TensorBoard."""

@@ -1,0 +1,296 @@
+"""The history of the picks over training."""
+
+from __future__ import annotations
+
+import json
+import operator
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_whole
+from flexact.io.json_input import parsed_json, path_of
+from flexact.observe.selection import Row, plain, selection
+from flexact.routing.sites import sites_of
+
+if TYPE_CHECKING:
+    from flexact.observe.tensorboard import Board
+
+VERSION = 2
+_KEY = "flexact_history"
+DROPS, DECISIONS = "drops", "decisions"
+RESERVED = ("sites", "picks", DROPS, DECISIONS)
+"""What a record has besides its step and the user's numbers."""
+_OPENING = json.dumps({_KEY: VERSION})[:-1]
+
+
+class Recorder:
+    """Keeps the probabilities of all sites over training, in memory and, if asked to, on disk.
+
+    path: a JSON-lines file, one whole line a record; an existing one is gone on with. Its first line has the policy and
+    the versions, for `flexact report`.
+    tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
+    histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
+
+    A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
+    was given to `record`. The picks are those of the sites where a candidate leads. Where candidates were dropped since
+    the record before, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
+    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"runner_up":
+    candidate, "decided": bool}}.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> recorder = flexact.Recorder(model)
+    >>> recorder.record(step=0, loss=1.5)
+    >>> recorder.history[0]["picks"], recorder.history[0]["loss"]
+    ({}, 1.5)
+    """
+
+    def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: Any = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise FlexActError(f"a Recorder needs a torch.nn.Module; got {model!r:.80}.")
+        self.model = model
+        self.history: list[dict[str, Any]] = []
+        self._file: IO[str] | None = None
+        self._board: Board | None = None
+        if path is not None:
+            self._path = path_of(path, "a history")
+            self.history = _existing(self._path)
+        self._told = _told(self.history)
+        if tensorboard is not None:
+            from flexact.observe.tensorboard import Board  # not before it is asked for
+
+            self._board = Board(tensorboard)
+        if path is not None:
+            self._begin_file()
+
+    def record(self, step: int, **values: float) -> None:
+        """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
+        step = _index(step)
+        if self.history and step <= self.history[-1]["step"]:
+            raise FlexActError(
+                f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
+                "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step). A run that "
+                "begins anew needs a new file: give another path, or remove the old one."
+            )
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        now = selection(self.model)
+        keys = [row.key for row in now]
+        if self.history and set(keys) != set(self.history[-1]["sites"]):
+            raise FlexActError(
+                f"the history is of another network: it has the sites {_some(self.history[-1]['sites'])}, and this "
+                f"model has {_some(keys)}. Give another path, or remove the old file."
+            )
+        entry: dict[str, Any] = {
+            "step": step,
+            "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
+            "picks": now.leading,
+            **self._news(dict(zip(keys, now, strict=True))),
+            **numbers,
+        }
+        self.history.append(entry)
+        self._told |= _told([entry])
+        if self._file is not None:
+            self._write(entry)
+        if self._board is not None:
+            self._board.write(self.model, self.history, numbers)
+
+    def _news(self, rows: Mapping[str, Row]) -> dict[str, Any]:
+        """The drops and decisions that no record has yet."""
+        drops = {
+            site: {name: _drop(row, name) for name in row.dropped if (site, name) not in self._told}
+            for site, row in rows.items()
+        }
+        decisions = {
+            site: {"runner_up": row.runner_up, "decided": row.decided}
+            for site, row in rows.items()
+            if row.committed and (site, None) not in self._told
+        }
+        news = {DROPS: {site: new for site, new in drops.items() if new}, DECISIONS: decisions}
+        return {name: value for name, value in news.items() if value}
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after a step: for going on from an earlier checkpoint."""
+        last = _index(step)
+        self.history = [entry for entry in self.history if entry["step"] <= last]
+        self._told = _told(self.history)
+        if self._file is not None:
+            self._rewrite()
+
+    def close(self) -> None:
+        """Close the files; the history stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._board is not None:
+            self._board.close(self.history)
+            self._board = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def load(path: str | Path) -> list[dict[str, Any]]:
+        """The records of a JSON-lines file that a Recorder wrote.
+
+        >>> import flexact
+        >>> flexact.Recorder.load("nowhere.jsonl")
+        Traceback (most recent call last):
+        ...
+        flexact.errors.FlexActError: there is no history at nowhere.jsonl; ...
+        """
+        path = path_of(path, "a history")
+        if not path.is_file():
+            raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
+        text = _text(path)
+        if not text:
+            raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
+        return _parsed(path, text)
+
+    def _begin_file(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rewrite()
+        except OSError as error:
+            raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
+
+    def _rewrite(self) -> None:
+        """Write the file anew, whole or not at all, and go on at its end."""
+        if self._file is not None:
+            self._file.close()
+        lines = [_header(self.model), *self.history]
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+
+def _told(history: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
+    """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
+    drops = {(site, name) for entry in history for site, one in entry.get(DROPS, {}).items() for name in one}
+    return drops | {(site, None) for entry in history for site in entry.get(DECISIONS, {})}
+
+
+def _drop(row: Row, candidate: str) -> dict[str, Any]:
+    """When a candidate was dropped, and on what evidence, in plain JSON types."""
+    contest = row.evidence.get(candidate)
+    fields = dict.fromkeys(("margin", "standard_error", "steps")) if contest is None else plain(asdict(contest))
+    return {"step": row.dropped[candidate], **fields}
+
+
+def _header(model: nn.Module) -> dict[str, Any]:
+    """The first line of a file: what it is, and what the run was made with."""
+    header: dict[str, Any] = {_KEY: VERSION}
+    sites = sites_of(model)
+    if sites:
+        fields = sites[0].policy.to_dict()
+        del fields["candidates"]  # each record has those of each site
+        header["policy"] = fields
+    header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
+    with suppress(PackageNotFoundError):  # a source tree on the path has no version
+        header["versions"]["flexact"] = version("flexact")
+    return header
+
+
+def _some(sites: Iterable[str]) -> str:
+    names = sorted(sites)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _number(name: str, value: Any) -> float:
+    if name in RESERVED:
+        raise FlexActError(f"{name!r} is what a record has of its own; give your number another name.")
+    try:
+        return float(value.item() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise FlexActError(f"a record takes numbers; got {name}={value!r:.80}.") from None
+
+
+def _index(step: Any) -> int:
+    """A step as an int: numpy's integers and integer tensors are steps too."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise FlexActError(f"a step is a whole number; got step={step!r}.") from None
+
+
+def _existing(path: Path) -> list[dict[str, Any]]:
+    """The records of a file to go on with; none where there is no file yet."""
+    if not path.exists():
+        return []
+    text = _text(path)
+    whole = _without_cut_line(text)
+    cut_header = _OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)
+    return _parsed(path, whole if whole or cut_header else text)
+
+
+def _without_cut_line(text: str) -> str:
+    """A run that was killed may leave its last line unfinished; it was never a record."""
+    return text[: text.rfind("\n") + 1]
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise FlexActError(f"{path} is not a regular file; give the path of a history that a Recorder wrote.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise FlexActError(f"{path} is not a history of flexact: it is no text file.") from None
+
+
+def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = parsed_json(line)
+        except ValueError as error:
+            if number == 1:
+                _check_header(path, None)
+            raise FlexActError(
+                f"{path}, line {number}: not valid JSON ({_objection(error)}). The file is cut off or "
+                "was edited; remove that line to read the rest."
+            ) from None
+        if number == 1:
+            _check_header(path, entry)
+        elif _is_record(entry):
+            entries.append(entry)
+        else:
+            raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
+    return entries
+
+
+def _is_record(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        return False
+    parts = [entry.get("sites"), entry.get(DROPS, {}), entry.get(DECISIONS, {})]
+    return all(isinstance(part, dict) for part in parts)
+
+
+def _objection(error: ValueError) -> str:
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _check_header(path: Path, header: Any) -> None:
+    number = header.get(_KEY) if isinstance(header, dict) else None
+    if not isinstance(number, int):
+        raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{_KEY}": {VERSION}.')
+    if number > VERSION:
+        raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")

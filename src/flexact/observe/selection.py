@@ -1,0 +1,317 @@
+"""What was picked, and on what evidence.
+
+Probabilities here are always the noise-free π, over the candidates still in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from flexact.errors import FlexActError, missing_extra
+from flexact.observe.selection_table import table
+from flexact.policy.evidence import Contest
+from flexact.routing.layer import FlexAct
+from flexact.routing.sharding import whole
+from flexact.routing.sites import sites_of
+
+if TYPE_CHECKING:
+    import pandas
+
+VERSION = 3
+_TIE = 1e-6
+"""Probabilities that differ by no more are alike."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One site, or one channel of it: its pick, and by how much that leads."""
+
+    site: str
+    channel: int | None
+    original: str | None
+    """The candidate that stood here before; None if it is none of them."""
+    pick: str | None
+    """The candidate that leads now. None while all that are left are alike, as before training and in a trial."""
+    probability: float
+    runner_up: str | None
+    """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
+    with the smallest margin in standard errors."""
+    margin: float
+    """The probability of the pick less that of the next candidate still in."""
+    committed: bool
+    decided: bool
+    """Whether the row is committed on significant evidence: that its pick is better than what the site had before, or,
+    where it kept that, that this is better than the runner-up."""
+    probabilities: dict[str, float]
+    dropped: dict[str, int]
+    """When each candidate that is out was dropped, in steps."""
+    evidence: dict[str, Contest]
+    """By how much each of these was behind then; without those that were dropped on no evidence. Of what the site had
+    before: in the round of a blend in which it first was significantly behind."""
+
+    @property
+    def key(self) -> str:
+        """The site; that of a channel has its number behind a colon."""
+        return self.site if self.channel is None else f"{self.site}:{self.channel}"
+
+    @property
+    def lead(self) -> Contest | None:
+        """The evidence against the runner-up; None before the commitment, and where there is none."""
+        return self.evidence.get(self.runner_up) if self.committed and self.runner_up is not None else None
+
+    @property
+    def over_original(self) -> Contest | None:
+        """The evidence against what the site had before, where it picked something else; None where there is none."""
+        if not self.committed or self.original is None or self.original == self.pick:
+            return None
+        return self.evidence.get(self.original)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of all sites in depth order; prints as a table."""
+
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    @property
+    def picks(self) -> dict[str, str | None]:
+        """Pick by site, None where nothing leads yet; a channel's key has its number behind a colon."""
+        return {row.key: row.pick for row in self.rows}
+
+    @property
+    def leading(self) -> dict[str, str]:
+        """The same without the sites where nothing leads yet."""
+        return {row.key: row.pick for row in self.rows if row.pick is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
+        candidate that diverged, and the probabilities of a run that did."""
+        return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Selection:
+        """The inverse of `to_dict`."""
+        version = data.get("flexact_selection") if isinstance(data, dict) else None
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise FlexActError(f"not a Selection: expected {{'flexact_selection': {VERSION}, ...}}; got {data!r:.80}.")
+        if version != VERSION:
+            raise FlexActError(
+                f"this selection has version {version}, and this flexact reads version {VERSION} alone. Use the "
+                "flexact that wrote it, or take it anew with flexact.selection(model).to_dict()."
+            )
+        rows = data.get("rows")
+        if not isinstance(rows, list):
+            raise FlexActError(f"a selection needs 'rows', a list; got {rows!r:.80}.")
+        return cls(tuple(_row(number, row) for number, row in enumerate(rows)))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas table: one row a site, one column a candidate's probability. The columns lead, standard_error, z and
+        steps are the evidence against the runner-up, empty where there is none."""
+        try:
+            import pandas
+        except ImportError:
+            raise missing_extra("pandas", "frame") from None
+        frame: pandas.DataFrame = pandas.DataFrame([_flat(row) for row in self.rows])
+        return frame
+
+    def __str__(self) -> str:
+        return table(self.rows)
+
+    __repr__ = __str__
+
+
+def selection(model: nn.Module) -> Selection:
+    """What each site of a model picks now, and how surely: it prints as a table.
+
+    Before the commitment a row has the pick's probability and its margin to the runner-up's; after it, by how much the
+    pick led the runner-up when that was dropped.
+
+    >>> import torch, flexact
+    >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> flexact.selection(model)
+    site  pick       probability  margin  runner-up  dropped (at step)
+    ------------------------------------------------------------------
+    1     undecided  0.200        0.000   -          -
+    undecided: no candidate leads yet
+    """
+    return Selection(tuple(row for site in _named_sites(model) for row in _rows(*site)))
+
+
+_HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)
+"""Wrappers that keep the model as their `module`."""
+
+
+def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
+    """The sites in depth order with their names in this model, wrappers' prefixes left out."""
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"selection needs a torch.nn.Module; got {model!r}.")
+    sites = sites_of(model)
+    for site in sites:
+        site.update_alive()  # what averages weights, as an EMA does, copies buffers without notice
+    if not sites:
+        raise FlexActError(
+            f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
+            "first. An extracted model has none left: print its modules."
+        )
+    names: dict[str, str] = {"": ""}  # without prefixes, by the name with them
+    modules = dict(model.named_modules())
+    for name in list(modules)[1:]:
+        parent, _, attribute = name.rpartition(".")
+        wraps = attribute in ("_orig_mod", "_fsdp_wrapped_module") or (
+            attribute == "module" and isinstance(modules[parent], _HOLD_A_MODULE)
+        )
+        names[name] = names[parent] if wraps else f"{names[parent]}.{attribute}".lstrip(".")
+    by_site = {id(module): names[name] or "FlexAct" for name, module in modules.items()}
+    return [(by_site[id(site)], site) for site in sites]
+
+
+def _rows(name: str, site: FlexAct) -> Iterator[Row]:
+    by_channel = site.config.granularity == "channel"
+    dropped_at, evidence = site.dropped_at.tolist(), site.evidence.tolist()
+    logits = whole(site.logits.detach()).view(site.rows, site.k).tolist()
+    for channel, pi in enumerate(site.pi().tolist()):
+        at = {candidate: step for candidate, step in enumerate(dropped_at[channel]) if step >= 0}
+        contests = {k: found for k in at if (found := _contest(evidence[channel][k])) is not None}
+        ranked = sorted(range(site.k), key=lambda k: (k in at, -pi[k]))
+        second = ranked[1] if len(ranked) > len(at) + 1 else None
+        margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
+        in_contest = [pi[k] for k in range(site.k) if k not in at]
+        is_open = not site.committed and max(in_contest) - min(in_contest) <= _TIE
+        if site.committed or is_open:
+            second = _dropped_last(at, contests, logits[channel]) if site.committed else None
+        original = site.original_index
+        yield Row(
+            site=name,
+            channel=channel if by_channel else None,
+            original=site.candidates[original] if original >= 0 else None,
+            pick=None if is_open else site.candidates[ranked[0]],
+            probability=pi[ranked[0]],
+            runner_up=None if second is None else site.candidates[second],
+            margin=margin,
+            committed=site.committed,
+            decided=site.committed and _is_decided(ranked[0], second, original, contests),
+            probabilities=dict(zip(site.candidates, pi, strict=True)),
+            dropped={site.candidates[k]: step for k, step in at.items()},
+            evidence={site.candidates[k]: contest for k, contest in contests.items()},
+        )
+
+
+def _contest(found: list[float]) -> Contest | None:
+    """A candidate's row of `FlexAct.evidence`; None where it was dropped on no evidence, or in too few steps."""
+    margin, error, steps = found
+    return None if math.isnan(margin) or not math.isfinite(error) else Contest(margin, error, round(steps))
+
+
+def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits: list[float]) -> int | None:
+    """The candidate that was dropped last; of several that with the smallest margin, or without any the likeliest."""
+    last = [k for k, step in at.items() if step == max(at.values())]
+    return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
+
+
+def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
+    """Whether the evidence for a committed row's pick is significant: against what was there before, or, where that was
+    kept or is unknown, against the runner-up."""
+    rival = runner_up if original in (-1, pick) else original
+    return rival is not None and rival in contests and contests[rival].is_significant
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row of the frame."""
+    lead = row.lead
+    return {
+        "site": row.site,
+        "channel": row.channel,
+        "original": row.original,
+        "pick": row.pick,
+        "probability": row.probability,
+        "runner_up": row.runner_up,
+        "margin": row.margin,
+        "committed": row.committed,
+        "decided": row.decided,
+        "lead": None if lead is None else lead.margin,
+        "standard_error": None if lead is None else lead.standard_error,
+        "z": None if lead is None else lead.z,
+        "steps": None if lead is None else lead.steps,
+        **{f"p({name})": p for name, p in row.probabilities.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """The same with None for every number that is not finite, which JSON cannot have."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row(number: int, data: Any) -> Row:
+    """A row of `Selection.to_dict`, with every field checked."""
+    if not isinstance(data, dict) or data.keys() != _FIELDS.keys():
+        raise FlexActError(f"row {number} of a selection needs the fields {', '.join(_FIELDS)}; got {data!r:.80}.")
+    for name, value in data.items():
+        if not _is_right(name, value):
+            raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.")
+    fields: dict[str, Any] = dict(data)
+    for name in ("probability", "margin"):
+        fields[name] = math.nan if data[name] is None else data[name]
+    fields["probabilities"] = {key: math.nan if p is None else p for key, p in data["probabilities"].items()}
+    fields["dropped"] = dict(data["dropped"])
+    fields["evidence"] = {
+        key: Contest(**(one | {"margin": math.inf if one["margin"] is None else one["margin"]}))
+        for key, one in data["evidence"].items()
+    }
+    return Row(**fields)
+
+
+def _is_right(name: str, value: Any) -> bool:
+    """Whether a field of a row has the type that it must have."""
+    if not _is_of(value, _FIELDS[name]):
+        return False
+    if name == "evidence":
+        return all(
+            isinstance(key, str)
+            and isinstance(one, dict)
+            and one.keys() == _CONTEST.keys()
+            and all(_is_of(one[field], kinds) for field, kinds in _CONTEST.items())
+            for key, one in value.items()
+        )
+    kinds = _BY_NAME.get(name)
+    return kinds is None or all(isinstance(key, str) and _is_of(one, kinds) for key, one in value.items())
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; True and False are no numbers."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+_NUMBER: tuple[type, ...] = (float, int, type(None))
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "site": (str,),
+    "channel": (int, type(None)),
+    "original": (str, type(None)),
+    "pick": (str, type(None)),
+    "probability": _NUMBER,
+    "runner_up": (str, type(None)),
+    "margin": _NUMBER,
+    "committed": (bool,),
+    "decided": (bool,),
+    "probabilities": (dict,),
+    "dropped": (dict,),
+    "evidence": (dict,),
+}
+_BY_NAME: dict[str, tuple[type, ...]] = {"probabilities": _NUMBER, "dropped": (int,)}
+_CONTEST: dict[str, tuple[type, ...]] = {"margin": _NUMBER, "standard_error": (float, int), "steps": (int,)}

@@ -1,0 +1,1 @@
+"""The routed activation as Triton kernels."""

@@ -1,0 +1,314 @@
+"""Batch norm, the residual addition and the routed activation in the same passes, as Triton kernels.
+
+    h = norm(y) + residual,   x = Σ_k w_k σ_k(h)
+
+The residual is left out, or added, or first goes through a batch norm of its own. Forward: one pass for the moments,
+one that reads y and the residual and writes x. Backward computes h again from y, which batch norm keeps anyway: one
+pass for the sums over each channel, one that writes ∂y. Nothing is saved that a ReLU here would not save.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact.ops.triton.basis import Blend, is_fast
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.routed import (
+    blended,
+    cut_for,
+    differentiated,
+    finish_statistics,
+    finished_statistics,
+    logit_gradient,
+    row_coefficients,
+    statistics_constants,
+)
+from flexact.ops.triton.tiles import (
+    STAGES,
+    WARPS,
+    Tiles,
+    add_up,
+    by_channel,
+    columns,
+    load,
+    places,
+    store,
+    store_sum,
+    zeros,
+)
+
+_FINISH_BLOCK = 256
+_NOTHING = Blend((), (), 0)
+_NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+class Norm(NamedTuple):
+    """A batch norm of one forward: what y is normalised with, and the affine parameters where it has them."""
+
+    moments: Tensor
+    """(2, channels), float32: the mean and 1/√(variance + ε)."""
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """In the order in which every kernel takes them; what is not there is never read."""
+        moments, weight, bias = self
+        return moments, moments if weight is None else weight, moments if bias is None else bias
+
+
+class _BackwardPlan(NamedTuple):
+    """What a backward launches, one after the other, and how much it needs for sums."""
+
+    sums: Launch
+    finish: Launch
+    gradients: Launch
+    room: int
+    """Partial sums, by channel and then by row of the routing."""
+    results: int
+    """Sums over each channel, then the gradient to the logits."""
+
+
+def forward(
+    y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor, blend: Blend,
+    statistics: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """x, and its statistics (2, rows, K)."""
+    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
+    rows, k = weights.shape
+    flags = _flags(norm, residual, residual_norm)
+    sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, flags, rows, k, is_fast(y))
+    x, partials = torch.empty_like(y), norm.moments.new_empty(room)
+    norms = (*norm.tensors, *(residual_norm or norm).tensors)
+    sweep(y, y if residual is None else residual, *norms, weights, x, partials)
+    return x, finished_statistics(finish, partials, rows, k)
+
+
+def backward(
+    delta: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor,
+    probabilities: Tensor, temperature: Tensor, blend: Blend, batch_statistics: bool, need_logits: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Gradients to y; to the residual, where there is one; and in one flat tensor, which `split_results` takes apart,
+    to bias, weight, the weight of a residual norm and the logits.
+
+    batch_statistics: whether the norms' means and variances are those of y itself, and so depend on it.
+    """
+    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
+    delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
+    rows, k = weights.shape
+    flags = _flags(norm, residual, residual_norm)
+    plan = tiles.plan(_backward_plan, blend, batch_statistics, need_logits, flags, rows, k, is_fast(y))
+    tensors = (y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors, weights)
+    partials, results = norm.moments.new_empty(plan.room), norm.moments.new_empty(plan.results)
+    to_h = delta if residual is None else torch.empty_like(y)
+    plan.sums(delta, *tensors, to_h, partials)
+    plan.finish(partials, results, probabilities.contiguous(), temperature)
+    to_y = torch.empty_like(y)
+    to_residual = None if residual is None else to_h if residual_norm is None else torch.empty_like(y)
+    plan.gradients(to_h, *tensors, results, to_y, to_y if to_residual is None else to_residual)
+    return to_y, to_residual, results
+
+
+def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tuple[Tensor, ...]:
+    """What `backward` found: the gradients to bias, weight, with a residual norm to its weight, and to the logits."""
+    sizes = [channels] * (3 if has_residual_norm else 2)
+    return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
+
+
+def _forward_plan(
+    tiles: Tiles, blend: Blend, statistics: int, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
+) -> tuple[Launch, Launch | None, int]:
+    """The sweep, what adds up its partial sums, and how many these are."""
+    sums = statistics_constants(blend, statistics)
+    constants = (*blend.constants(fast), *sums, *flags, rows > 1, *tiles.constants)
+    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
+    return sweep, finish_statistics(tiles, blend, statistics, rows, k), tiles.room(sums[0])
+
+
+def _backward_plan(
+    tiles: Tiles, blend: Blend, batch_statistics: bool, need_logits: bool, flags: tuple[int, bool, bool], rows: int,
+    k: int, fast: bool,
+) -> _BackwardPlan:  # fmt: skip
+    channels, walk = tiles.channels, (*flags, rows > 1, *tiles.constants)
+    count = 3 if flags[0] == _NORMALISED.value else 2
+    by_norm, by_routing = tiles.room(count), tiles.room(len(blend.basis) if need_logits else 0)
+    constants = (*blend.constants(fast), need_logits, *walk)
+    sums = Launch(_backward_sums, tiles.grid, (by_norm, *tiles.sizes, k), constants, WARPS)
+    grid = (channels + (rows if need_logits else 0),)
+    numbers = (by_norm, blend.alive, channels, *tiles.parts(channels), rows, *tiles.parts(rows), k)
+    finish = Launch(_finish_backward, grid, numbers, (*blend.constants(fast), count, _FINISH_BLOCK), 1)
+    needed = blend if flags[0] == _NO_RESIDUAL.value else _NOTHING  # ∂h is known: one kernel for all blends
+    constants = (*needed.constants(fast), batch_statistics, *walk)
+    gradients = Launch(_backward, tiles.grid, (*tiles.sizes, k, tiles.numel // channels), constants, WARPS)
+    results = count * channels + (rows * k if need_logits else 0)
+    return _BackwardPlan(sums, finish, gradients, by_norm + by_routing, results)
+
+
+def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> tuple[int, bool, bool]:
+    """Kind of the residual, and which of the norms are affine."""
+    affine = norm.weight is not None
+    if residual is None:
+        return _NO_RESIDUAL.value, affine, False
+    if residual_norm is None:
+        return _PLAIN.value, affine, False
+    return _NORMALISED.value, affine, residual_norm.weight is not None
+
+
+@triton.jit
+def _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE: tl.constexpr):
+    """Mean, rstd, weight·rstd and bias of each column of a tile."""
+    mean = tl.load(moments_ptr + channel, inside, other=0.0)[None, :]
+    rstd = tl.load(moments_ptr + channels + channel, inside, other=0.0)[None, :]
+    if AFFINE:
+        weight = tl.load(weight_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
+        bias = tl.load(bias_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
+        return mean, rstd, rstd * weight, bias
+    else:
+        return mean, rstd, rstd, tl.zeros_like(rstd)
+
+
+@triton.jit
+def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.constexpr):
+    """What is added to norm(y), and the residual as it is in memory, less its norm's mean."""
+    if RESIDUAL == _NO_RESIDUAL:
+        return 0.0, 0.0
+    else:
+        r = load(r_ptr, offset, mask, EVEN)
+        if RESIDUAL == _PLAIN:
+            return r, r
+        else:
+            return (r - norm[0]) * norm[2] + norm[3], r - norm[0]
+
+
+@triton.jit
+def _forward(
+    y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    mean, _rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
+    r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE)
+    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = load(y_ptr, offset, mask, EVEN)
+        added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
+        h = (y - mean) * scale + bias + added
+        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        store(x_ptr, offset, x, mask, EVEN)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def _backward_sums(
+    delta_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, to_h_ptr, partials_ptr, by_norm, numel, outer, channels, inner, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The sums of ∂h, ∂h·ŷ and ∂h·r̂ over each channel, and the inner products; ∂h too where the residual needs it.
+
+    The partial sums of the inner products are behind the others, of which there are `by_norm`.
+    """
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    mean, rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
+    r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE)
+    sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
+    total, with_y, with_r = zeros(3, BLOCK_A, BLOCK_J)
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = load(y_ptr, offset, mask, EVEN)
+        delta = load(delta_ptr, offset, mask, EVEN)
+        added, r = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
+        h = (y - mean) * scale + bias + added
+        gradient, sums = differentiated(h, delta, weights, sums, BASIS, FAST, NEED_LOGITS)
+        if RESIDUAL != _NO_RESIDUAL:
+            store(to_h_ptr, offset, gradient, mask, EVEN)
+        total += gradient
+        with_y += gradient * ((y - mean) * rstd)
+        if RESIDUAL == _NORMALISED:
+            with_r += gradient * (r * r_norm[1])
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr + by_norm, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+    count: tl.constexpr = 3 if RESIDUAL == _NORMALISED else 2
+    store_sum(partials_ptr, total, 0, count, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, with_y, 1, count, channel, inside, channels, LAST, True)
+    if RESIDUAL == _NORMALISED:
+        store_sum(partials_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
+
+
+@triton.jit(do_not_specialize=["alive", "parts", "routing_parts"])
+def _finish_backward(
+    partials_ptr, sums_ptr, probabilities_ptr, temperature_ptr, by_norm, alive,
+    channels, parts, per_channel, rows, routing_parts, per_row, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first programs add up a channel each, the others a row of the routing each; the gradient to the logits is
+    left behind the sums."""
+    program = tl.program_id(0)
+    if program < channels:
+        for i in tl.static_range(COUNT):
+            total = add_up(partials_ptr, i, COUNT, program, channels, parts, per_channel, BLOCK)
+            tl.store(sums_ptr + i * channels + program, total)
+    else:
+        row = program - channels
+        found = ()
+        for b in tl.static_range(len(BASIS)):
+            found = found + (add_up(partials_ptr + by_norm, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
+        to_logits_ptr = sums_ptr + COUNT * channels
+        logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
+
+
+@triton.jit
+def _backward(
+    to_h_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
+    weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BATCH: tl.constexpr,
+    RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """∂y = weight·rstd·(∂h − mean(∂h) − ŷ·mean(∂h·ŷ)), and the same for the residual where it has a norm of its own.
+
+    Without a residual ∂h is computed again from δ, which stands in its place.
+    """
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    mean, rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
+    r_mean, r_rstd, r_scale, _r_bias = _norm(
+        r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE
+    )
+    if BATCH:
+        mean_h = tl.load(sums_ptr + channel, inside, other=0.0)[None, :] / elements
+        mean_y = tl.load(sums_ptr + channels + channel, inside, other=0.0)[None, :] / elements
+        if RESIDUAL == _NORMALISED:
+            mean_r = tl.load(sums_ptr + 2 * channels + channel, inside, other=0.0)[None, :] / elements
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        y = load(y_ptr, offset, mask, EVEN)
+        gradient = load(to_h_ptr, offset, mask, EVEN)
+        if RESIDUAL == _NO_RESIDUAL:
+            gradient, _ = differentiated((y - mean) * scale + bias, gradient, weights, (), BASIS, FAST, False)
+        to_y = gradient
+        if BATCH:
+            to_y = gradient - mean_h - (y - mean) * rstd * mean_y
+        store(to_y_ptr, offset, scale * to_y, mask, EVEN)
+        if RESIDUAL == _NORMALISED:
+            to_r = gradient
+            if BATCH:
+                r = load(r_ptr, offset, mask, EVEN)
+                to_r = gradient - mean_h - (r - r_mean) * r_rstd * mean_r
+            store(to_r_ptr, offset, r_scale * to_r, mask, EVEN)

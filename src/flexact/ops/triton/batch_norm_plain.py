@@ -1,0 +1,68 @@
+"""What `flexact.ops.triton.batch_norm` computes, in plain torch: takes its place where a kernel cannot be built."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexact.ops.triton.batch_norm import Norm
+from flexact.ops.triton.moments import Running
+
+
+def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
+    """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
+    variance, mean = torch.var_mean(y.detach().float(), dim=(0, 2, 3), unbiased=False)
+    if running is not None:
+        running_mean, running_var, batches = running
+        batches.add_(1)
+        elements = y.numel() // y.shape[1]
+        weight = 1 / batches if momentum is None else torch.tensor(momentum, device=y.device)
+        running_mean.lerp_(mean.to(running_mean.dtype), weight.to(running_mean.dtype))
+        running_var.lerp_((variance * elements / (elements - 1)).to(running_var.dtype), weight.to(running_var.dtype))
+    return torch.stack([mean, (variance + eps).rsqrt()])
+
+
+def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
+    """h = norm(y) + residual."""
+    h = _normalised(y, norm)[1]
+    if residual is not None:
+        h = h + (residual if residual_norm is None else _normalised(residual, residual_norm)[1])
+    return h.to(y.dtype)
+
+
+def backward(
+    to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """Gradients to y, to the residual, and to bias, weight and the residual's weight, as in `batch_norm.backward`."""
+    to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
+    if residual is None:
+        return to_y, None, [to_bias, to_weight]
+    if residual_norm is None:
+        return to_y, to_h, [to_bias, to_weight]
+    to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
+    return to_y, to_residual, [to_bias, to_weight, to_residual_weight]
+
+
+def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """(y − mean)·rstd, and the norm's output, in float32."""
+    mean, rstd = norm.moments
+    normal = (y.float() - _by_channel(mean)) * _by_channel(rstd)
+    if norm.weight is None or norm.bias is None:
+        return normal, normal
+    return normal, normal * _by_channel(norm.weight) + _by_channel(norm.bias)
+
+
+def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to y, weight and bias."""
+    gradient, normal = to_h.float(), _normalised(y, norm)[0]
+    to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normal).sum((0, 2, 3))
+    if batch_statistics:
+        elements = y.numel() // y.shape[1]
+        gradient = gradient - (_by_channel(to_bias) + normal * _by_channel(to_weight)) / elements
+    rstd = norm.moments[1]
+    scale = rstd if norm.weight is None else rstd * norm.weight.float()
+    return (gradient * _by_channel(scale)).to(y.dtype), to_weight, to_bias
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    return values.float().view(1, -1, 1, 1)

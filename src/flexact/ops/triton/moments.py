@@ -1,0 +1,127 @@
+"""The mean and variance of each channel of a batch, as Triton kernels.
+
+A program walks over tiles. It sums up what stands at each place of them, and its square, less what stands there in the
+first tile; so one value far from the others, wherever it is, spoils the few sums of its place alone. The means and
+squared deviations of all places, and then those of all programs, are merged without cancellation (Chan's formula).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.tiles import (
+    MOMENTS,
+    STAGES,
+    WARPS,
+    Tiles,
+    add_up,
+    by_channel,
+    columns,
+    load,
+    part_of,
+    places,
+    store_sum,
+    zeros,
+)
+
+_FINISH_BLOCK = 256
+Running = tuple[Tensor, Tensor, Tensor]
+"""The running mean and variance of a batch norm, and of how many batches."""
+
+
+def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
+    """The mean and 1/√(variance + ε) of each channel, (2, channels); the running statistics, where there are any, go on
+    by one step: by `momentum` of the way, or without one as the average of all steps."""
+    tiles = by_channel(y, 1, MOMENTS)
+    sweep, finish, room = tiles.plan(_plan, running is not None, momentum, eps)
+    found = y.new_empty((2, tiles.channels), dtype=torch.float32)
+    partials = found.new_empty(room)
+    running_mean, running_var, batches = running or (found, found, found)
+    sweep(y, partials, batches)
+    finish(y, partials, found, running_mean, running_var, batches)
+    return found
+
+
+def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launch, Launch, int]:
+    """The sweep, what merges its parts, and how many numbers these have."""
+    sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants), WARPS)
+    channels = tiles.channels
+    numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
+    finish = Launch(_finish, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)
+    return sweep, finish, tiles.room(3)
+
+
+@triton.jit
+def _sweep(
+    y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
+    LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Of this program's values of each channel, less the channel's first one: how many there are, their sum, and the
+    sum of their squared deviations from their mean."""
+    if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
+        tl.store(batches_ptr, tl.load(batches_ptr) + 1)
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    shift = tl.load(y_ptr + channel.to(tl.int64) * inner, inside, other=0.0).to(tl.float32)[None, :]
+    offset, mask = places(tl.program_id(1), column, inside, numel, outer, channels, inner, BLOCK_A)
+    first = load(y_ptr, offset, mask, EVEN)
+    total, square, count = zeros(3, BLOCK_A, BLOCK_J)
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        off = load(y_ptr, offset, mask, EVEN) - first
+        if not EVEN:
+            off = tl.where(mask, off, 0.0)
+            count += tl.where(mask, 1.0, 0.0)
+        total += off
+        square += off * off
+    if EVEN:
+        count += tl.cdiv(tl.cdiv(outer, BLOCK_A) - tl.program_id(1), tl.num_programs(1))
+    off = total / tl.maximum(count, 1.0)
+    square -= off * total
+    mean = first - shift + off
+    off = mean - _over_channel(count * mean, LAST) / tl.maximum(_over_channel(count, LAST), 1.0)
+    store_sum(partials_ptr, count, 0, 3, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, count * mean, 1, 3, channel, inside, channels, LAST, True)
+    store_sum(partials_ptr, square + count * off * off, 2, 3, channel, inside, channels, LAST, True)
+
+
+@triton.jit
+def _over_channel(values, LAST: tl.constexpr):
+    """The sum over all places of a tile that belong to one channel, shaped to be subtracted from the tile."""
+    total = tl.sum(values, axis=0, keep_dims=True)
+    if LAST:
+        return total
+    else:
+        return tl.sum(total, axis=1, keep_dims=True)
+
+
+@triton.jit(do_not_specialize=["parts", "elements"])
+def _finish(
+    y_ptr, partials_ptr, found_ptr, running_mean_ptr, running_var_ptr, batches_ptr, momentum, eps,
+    channels, inner, parts, per_channel, elements,
+    TRACK: tl.constexpr, CUMULATIVE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0)
+    off = add_up(partials_ptr, 1, 3, channel, channels, parts, per_channel, BLOCK) / elements
+    square = add_up(partials_ptr, 2, 3, channel, channels, parts, per_channel, BLOCK)
+    start = 0
+    while start < parts * per_channel:
+        part, is_there = part_of(start, channel, channels, parts, per_channel, BLOCK)
+        count = tl.load(partials_ptr + part * 3, is_there, other=0.0)
+        apart = tl.load(partials_ptr + part * 3 + 1, is_there, other=0.0) / tl.maximum(count, 1.0) - off
+        square += tl.sum(count * apart * apart)
+        start += BLOCK
+    mean, variance = tl.load(y_ptr + channel.to(tl.int64) * inner).to(tl.float32) + off, square / elements
+    tl.store(found_ptr + channel, mean)
+    tl.store(found_ptr + channels + channel, 1 / tl.sqrt(variance + eps))
+    if TRACK:
+        if CUMULATIVE:
+            momentum = 1.0 / tl.load(batches_ptr).to(tl.float32)
+        running_mean = tl.load(running_mean_ptr + channel).to(tl.float32)
+        running_var = tl.load(running_var_ptr + channel).to(tl.float32)
+        unbiased = variance * elements / (elements - 1)
+        tl.store(running_mean_ptr + channel, running_mean + momentum * (mean - running_mean))
+        tl.store(running_var_ptr + channel, running_var + momentum * (unbiased - running_var))

@@ -1,0 +1,275 @@
+"""The draw, and the policy's work on the logits, as one Triton kernel each for all sites of a model.
+
+Both are a little arithmetic on a table of (rows, K), where a launch costs more than what it computes, and plain torch
+takes some forty of them. `routing.router` and `policy.logit_updates` have the same in plain torch: for reading,
+and as the tests' oracle.
+
+What the sites hold comes as one flat tensor, `values`, for which one concatenation is enough; it has no padding. Two
+tables of integers say where a row finds its own in it:
+
+- layout, (rows, 3): its first number among those of all sites, how many candidates it has, and its temperature;
+- calls, (rows, 3 + most calls of a row): whether it was called, how many statistics are its own, how far behind a
+  call's sensitivities its deviations are, and where the sensitivities of each call begin.
+
+No sum goes over rows, so a program needs nothing from the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact.ops.triton.launch import Launch, is_traced
+from flexact.ops.triton.routed import MOST_CANDIDATES
+
+_ROWS = 8
+"""Of a program."""
+_WARPS = 1
+"""Of a program: one alone loads a running average before it stores it, also where two of its threads hold the same."""
+
+# As in `flexact.routing.corrections` and `flexact.policy.running_gradient`.
+_TINY = tl.constexpr(1e-30)
+_SMALLEST_SHARE = tl.constexpr(1e-6)
+_SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the policy does to a gradient, in this order."""
+
+    normalises: bool
+    """Divides a candidate's share by the root-mean-square of a_k − x."""
+    clips: bool
+    """Bounds a row's norm by `clip`."""
+    pulls: bool
+    """Adds the gradient of the relative KL,"""
+    clips_sensitivity: bool
+    """whose target is made of sensitivities up to `clip`."""
+    paced: bool
+    """Takes the running mean, in units of the running size and times the step size."""
+    mean_rate: float
+    """How much of a new gradient goes into the running mean,"""
+    square_rate: float
+    """and of its square into the running square."""
+    lam: float | None
+    """λ of the target; None ties it to the temperature."""
+    clip: float
+
+    @property
+    def tied(self) -> bool:
+        """Whether the temperature is read."""
+        return self.pulls and self.lam is None
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """In the order in which the kernel takes them."""
+        return self.mean_rate, self.square_rate, 0.0 if self.lam is None else float(self.lam), float(self.clip)
+
+    @property
+    def constants(self) -> tuple[bool, ...]:
+        """In the order in which the kernel takes them."""
+        return self.normalises, self.clips, self.pulls, self.clips_sensitivity, self.tied, self.paced
+
+
+def takes(logits: Tensor, k: int) -> bool:
+    """Whether the kernels have room for K candidates, and nothing looks at what is done with the logits."""
+    return k <= MOST_CANDIDATES.value and logits.dtype == torch.float32 and not is_traced(logits)
+
+
+def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """π and p = softmax((log π + g)/τ), each (rows, K).
+
+    values: all logits, then a temperature a site. alive, noise: (rows, K).
+    """
+    pi, p = torch.empty_like(noise), torch.empty_like(noise)
+    _draw_launch(*noise.shape)(values, layout, alive, noise, pi, p)
+    return pi, p
+
+
+def direction(
+    values: Tensor, size: int, layout: Tensor, calls: Tensor, alive: Tensor, running: tuple[Tensor, Tensor, Tensor],
+    q: Tensor, width: Tensor, alpha: Tensor, step_size: Tensor, rule: Rule,
+) -> Tensor:  # fmt: skip
+    """What the policy makes of the logits' gradients, flat and without padding: in their place or, when paced, to be
+    subtracted from the logits. The running averages go on by one step, in place.
+
+    values: all gradients, `size` numbers; then, if λ is tied, a temperature a site; then the statistics of each
+    call, (2, its rows, its candidates).
+    calls: not read where the rule needs no statistics.
+    running: the mean (rows, K), the square (rows, 1), and the weights of both (rows, 2).
+    q: (rows, K), what the KL acts on. width: (rows, 1). alpha, step_size: scalars.
+    """
+    found = values.new_empty(size)
+    launch = _direction_launch(*alive.shape, calls.shape[1] - 3, rule)
+    launch(values, layout, calls, alive, *running, q, width, alpha, step_size, found)
+    return found
+
+
+@functools.lru_cache(maxsize=128)
+def _draw_launch(rows: int, k: int) -> Launch:
+    return Launch(_draw, (triton.cdiv(rows, _ROWS),), (rows, k), (_ROWS,), _WARPS)
+
+
+@functools.lru_cache(maxsize=128)
+def _direction_launch(rows: int, k: int, most: int, rule: Rule) -> Launch:
+    numbers = (rows, k, most, *rule.numbers)
+    return Launch(_direction, (triton.cdiv(rows, _ROWS),), numbers, (*rule.constants, _ROWS), _WARPS)
+
+
+@triton.jit
+def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, ROWS: tl.constexpr):
+    row, column, inside = _tile(rows, k, ROWS)
+    start, own = _own(layout_ptr, row, column, rows)
+    logits = tl.load(values_ptr + start + column, own, other=0.0)
+    logits = tl.where(_alive(alive_ptr, row, column, inside, rows, k), logits, float("-inf"))
+    shifted = logits - tl.max(logits, axis=1, keep_dims=True)
+    log_pi = shifted - tl.log(tl.sum(tl.exp(shifted), axis=1, keep_dims=True))
+    noise = tl.load(noise_ptr + row * k + column, inside, other=0.0)
+    # Rounded as torch does it: at a low temperature the quotients are large, and their differences decide.
+    p = _softmax(tl.div_rn(log_pi + noise, _temperature(values_ptr, layout_ptr, row, rows)))
+    tl.store(pi_ptr + row * k + column, tl.exp(log_pi), inside)
+    tl.store(p_ptr + row * k + column, p, inside)
+
+
+@triton.jit
+def _direction(
+    values_ptr, layout_ptr, calls_ptr, alive_ptr, mean_ptr, square_ptr, weights_ptr, q_ptr, width_ptr, alpha_ptr,
+    step_size_ptr, found_ptr, rows, k, most, mean_rate, square_rate, lam, clip,
+    NORMALISES: tl.constexpr, CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr,
+    TIED: tl.constexpr, PACED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, column, inside = _tile(rows, k, ROWS)
+    start, own = _own(layout_ptr, row, column, rows)
+    alive = _alive(alive_ptr, row, column, inside, rows, k)
+    gradient = tl.load(values_ptr + start + column, own, other=0.0)
+    if NORMALISES or PULLS:
+        called, sensitivity, deviation = _statistics(values_ptr, calls_ptr, row, column, own, rows, most)
+    if NORMALISES:
+        gradient = _normalised_advantage(gradient, deviation, alive)
+    if CLIPS:
+        gradient = _clipped(gradient, clip)
+    mean, size = _updated(
+        gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
+    )
+    if PACED:
+        gradient = mean
+    if PULLS:
+        if CLIPS_SENSITIVITY:
+            sensitivity = tl.where(sensitivity > clip, clip, sensitivity)
+        if TIED:
+            lam = _temperature(values_ptr, layout_ptr, row, rows)
+        target = _softmax(tl.where(alive, -sensitivity / lam, float("-inf")))
+        q = tl.load(q_ptr + row * k + column, inside, other=0.0)
+        width = tl.load(width_ptr + row, row < rows, other=1).to(tl.float32)
+        pulled = gradient + tl.load(alpha_ptr) * size / width * (q - target)
+        gradient = tl.where(called, pulled, gradient)  # a site that was not called has no target
+    if PACED:
+        gradient = tl.load(step_size_ptr) * (gradient / size)
+    tl.store(found_ptr + start + column, gradient, own)
+
+
+@triton.jit
+def _tile(rows, k, ROWS: tl.constexpr):
+    """This program's rows (ROWS, 1), the columns (1, 16), and which places of the tables these are."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, MOST_CANDIDATES)[None, :]
+    return row, column, (row < rows) & (column < k)
+
+
+@triton.jit
+def _own(layout_ptr, row, column, rows):
+    """Where each row begins among the numbers of all sites, and which of the columns it has."""
+    start = tl.load(layout_ptr + row * 3, row < rows, other=0)
+    return start, column < tl.load(layout_ptr + row * 3 + 1, row < rows, other=0)
+
+
+@triton.jit
+def _temperature(values_ptr, layout_ptr, row, rows):
+    place = tl.load(layout_ptr + row * 3 + 2, row < rows, other=0)
+    return tl.load(values_ptr + place, row < rows, other=1.0)
+
+
+@triton.jit
+def _alive(alive_ptr, row, column, inside, rows, k):
+    """Who is still in; everyone in a row behind the last, so that its softmax is one of numbers."""
+    return (tl.load(alive_ptr + row * k + column, inside, other=0) != 0) | (row >= rows)
+
+
+@triton.jit
+def _statistics(values_ptr, calls_ptr, row, column, own, rows, most):
+    """Whether each row was called, and the means of its sensitivities and deviations over its calls."""
+    first = calls_ptr + row * (3 + most)
+    called = tl.load(first, row < rows, other=0) != 0
+    count = tl.load(first + 1, row < rows, other=0)
+    distance = tl.load(first + 2, row < rows, other=0)
+    sensitivity = tl.zeros(own.shape, tl.float32)
+    deviation = tl.zeros(own.shape, tl.float32)
+    call = 0
+    while call < most:
+        place = tl.load(first + 3 + call, call < count, other=0) + column
+        sensitivity += tl.load(values_ptr + place, own & (call < count), other=0.0)
+        deviation += tl.load(values_ptr + place + distance, own & (call < count), other=0.0)
+        call += 1
+    divisor = tl.where(count < 1, 1, count).to(tl.float32)
+    return called, sensitivity / divisor, deviation / divisor
+
+
+# `tl.where` bounds a number from one side and leaves a NaN one, as torch's clamp does and `tl.maximum` does not.
+
+
+@triton.jit
+def _normalised_advantage(gradient, deviation, alive):
+    size = tl.sqrt(tl.where(deviation < 0, 0.0, deviation))
+    mean = tl.sum(tl.where(alive, size, 0.0), axis=1, keep_dims=True) / _remaining(alive)
+    smallest = _SMALLEST_SHARE * mean + _TINY
+    return tl.where(mean > 0, gradient * mean / tl.where(size < smallest, smallest, size), gradient)
+
+
+@triton.jit
+def _clipped(gradient, bound):
+    norm = tl.sqrt(tl.sum(gradient * gradient, axis=1, keep_dims=True))
+    factor = bound / tl.where(norm < _TINY, _TINY, norm)
+    return gradient * tl.where(factor > 1, 1.0, factor)
+
+
+@triton.jit
+def _updated(
+    gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
+):  # fmt: skip
+    """The running mean and root-mean-square with one more gradient in them, corrected for their short history."""
+    wide = gradient.to(tl.float64)  # as in `flexact.policy.running_gradient`
+    square = tl.sum(wide * wide, axis=1, keep_dims=True) / _remaining(alive)
+    mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, inside)
+    square = _averaged(square_ptr + row, square, square_rate, row < rows)
+    one = tl.full(square.shape, 1.0, tl.float32)
+    mean_weight = _averaged(weights_ptr + row * 2, one, mean_rate, row < rows)
+    square_weight = _averaged(weights_ptr + row * 2 + 1, one, square_rate, row < rows)
+    size = tl.sqrt(square / square_weight).to(tl.float32)
+    return mean / mean_weight, tl.where(size < _SMALLEST_SIZE, _SMALLEST_SIZE, size)
+
+
+@triton.jit
+def _averaged(pointer, new, rate, mask):
+    """A running average with something new in it, which is also left behind."""
+    before = tl.load(pointer, mask, other=0.0)
+    average = before + rate * (new - before)
+    tl.store(pointer, average, mask)
+    return average
+
+
+@triton.jit
+def _remaining(alive):
+    """How many candidates a row has left, at least 1."""
+    count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
+    return tl.where(count < 1, 1.0, count)
+
+
+@triton.jit
+def _softmax(x):
+    e = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
+    return e / tl.sum(e, axis=1, keep_dims=True)

@@ -1,0 +1,301 @@
+"""The routed activation as Triton kernels: memory is read and written as often as by a ReLU.
+
+Forward reads h and writes x; backward reads h and δ and writes ∂h. Statistics and inner products are partial sums of
+the same passes, added up by one small kernel in a fixed order, without atomics: the same result every run. Arithmetic
+is in float32. The candidates still in are compile-time constants; probabilities and τ are read from memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexact import ops
+from flexact.ops.closed_form import DEVIATION, SENSITIVITY
+from flexact.ops.triton.basis import Blend, coefficients, is_fast, slope, value, weighted_slope, weighted_value
+from flexact.ops.triton.basis_parts import LINEAR
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.tiles import (
+    FEW_SUMS,
+    FLAT,
+    MANY_SUMS,
+    STAGES,
+    WARPS,
+    Cut,
+    Tiles,
+    add_up,
+    by_channel,
+    columns,
+    dense,
+    flat,
+    load,
+    places,
+    store,
+    store_sum,
+    zeros,
+)
+
+_FINISH_BLOCK = 1024
+_FEW = 6
+
+MOST_CANDIDATES = tl.constexpr(ops.MOST_CANDIDATES)
+"""Room for all built-in ones in a row of a table, as a power of two."""
+
+
+def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: int) -> tuple[Tensor, Tensor]:
+    """x = Σ_k w_k σ_k(h), and its statistics (2, rows, K): see `closed_form.forward`."""
+    h, weights = dense(h), weights.contiguous()
+    rows, k = weights.shape
+    x = torch.empty_like(h)
+    if h.numel() == 0:
+        return x, weights.new_zeros((2, rows, k) if statistics else 0)
+    tiles = _tiles(h, rows, channel_dim, blend)
+    sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, rows, k, is_fast(h))
+    partials = h.new_empty(room, dtype=torch.float32)
+    sweep(h, weights, x, partials)
+    return x, finished_statistics(finish, partials, rows, k)
+
+
+def backward(
+    delta: Tensor,
+    h: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    blend: Blend,
+    channel_dim: int,
+    need_logits: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients to h and to the logits, (rows·K,), empty where they are not needed."""
+    h, weights = dense(h), weights.contiguous()
+    delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
+    rows, k = weights.shape
+    gradient = torch.empty_like(h)
+    if h.numel() == 0:
+        return gradient, weights.new_zeros(rows * k if need_logits else 0)
+    tiles = _tiles(h, rows, channel_dim, blend)
+    sweep, finish, room = tiles.plan(_backward_plan, blend, need_logits, rows, k, is_fast(h))
+    partials = h.new_empty(room, dtype=torch.float32)
+    sweep(h, delta, weights, gradient, partials)
+    to_logits = weights.new_empty(rows * k if need_logits else 0)
+    if need_logits:
+        finish(partials, probabilities.contiguous(), temperature, to_logits)
+    return gradient, to_logits
+
+
+def _forward_plan(
+    tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int, fast: bool
+) -> tuple[Launch, Launch | None, int]:
+    """The sweep, what adds up its partial sums, and how many these are."""
+    sums = statistics_constants(blend, statistics)
+    constants = (*blend.constants(fast), *sums, rows > 1, *tiles.constants)
+    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
+    return sweep, finish_statistics(tiles, blend, statistics, rows, k), tiles.room(sums[0])
+
+
+def _backward_plan(
+    tiles: Tiles, blend: Blend, need_logits: bool, rows: int, k: int, fast: bool
+) -> tuple[Launch, Launch, int]:
+    """The sweep, what adds up its partial sums, and how many these are."""
+    constants = (*blend.constants(fast), need_logits, rows > 1, *tiles.constants)
+    sweep = Launch(_backward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
+    numbers = (blend.alive, rows, k, *tiles.parts(rows))
+    finish = Launch(_finish_gradient, (rows,), numbers, (*blend.constants(fast), _FINISH_BLOCK), WARPS)
+    return sweep, finish, tiles.room(len(blend.basis) if need_logits else 0)
+
+
+def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
+    """How many sums a forward leaves behind, and of what."""
+    sensitivities, deviations = bool(statistics & SENSITIVITY), bool(statistics & DEVIATION)
+    return sensitivities * len(blend.basis) + deviations * len(blend.forms[0]), sensitivities, deviations
+
+
+def finish_statistics(tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Launch | None:
+    """What adds up a forward's partial sums into its statistics; None where none were asked for."""
+    if not statistics:
+        return None
+    numbers = (blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
+    constants = (*blend.constants(False), *statistics_constants(blend, statistics), _FINISH_BLOCK)
+    return Launch(_finish_statistics, (rows,), numbers, constants, WARPS)
+
+
+def finished_statistics(finish: Launch | None, partials: Tensor, rows: int, k: int) -> Tensor:
+    """The statistics (2, rows, K) of a forward; empty where none were asked for."""
+    if finish is None:
+        return partials.new_empty(0)
+    gathered = partials.new_empty(2, rows, k)
+    finish(partials, gathered)
+    return gathered
+
+
+def _tiles(h: Tensor, rows: int, channel_dim: int, blend: Blend) -> Tiles:
+    return flat(h, FLAT) if rows == 1 else by_channel(h, channel_dim % h.dim(), cut_for(blend))
+
+
+def cut_for(blend: Blend) -> Cut:
+    """Of a tensor by channel: programs that keep many sums take long to add them up, so there are fewer of them."""
+    return FEW_SUMS if len(blend.basis) <= _FEW else MANY_SUMS
+
+
+@triton.jit
+def _forward(
+    h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        h = load(h_ptr, offset, mask, EVEN)
+        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        store(x_ptr, offset, x, mask, EVEN)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def _backward(
+    h_ptr, delta_ptr, weights_ptr, gradient_ptr, partials_ptr, numel, outer, channels, inner, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
+    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
+    for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
+        offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
+        h = load(h_ptr, offset, mask, EVEN)
+        delta = load(delta_ptr, offset, mask, EVEN)
+        gradient, sums = differentiated(h, delta, weights, sums, BASIS, FAST, NEED_LOGITS)
+        store(gradient_ptr, offset, gradient, mask, EVEN)
+    for i in tl.static_range(len(sums)):
+        store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
+
+
+@triton.jit
+def row_coefficients(
+    weights_ptr, channel, inside, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """The coefficients of each column of a tile, or the same for all."""
+    if BY_CHANNEL:
+        return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, BASIS, FORMS)
+    else:
+        return coefficients(weights_ptr, tl.zeros([1, 1], tl.int32), k, BASIS, FORMS)
+
+
+@triton.jit
+def blended(
+    h, weights, sums, mask,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """x, and the sums with this tile's |slopes| and squared deviations in them."""
+    x = tl.zeros_like(h)
+    values = ()
+    grown = ()
+    for b in tl.static_range(len(BASIS)):
+        v = value(h, BASIS[b], FAST)
+        x += weighted_value(weights[b], v, BASIS[b])
+        values = values + (v,)
+        if SENSITIVITIES:
+            if BASIS[b] == LINEAR:
+                grown = grown + (sums[b],)  # 1 everywhere: known without adding up
+            else:
+                size = tl.abs(slope(h, v, BASIS[b], FAST))
+                grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
+    if DEVIATIONS:
+        for i in tl.static_range(len(FORMS[0])):
+            deviation = -x
+            for b in tl.static_range(len(BASIS)):
+                if FORMS[b][i] != 0:
+                    deviation += FORMS[b][i] * values[b]
+            square = deviation * deviation
+            before = sums[len(sums) - len(FORMS[0]) + i]
+            grown = grown + (before + (square if EVEN else tl.where(mask, square, 0.0)),)
+    return x, grown
+
+
+@triton.jit
+def differentiated(
+    h, delta, weights, sums, BASIS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr
+):  # fmt: skip
+    """δ·Σ w σ′(h), and the sums with this tile's inner products ⟨δ, σ(h)⟩ in them."""
+    total = tl.zeros_like(h)
+    grown = ()
+    for b in tl.static_range(len(BASIS)):
+        v = value(h, BASIS[b], FAST)
+        total += weighted_slope(weights[b], slope(h, v, BASIS[b], FAST), BASIS[b])
+        if NEED_LOGITS:
+            grown = grown + (sums[b] + delta * v,)
+    return delta * total, grown
+
+
+@triton.jit(do_not_specialize=["alive", "parts", "elements"])
+def _finish_statistics(
+    partials_ptr, gathered_ptr, alive, rows, k, parts, per_row, elements,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
+    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, MOST_CANDIDATES)
+    sensitivities, deviations = tl.zeros([MOST_CANDIDATES], tl.float32), tl.zeros([MOST_CANDIDATES], tl.float32)
+    if SENSITIVITIES:
+        found = ()
+        for b in tl.static_range(len(BASIS)):
+            if BASIS[b] == LINEAR:
+                found = found + (elements * 1.0,)
+            else:
+                found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
+        sensitivities = combined(found, BASIS, FORMS) / elements
+    if DEVIATIONS:
+        for i in tl.static_range(len(FORMS[0])):
+            total = add_up(partials_ptr, COUNT - len(FORMS[0]) + i, COUNT, row, rows, parts, per_row, BLOCK)
+            deviations = tl.where(column == i, total / elements, deviations)
+    is_in = ((alive >> column) & 1) == 1
+    tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
+    tl.store(gathered_ptr + (rows + row) * k + column, tl.where(is_in, deviations, 0.0), column < k)
+
+
+@triton.jit(do_not_specialize=["alive", "parts"])
+def _finish_gradient(
+    partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, rows, k, parts, per_row,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    found = ()
+    for b in tl.static_range(len(BASIS)):
+        found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
+    logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
+
+
+@triton.jit
+def logit_gradient(
+    found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
+    BASIS: tl.constexpr, FORMS: tl.constexpr,
+):  # fmt: skip
+    """(p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
+    column = tl.arange(0, MOST_CANDIDATES)
+    p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
+    # Who has no part gets none, even of an infinite output.
+    inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), combined(found, BASIS, FORMS), 0.0)
+    apart = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
+    gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * apart, axis=1)
+    tl.store(to_logits_ptr + row * k + column, gradient, column < k)
+
+
+@triton.jit
+def combined(found, BASIS: tl.constexpr, FORMS: tl.constexpr):
+    """The candidates' sums, from those of the basis; of one that is out, something else."""
+    column = tl.arange(0, MOST_CANDIDATES)
+    total = tl.zeros([MOST_CANDIDATES], tl.float32)
+    for b in tl.static_range(len(BASIS)):
+        for i in tl.static_range(len(FORMS[b])):
+            if FORMS[b][i] != 0:
+                total += tl.where(column == i, FORMS[b][i] * found[b], 0.0)
+    return total

@@ -1,0 +1,1 @@
+"""What happens between steps: logit updates, elimination, trials, the schedule and the rewind."""

@@ -1,0 +1,113 @@
+"""How surely one candidate is better than another: the margins of a round, with their standard errors.
+
+The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
+⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. The advantages of a site are scaled to a
+norm of 1 at each step, so that a few large gradients do not decide.
+The difference of two candidates' advantages, averaged over the steps of a round, over its standard error is a test
+statistic: how surely the loss asks for one rather than for the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.routing.saved_state import check_tensors
+
+SIGNIFICANT = 2.0
+"""Standard errors from which on a margin counts."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """By how much a candidate was behind the leader when it was dropped.
+
+    >>> contest = Contest(margin=0.3, standard_error=0.1, steps=100)
+    >>> round(contest.z, 6), contest.is_significant, str(contest)
+    (3.0, True, '0.30 ± 0.10')
+    """
+
+    margin: float
+    """In a blend a difference of normalised advantages, in a trial one of losses: infinite if its loss was not finite,
+    and negative if it was ahead of the one that was kept, but not significantly."""
+    standard_error: float
+    steps: int
+    """Over which the margin is the mean."""
+
+    @property
+    def z(self) -> float:
+        """The margin in standard errors."""
+        if self.standard_error == 0:
+            return math.copysign(math.inf, self.margin) if self.margin else 0.0
+        return self.margin / self.standard_error
+
+    @property
+    def is_significant(self) -> bool:
+        return self.z >= SIGNIFICANT
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.margin):
+            return "diverged"
+        if not 1e-5 <= self.standard_error < 1e4:
+            return f"{self.margin:.3g} ± {self.standard_error:.2g}"
+        decimals = max(0, 1 - math.floor(math.log10(self.standard_error)))  # two digits of the error
+        return f"{self.margin:.{decimals}f} ± {self.standard_error:.{decimals}f}"
+
+
+class Evidence:
+    """Sums of the advantages of all rows, (rows, K), and of their products, over the steps since the last `reset`."""
+
+    def __init__(self, rows: int, k: int, device: torch.device) -> None:
+        self.count = torch.zeros(rows, 1, device=device)
+        self.total = torch.zeros(rows, k, device=device)
+        self.products = torch.zeros(rows, k, k, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.count, self.total, self.products
+
+    def to(self, device: torch.device) -> None:
+        """Go where the model went."""
+        if self.total.device != device:
+            self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
+
+    def add(self, advantage: Tensor, rows: Tensor | float = 1.0) -> None:
+        """One step's. In place: a captured CUDA graph writes to this memory.
+
+        rows: (rows, 1), 1 for those that the step is of; the advantages of the others are 0.
+        """
+        self.count += rows
+        self.total += advantage
+        self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
+
+    def reset(self) -> None:
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much each row's leader is ahead of each candidate, and the standard error of that: (rows, K) each.
+
+        leader: (rows,), the index of one candidate per row. The error is infinite before the third step.
+        """
+        n = self.count.clamp(min=3)
+        at = leader.view(-1, 1)
+        margin = (self.total - self.total.gather(1, at)) / n
+        square = torch.diagonal(self.products, dim1=1, dim2=2)
+        crossed = self.products.gather(1, at.unsqueeze(2).expand(-1, 1, self.products.shape[2])).squeeze(1)
+        variance = (square + square.gather(1, at) - 2 * crossed) / n - margin.square()
+        error = (variance.clamp(min=0) / (n - 1)).sqrt()
+        enough = self.count >= 3
+        return margin.where(enough, 0.0), error.where(enough, torch.inf)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_tensors(state, self.state_dict())
+        for name, own in self.state_dict().items():
+            own.copy_(state[name])

@@ -1,0 +1,149 @@
+"""The report of a folder: figures as files, and one page that opens offline.
+
+It is made from the plain files of a study's folder, or from any history that a Recorder wrote, and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flexact.errors import FlexActError, missing_extra
+from flexact.io.atomic_files import write_whole
+from flexact.io.csv_rows import read_text
+from flexact.io.markdown_tables import counted
+from flexact.io.result_folder import TABLE, read_config
+from flexact.observe.figures.history import history_pictures, outcomes
+from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.report.histories import History, read_histories
+from flexact.report.page import LEAD, Section, file_name, markdown, outcome_table, page
+
+_PACKAGES = {"matplotlib": "matplotlib", "plotly": "plotly", "markdown_it": "markdown-it-py"}
+"""What a report needs: module and package."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a folder has to show."""
+
+    folder: Path
+    title: str
+    facts: Mapping[str, object]
+    """A line under the title."""
+    sections: list[Section]
+    details: Mapping[str, object]
+    """Configuration and versions."""
+
+    def write_figures(self) -> None:
+        """figures/*.png and figures/*.svg."""
+        import matplotlib
+
+        folder = self.folder / "figures"
+        if folder.is_symlink():
+            raise FlexActError(f"{folder} is a link to {os.readlink(folder)}; remove it, and figures are written here.")
+        folder.mkdir(exist_ok=True)
+        plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+        for picture in [picture for section in self.sections for picture in section.pictures]:
+            figure = picture.figure()
+            for kind, metadata in plain.items():
+                data = io.BytesIO()
+                with matplotlib.rc_context(STYLE):
+                    figure.savefig(data, format=kind, dpi=150, metadata=metadata)
+                write_whole(folder / f"{picture.slug}.{kind}", data.getvalue())
+
+    def write_page(self) -> Path:
+        """report.html; its path."""
+        path = self.folder / "report.html"
+        write_whole(path, page(self.title, self.facts, self.sections, self.details))
+        return path
+
+
+def build(folder: Path) -> Path:
+    """Write figures and page into a folder; the page's path."""
+    report = read(folder)
+    report.write_figures()
+    return report.write_page()
+
+
+def check_packages() -> None:
+    """Refuse to begin without what a report needs: better before an hour of training than after it."""
+    for package in missing_packages():
+        raise missing_extra(package, "report")
+
+
+def missing_packages() -> list[str]:
+    """What a report needs and is not installed here."""
+    return [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+
+
+def read(folder: Path) -> Report:
+    """What there is to report in a folder."""
+    check_packages()
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FlexActError(f"there is no folder {folder}; give the one that a study or a Recorder wrote into.")
+    config = read_config(folder) or {}
+    histories = read_histories(folder)
+    if not config and not histories:
+        raise FlexActError(
+            f"{folder} holds nothing to report: looked for config.json of a study (flexact reproduce ... --out DIR) "
+            "and for *.jsonl with the history of a Recorder (Recorder(model, path=...), at least one record). Found: "
+            f"{_found(folder)}."
+        )
+    sections = _study_sections(folder, config) if config else []
+    stems = _stems(histories)
+    sections += [_history_section(name, history, stems[name]) for name, history in histories.items()]
+    title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
+    facts = {name: config.get(name) for name in ("device", "commit", "date")}
+    details: dict[str, Any] = {
+        name: value
+        for name, value in config.items()
+        if name not in ("flexact_study", "study", "title") and value is not None
+    }
+    for name, history in histories.items():
+        details |= {f"{name}: {key}": value for key, value in history.about.items()}
+    return Report(folder, title, facts, sections, details)
+
+
+def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Return the sections of the study that wrote the folder. Studies register theirs in `flexact.studies.REPORTS`."""
+    name = config["study"]
+    modules = importlib.import_module("flexact.studies").REPORTS
+    if name not in modules:
+        body = markdown(read_text(folder / TABLE)) if (folder / TABLE).is_file() else ""
+        return [Section(str(name), body, [])]
+    sections: list[Section] = importlib.import_module(modules[name]).sections(folder, config)
+    return sections
+
+
+def _stems(names: Collection[str]) -> dict[str, str]:
+    """What the names of each history's figures begin with: different for each, also where only characters differ that a
+    file name cannot have."""
+    found: dict[str, str] = {}
+    for name in names:
+        own = file_name(Path(name).stem) if len(names) > 1 else "history"
+        while own in found.values():
+            own += "_"
+        found[name] = own
+    return found
+
+
+def _history_section(name: str, history: History, stem: str) -> Section:
+    records, found = history.records, outcomes(history.records)
+    what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
+    body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
+    if any(one.decided is not None for one in found):
+        body += f"<p>{LEAD}</p>\n"
+    body += outcome_table(("site",), [((one.site,), one) for one in found])
+    return Section(f"Run: {name}", body, history_pictures(records, stem))
+
+
+def _found(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"

@@ -1,0 +1,1 @@
+"""The routed activation: FlexAct, its router, and what both keep."""

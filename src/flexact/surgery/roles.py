@@ -1,0 +1,254 @@
+"""What an activation is for: a hidden activation, a gate, or the network's output.
+
+A gate is a squashing function, such as a sigmoid, whose result multiplies something: in squeeze-and-excitation, in GLU
+and LSTM cells, in attention. An output activation is one whose result the network returns. Both are recognised in the
+source of the forwards, by following the result of the call from expression to expression, from method to method and
+from module to module. SiLU, GELU and ReLU are hidden activations also where they multiply, as in SwiGLU.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from flexact.activations import function_name
+from flexact.surgery.finding import Found
+
+_SQUASHING = {"sigmoid", "tanh", "softsign", "softplus", "relu6"}
+_OUTPUTS = _SQUASHING - {"relu6"}  # whose range a loss may rely on
+_RESHAPING = {
+    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand"),
+    *("expand_as", "repeat", "permute", "transpose", "swapaxes", "movedim", "contiguous", "chunk", "split"),
+    *("unbind", "tensor_split", "clone", "to", "type", "type_as", "float", "half", "double", "bfloat16"),
+}
+_MULTIPLYING = {"mul", "mul_", "multiply"}
+_MATRIX_PRODUCTS = {"matmul", "bmm", "einsum"}
+_RESHAPING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
+_GATE = "a gate: its result multiplies something"
+_OUTPUT = "an output activation: the network returns its result"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Method:
+    name: str
+    me: str
+    """What the method calls its module."""
+    tree: ast.AST
+    parents: dict[ast.AST, ast.AST]
+
+
+_Calls = Callable[[ast.AST, str], list[ast.Call]]
+"""From a method's tree, and what it calls its module, to the calls that are meant."""
+
+
+def reason_to_skip(model: nn.Module, found: Found) -> str | None:
+    """Why an activation is no hidden one; None where it is, as far as the source tells."""
+    function = function_name(found.original)
+    if all(".parametrizations." in f".{name}" for name in found.names):
+        return "it computes a parameter"
+    if function not in _SQUASHING or found.names == [""]:
+        return None
+    if found.kind == "call" and found.child is None:
+        path = found.name.rpartition(".")[0]
+        fates = _fates_of_calls(model, path, functools.partial(_calls_of_function, function))
+    else:
+        names = found.names if found.child is None else [found.child]
+        fates = {fate for name in names for fate in _fates_of_module(model, name)}
+    if "multiplied" in fates:
+        return _GATE
+    if fates == {"returned"} and function in _OUTPUTS:
+        return _OUTPUT
+    return "a gate by its name" if any("gate" in name.rpartition(".")[2] for name in found.names) else None
+
+
+def _fates_of_module(model: nn.Module, name: str) -> set[str]:
+    """What becomes of a module's result: "returned" (by the model), "multiplied" and "used" in another way."""
+    if name == "":
+        return {"returned"}
+    parts = name.split(".")
+    owner = model.get_submodule(".".join(parts[:-1]))
+    if type(owner).forward is nn.Sequential.forward:
+        behind = list(owner._modules.values())[list(owner._modules).index(parts[-1]) + 1 :]
+        if all(isinstance(module, _RESHAPING_MODULES) for module in behind):
+            return _fates_of_module(model, ".".join(parts[:-1]))
+        return {"used"}
+    fates: set[str] = set()
+    for i in range(len(parts)):  # a forward may call what its children hold: self.fc[2](x), self.block.act(x)
+        fates |= _fates_of_calls(model, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
+    if isinstance(owner, nn.ModuleList) and len(parts) > 1:
+        path, list_name = ".".join(parts[:-2]), parts[-2]
+        if parts[-1] == next(reversed(owner._modules)):
+            fates |= _fates_of_calls(model, path, functools.partial(_calls_in_loop, list_name))
+        else:
+            fates |= _fates_before_the_last(model, path, list_name)
+    return fates
+
+
+def _fates_before_the_last(model: nn.Module, path: str, list_name: str) -> set[str]:
+    """What becomes of the result of a list's module, other than the last, within the loops over the list."""
+    cls: Any = type(model.get_submodule(path))
+    for method in _methods(cls):
+        for loop in (node for node in ast.walk(method.tree) if isinstance(node, ast.For)):
+            within = dataclasses.replace(method, tree=loop)
+            if any("multiplied" in _followed(call, within) for call in _calls_in_loop(list_name, loop, method.me)):
+                return {"multiplied"}
+    return {"used"}
+
+
+def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
+    """What becomes of the results of some calls in the methods of a module."""
+    fates: set[str] = set()
+    cls: Any = type(model.get_submodule(path))
+    waiting, seen = [calls], set()
+    while waiting:
+        wanted = waiting.pop()
+        for method in _methods(cls):
+            own = {fate for call in wanted(method.tree, method.me) for fate in _followed(call, method)}
+            if "returned" in own and method.name == "forward":
+                own = own - {"returned"} | _fates_of_module(model, path)
+            elif "returned" in own:
+                own.remove("returned")
+                if method.name not in seen:
+                    seen.add(method.name)
+                    waiting.append(functools.partial(_calls_of_path, [method.name]))
+            fates |= own
+    return fates
+
+
+def _calls_of_function(name: str, tree: ast.AST, me: str) -> list[ast.Call]:
+    """`torch.sigmoid(x)`, `F.sigmoid(x)`, `x.sigmoid_()`, but not `self.sigmoid(x)`."""
+    names = {name, f"{name}_", *(["expit"] if name == "sigmoid" else [])}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) in names]
+    return [call for call in calls if _path(call.func)[:1] != [me]]
+
+
+def _calls_of_path(path: list[str], tree: ast.AST, me: str) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _path(node.func) == [me, *path]]
+
+
+def _calls_in_loop(list_name: str, tree: ast.AST, me: str) -> list[ast.Call]:
+    """The calls of what a loop over one of the module's lists gives."""
+    found = []
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
+        if any(_path(node) == [me, list_name] for node in ast.walk(loop.iter)):
+            names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+            calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
+            found += [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
+    return found
+
+
+def _followed(node: ast.AST, method: _Method) -> Iterator[str]:
+    """What becomes of the value of an expression within a function."""
+    parent = method.parents[node]
+    if isinstance(parent, ast.Return):
+        yield "returned"
+    elif isinstance(parent, ast.Attribute) and isinstance(method.parents[parent], ast.Call):
+        yield from _followed_through(method.parents[parent], method)
+    elif isinstance(parent, ast.Call):
+        yield from _followed_through(parent, method)
+    elif isinstance(parent, ast.BinOp):
+        other = parent.right if parent.left is node else parent.left
+        if isinstance(other, ast.Constant):
+            yield from _followed(parent, method)
+        elif isinstance(parent.op, ast.MatMult):
+            yield _fate_of_product([other])
+        else:
+            yield "multiplied" if isinstance(parent.op, ast.Mult) else "used"
+    elif isinstance(parent, ast.AugAssign):
+        yield "multiplied" if isinstance(parent.op, ast.Mult) else "used"
+    elif isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+        targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
+        for name in {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}:
+            for later in _reads(name, parent, method):
+                yield from _followed(later, method)
+    elif isinstance(parent, (ast.Tuple, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute)):
+        yield from _followed(parent, method)
+    elif not isinstance(parent, ast.Expr):
+        yield "used"
+
+
+def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
+    """The same for a value that is given to a function, or whose method is called."""
+    assert isinstance(call, ast.Call)
+    name = _last_name(call.func)
+    if name in _RESHAPING or name in _SQUASHING:
+        yield from _followed(call, method)
+    elif name in _MATRIX_PRODUCTS:
+        yield _fate_of_product(call.args)
+    else:
+        yield "multiplied" if name in _MULTIPLYING else "used"
+
+
+def _fate_of_product(factors: list[ast.expr]) -> str:
+    """Attention weights multiply what was computed; a hidden layer goes on to a weight, which is an attribute."""
+    return "used" if any(isinstance(factor, ast.Attribute) for factor in factors) else "multiplied"
+
+
+def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:
+    """Where a variable is read after an assignment and before the next one that replaces its value in any case."""
+    start, end = _end(assignment), (10**9, 0)
+    blocks = {id(one) for one in _ancestors(assignment, method)}
+    uses = [node for node in ast.walk(method.tree) if isinstance(node, ast.Name) and node.id == name]
+    for node in uses:
+        statement = next(one for one in _ancestors(node, method) if isinstance(one, ast.stmt))
+        replaces = isinstance(node.ctx, ast.Store) and not isinstance(statement, ast.AugAssign)
+        if replaces and _end(node) > start and id(method.parents[statement]) in blocks and _end(statement) < end:
+            end = _end(statement)
+    augmented = [node for node in uses if isinstance(method.parents[node], ast.AugAssign)]
+    reads = [node for node in uses if isinstance(node.ctx, ast.Load)]
+    return [node for node in (*reads, *augmented) if start < _end(node) <= end]
+
+
+def _ancestors(node: ast.AST, method: _Method) -> Iterator[ast.AST]:
+    while node in method.parents:
+        yield node
+        node = method.parents[node]
+    yield node
+
+
+def _end(node: ast.AST) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _methods(cls: Any) -> list[_Method]:
+    """The methods of a type and of the types it is derived from, as far as their source is there."""
+    found: list[_Method] = []
+    own = [base for base in cls.__mro__ if not base.__module__.startswith("torch.")]
+    for name, value in itertools.chain.from_iterable(vars(base).items() for base in own):
+        function: Any = inspect.unwrap(value) if callable(value) else None
+        if not inspect.isfunction(function) or not function.__code__.co_argcount:
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        found.append(_Method(name, function.__code__.co_varnames[0], tree, parents))
+    return found
+
+
+def _path(node: ast.AST) -> list[str]:
+    """["self", "fc", "2"] for self.fc[2]; empty where the chain does not start at a name."""
+    names: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+        elif isinstance(node.slice, ast.Constant):
+            names.insert(0, str(node.slice.value))
+        else:
+            return []
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
