@@ -174,3 +174,17 @@ def function_name(module: nn.Module) -> str:
     """How a module's function is called: the candidate's name, or the type's."""
     name, _ = _MODULES.get(_type_path(type(module)), (None, {}))
     return name if name is not None else type(module).__name__.lower()
+
+
+def is_kind_of_activation(module: nn.Module) -> bool:
+    """Whether a module is an elementwise activation of torch, timm or transformers, be it a candidate or not."""
+    return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
+
+
+_HOMES_OF_ACTIVATIONS = (
+    "torch.nn.modules.activation",
+    "timm.layers.activations",
+    "timm.layers.activations_me",
+    "transformers.activations",
+)
+_NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)

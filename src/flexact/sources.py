@@ -47,13 +47,18 @@ def compiled(function: types.FunctionType, definition: Definition) -> types.Code
     assert found is not None
     statement = copy.deepcopy(found.statement, {id(found.definition): definition})
     module = ast.Module([*found.imports, statement], [])
-    codes: list[types.CodeType] = [
-        compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
-    ]
+    whole = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    where = code.co_name, code.co_firstlineno
+    (made,) = [one for one in codes_of(whole) if (one.co_name, one.co_firstlineno) == where]
+    return made
+
+
+def codes_of(code: types.CodeType) -> list[types.CodeType]:
+    """A code and those of all functions inside it."""
+    codes = [code]
     for one in codes:
         codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
-    (made,) = [one for one in codes if (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)]
-    return made
+    return codes
 
 
 @dataclass(frozen=True)
