@@ -429,7 +429,7 @@ print(caught[0].message)
 
 def test_a_class_without_a_source_is_left_alone_and_named() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True)
-    assert "  Net: gelu in line 11 of <stdin> is no site" in done.stdout
+    assert "  Net: gelu in line 12 of <stdin> is no site" in done.stdout
 
 
 def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) 
     file.write_text(text)
     names: dict[str, Any] = {"__name__": "net"}
     exec(compile(text.replace("F.gelu", "F.silu"), str(file), "exec"), names)
-    with pytest.warns(UserWarning, match=r"Net: silu in line 11 of .*net\.py is no site"):
+    with pytest.warns(UserWarning, match=r"Net: silu in line 12 of .*net\.py is no site"):
         flexact.convert(names["Net"]())(torch.ones(2, 4))
 
 

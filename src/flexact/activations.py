@@ -100,6 +100,14 @@ _METHODS = {
     "tanh_": "tanh",
 }
 
+ELEMENTWISE = {
+    *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
+    *("softsign", "hardswish", "hardtanh", "tanh", "tanhshrink", "softshrink", "hardshrink", "threshold"),
+}
+"""How torch calls the functions that may be hidden activations, be they candidates or not."""
+SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
+"""Those that are gates and outputs."""
+
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
     "gelu": nn.GELU,

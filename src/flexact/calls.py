@@ -15,9 +15,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from flexact.activations import is_activation, is_activation_function, is_activation_type, is_method, module_of_call
+from flexact.activations import (
+    ELEMENTWISE,
+    SIGMOIDS,
+    function_name,
+    is_activation,
+    is_activation_function,
+    is_activation_type,
+    is_method,
+    module_of_call,
+)
 from flexact.in_place import is_unseen
 from flexact.rewriting import Edit, Recipe, Revision, function_of, homes, merged, place_of, tensor_of
 from flexact.scope import UNKNOWN, Scope
@@ -85,6 +95,8 @@ class Reading:
         """The ids of modules whose children are gone through, so that a new one among them would be, too."""
         self.asked: dict[type, str] = {}
         """The types of modules below this one that no site may take the place of, and why."""
+        self.notes: list[str] = []
+        """What is left alone, and why."""
         self.unreached: list[Call] = []
         """The calls of functions in methods that forward does not call."""
         self.known = known
@@ -107,9 +119,12 @@ class Reading:
         other = Reading(self.owner, self.known)
         for home in self._homes:
             if home is not nn.Module and not home.__module__.startswith("torch."):
-                for name in [key for key, value in vars(home).items() if isinstance(value, types.FunctionType)]:
-                    other.read(name)
+                for name, value in vars(home).items():
+                    if isinstance(value, types.FunctionType) and not name.startswith("__"):
+                        other.read(name)
         self.unreached = [call for call in other.calls if call.child is None and call.method not in self._digests]
+        names = {call.method.attribute for call in self.unreached if function_name(call.module) not in SIGMOIDS}
+        self.notes += [f"its {name} has activations, and forward does not call it" for name in sorted(names)]
 
     def recipe(self, names: dict[Call, str]) -> Recipe:
         """How to rewrite the methods so that these calls are calls of the children of these names."""
@@ -151,7 +166,7 @@ class Reading:
             return
         try:
             value, function = function_of(type(self.owner), method.home, method.attribute)
-            self.asked |= dict.fromkeys(_types_asked_for(function), f"{method.attribute} asks for their type")
+            self.asked |= dict.fromkeys(_types_asked_for(function), f"{method.attribute} names their type")
             definition = definition_of(function)
             rewrapped(value, function, function)
         except CannotRewrite:
@@ -175,8 +190,11 @@ class _Reader:
 
     def read(self) -> None:
         for one in ast.walk(self.scope.definition):
+            holder = self.scope.value(one.value) if isinstance(one, ast.Attribute) else UNKNOWN
             if isinstance(one, ast.Attribute) and one.attr in _LISTS_CHILDREN:
-                self.reading.listed.add(id(self.scope.value(one.value)))
+                self.reading.listed.add(id(holder))
+            elif isinstance(holder, nn.Module) and is_activation(holder):
+                self.reading.asked[type(holder)] = f"{self.method.attribute} has {ast.unparse(one)}"
         body: Any = self.scope.definition.body
         for node in body if isinstance(body, list) else [body]:
             self._visit(node)
@@ -230,6 +248,9 @@ class _Reader:
             self.reading.order += [path] if path else []
         elif is_method(name) and (getattr(Tensor, name) is value or self._is_of_tensor(node, value)):
             self._activation(node, name, None)
+        elif isinstance(value, torch.jit.ScriptFunction):
+            if any(f"aten::{name}" in str(value.graph) for name in ELEMENTWISE):
+                self.reading.notes.append(f"it calls {ast.unparse(node.func)}, which is scripted")
         elif value is not UNKNOWN:
             self._visit_method(value, node.func)
 
@@ -342,10 +363,11 @@ def _obstacle_to_subclass(cls: type) -> str | None:
 
 
 def _types_asked_for(function: types.FunctionType, depth: int = 1) -> Iterator[type]:
-    """The activation types that a function, or one that it calls, may compare the types of modules with."""
+    """The activation types that a function, or one that it calls, may compare with the types of modules, or whose
+    forward it may call."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     held = [function.__globals__.get(name) for name in names]
-    if names & {"isinstance", "type", "__class__"}:
+    if names & {"isinstance", "type", "__class__", "forward"}:
         for one in (*held, *(getattr(nn, name, None) for name in names)):
             kinds = [kind for kind in (one if isinstance(one, tuple) else (one,)) if isinstance(kind, type)]
             yield from filter(is_activation_type, kinds)

@@ -192,8 +192,7 @@ class _Search:
         reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
         if reading is not None and not reasons:
             calls = self._own_calls(reading, functions)
-            unreached = {call.method.attribute for call in reading.unreached if function_name(call.module) != "sigmoid"}
-            reasons += [f"its {name} has activations, and forward does not call it" for name in sorted(unreached)]
+            reasons += reading.notes
             if calls and reading.obstacle is not None:
                 reasons.append(reading.obstacle)
             elif calls and "forward" in vars(owner):

@@ -154,6 +154,8 @@ def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -
     held = [i for i, cell in enumerate(cells) if contents(cell) is wrapped]
     if not isinstance(value, types.FunctionType) or wrapped is None or not held:
         raise CannotRewrite("it is decorated with something that is not a plain function around it")
+    if any(contents(cell) is value for cell in cells):
+        raise CannotRewrite("its decorator keeps something on the function that it returns")
     within = rewrapped(wrapped, inner, made)
     for i in held:
         cells[i] = types.CellType(within)

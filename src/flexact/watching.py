@@ -18,14 +18,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flexact.activations import is_kind_of_activation
+from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation
 from flexact.layer import FlexAct
 
-_FUNCTIONS = {
-    *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
-    *("softsign", "hardswish", "hardtanh", "tanh", "tanhshrink", "softshrink", "hardshrink", "threshold"),
-}
-_SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
 _TORCH, _FLEXACT = (f"{Path(str(package)).parent}/" for package in (torch.__file__, __file__))
 _OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
 """Whose own calls are no activations of the user's, or are found as attributes."""
@@ -40,7 +35,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module, known: Iterable[tuple[str, int]], sigmoids: bool) -> None:
         super().__init__()
         self.known = set(known)
-        self.functions = _FUNCTIONS | _SIGMOIDS if sigmoids else _FUNCTIONS
+        self.functions = ELEMENTWISE | SIGMOIDS if sigmoids else ELEMENTWISE
         self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
         self.found: dict[str, str] = {}
 

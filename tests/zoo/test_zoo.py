@@ -22,6 +22,7 @@ import zoo_classes
 import zoo_flow
 import zoo_in_place
 import zoo_spellings
+import zoo_unseen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,7 +31,7 @@ from flexact.activations import is_activation_function, is_method
 from flexact.sites import sites_of
 from zoo import EXPECTED
 
-HOUSES = [house.__name__ for house in (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings)]
+HOUSES = [house.__name__ for house in (zoo_classes, zoo_flow, zoo_in_place, zoo_spellings, zoo_unseen)]
 ANIMALS = [cls for cls in EXPECTED if cls.__module__ in HOUSES]  # pytest may import them by another name, too
 CONFIG = flexact.FlexConfig(candidates=("softsign", "original"), init="original", init_probability=1 - 1e-6)
 COPIES: dict[str, Callable[[Any], Any]] = {
