@@ -24,7 +24,7 @@ class Backwards(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.act_c = nn.Tanh()
+        self.act_c = nn.ELU()
         self.act_b = nn.ReLU()
         self.act_a = nn.GELU()
         self.unused = nn.SiLU()

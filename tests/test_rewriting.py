@@ -219,7 +219,7 @@ def test_every_spelling_becomes_one_site_and_goes_back(cls: type[Net], pick: Cal
     plain = cls().eval()
     x = torch.randn(5, 4)
     expected = plain(x)
-    converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
+    converted = flexact.convert(copy.deepcopy(plain), "*", NEAR)
     assert [row.pick for row in flexact.selection(converted)] == [SPELLINGS[cls]]
     assert type(converted) is not cls
     assert isinstance(converted, cls)
@@ -236,7 +236,7 @@ def test_every_spelling_becomes_one_site_and_goes_back(cls: type[Net], pick: Cal
 def test_another_pick_stays_in_the_forward_of_the_same_class(cls: type[Net], pick: Callable) -> None:
     plain = cls().eval()
     names = list(plain.state_dict())
-    converted = flexact.commit(pick(flexact.convert(plain, config=NEAR), "identity"))
+    converted = flexact.commit(pick(flexact.convert(plain, "*", NEAR), "identity"))
     extracted = flexact.extract(converted)
     x = torch.randn(5, 4)
     assert torch.equal(extracted(x), converted(x))

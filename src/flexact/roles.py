@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from flexact.activations import SIGMOIDS, function_name
+from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
 from flexact.finding import Found
 from flexact.sources import CannotRewrite, definition_of
 
@@ -28,7 +28,7 @@ _PASSING = {
     *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand"),
     *("expand_as", "repeat", "permute", "transpose", "swapaxes", "movedim", "contiguous", "chunk", "split"),
     *("unbind", "tensor_split", "clone", "to", "type", "type_as", "float", "half", "double", "bfloat16"),
-    *("cat", "concat", "stack", "clamp", "dropout", "add", "sub", "detach", *_SQUASHING, *SIGMOIDS),
+    *("cat", "concat", "stack", "clamp", "dropout", "add", "sub", "detach", *ELEMENTWISE, *SIGMOIDS),
 }
 _MULTIPLYING = {"mul", "mul_", "multiply", "lerp", "addcmul"}
 _MATRIX_PRODUCTS = {"matmul", "bmm", "einsum"}
@@ -212,13 +212,14 @@ def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
     """The same for a value that is given to a function, or whose method is called."""
     assert isinstance(call, ast.Call)
     name, path = _last_name(call.func), _path(call.func)
-    if name in _PASSING or "drop" in name:
+    is_own = path[:1] == [method.me] and len(path) > 1
+    if "drop" in name or (name in _PASSING and not is_own):
         yield from _followed(call, method)
     elif name in _MATRIX_PRODUCTS:
         yield _fate_of_product(call.args)
     elif name in _MULTIPLYING:
         yield "multiplied"
-    elif path[:1] == [method.me] and len(path) > 1:  # a layer, or a method
+    elif is_own:  # a layer, or a method
         yield "unclear" if hasattr(method.cls, path[1]) else "used"
     else:
         yield "used" if name in _LAYERS or any(name in _targets(loop) for loop in method.loops) else "unclear"

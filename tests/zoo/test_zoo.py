@@ -175,7 +175,7 @@ def choose(model: nn.Module, name: str | None) -> nn.Module:
 
 
 def convert(model: Cage) -> Cage:
-    flexact.convert(model, config=CONFIG)
+    flexact.convert(model, "*", CONFIG)  # gates and outputs, too
     return model
 
 
