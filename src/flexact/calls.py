@@ -59,9 +59,13 @@ class Call:
     """Whether it has the tensor as its only argument, so that a site can be called in its place."""
 
     @property
+    def owner(self) -> nn.Module:
+        return self.reading.owner
+
+    @property
     def lines(self) -> Iterator[tuple[str, int]]:
         """The lines of a file on which it stands."""
-        _, function = function_of(type(self.reading.owner), self.method.home, self.method.attribute)
+        _, function = function_of(type(self.owner), self.method.home, self.method.attribute)
         first, (start, _, end, _) = function.__code__.co_firstlineno, self.edit.place
         return ((function.__code__.co_filename, first + line) for line in range(start, end + 1))
 

@@ -85,7 +85,7 @@ class Findings:
         taken = {call for one in chosen for call in one.calls}
         readings = self.readings.values()
         calls = {call for reading in readings for call in (*reading.calls, *reading.unreached)} - taken
-        return {line for call in calls for line in call.lines}
+        return {line for call in calls for line in call.lines if call.child is None or call.child in vars(call.owner)}
 
     def told(self) -> str:
         """What was seen, for an error."""

@@ -74,10 +74,11 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
         fates = {fate for name in names for fate in _fates_of_module(model, name)}
     if "multiplied" in fates or any("gate" in name.rpartition(".")[2] for name in found.names):
         return "a gate: its result multiplies something"
-    if "used" not in fates and "returned" in fates and function != "relu6":
+    if "used" in fates or (function == "relu6" and fates == {"returned"}):
+        return None
+    if fates == {"returned"}:
         return "an output activation: the network returns its result"
-    unclear = not fates or "unclear" in fates
-    return "a gate or an output, maybe: what becomes of its result is unclear" if unclear else None
+    return "a gate or an output, maybe: what becomes of its result is unclear"
 
 
 def _fates_of_module(model: nn.Module, name: str) -> set[str]:
@@ -204,7 +205,7 @@ def _followed_assignment(targets: list[Any], assignment: ast.AST, method: _Metho
 
 _PASSING_NODES = (
     *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute),
-    *(ast.ListComp, ast.GeneratorExp),
+    *(ast.ListComp, ast.GeneratorExp, ast.keyword),
 )
 
 
@@ -213,7 +214,7 @@ def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
     assert isinstance(call, ast.Call)
     name, path = _last_name(call.func), _path(call.func)
     is_own = path[:1] == [method.me] and len(path) > 1
-    if "drop" in name or (name in _PASSING and not is_own):
+    if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # a class holds it
         yield from _followed(call, method)
     elif name in _MATRIX_PRODUCTS:
         yield _fate_of_product(call.args)
