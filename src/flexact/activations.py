@@ -131,11 +131,6 @@ def is_activation_type(cls: type) -> bool:
     return (path in _MODULES or path in _OTHER_MODULES) and cls is not nn.Identity
 
 
-def makes_activations(table: Any) -> bool:
-    """Whether a table makes a new activation module each time it is asked for one, as transformers' ACT2FN does."""
-    return _type_path(type(table)) == "transformers.activations.ClassInstantier"
-
-
 def key_of(module: nn.Module) -> str:
     """The candidate's name whose function a module computes, or the key of its own function ("original")."""
     name, settings = _MODULES.get(_type_path(type(module)), (None, {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,18 +43,13 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoid
     The model, its mode and torch's random numbers are as before when it is done. Activations that run and are none of
     the findings are added to what is left alone.
     """
-    log = _Log()
+    seen: dict[int, Seen] = {}
     watch = Watch(model, findings.lines_left(findings.found), sigmoids)
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     model.eval()
     try:
-        with (
-            _watched(model, findings, log) as watched,
-            torch.random.fork_rng(devices),
-            torch.no_grad(),
-            watch,
-        ):
+        with _watched(model, findings, seen) as watched, torch.random.fork_rng(devices), torch.no_grad(), watch:
             _call(watched, example_inputs)
     except Exception as error:
         raise FlexActError(
@@ -65,47 +60,30 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoid
         for module, training in modes.items():
             module.training = training
     findings.left_alone |= watch.found
-    return log.seen
-
-
-@dataclass
-class _Log:
-    seen: dict[int, Seen] = field(default_factory=dict)
-    count: int = 0
-
-    def note(self, one: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shape = next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
-        seen = self.seen.setdefault(id(one), Seen(self.count, self.count, []))
-        seen.last = self.count
-        seen.shapes.append(shape)
-        self.count += 1
-
-    def noting(self, one: Found, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that notes each of its calls."""
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self.note(one, args, kwargs)
-            return function(*args, **kwargs)
-
-        return noted
+    return seen
 
 
 class _Noted(nn.Module):
-    """Stands in an activation module's place."""
+    """Stands in an activation's place, and notes its calls."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, seen: dict[int, Seen], one: Found, call: Callable[..., Any]) -> None:
         super().__init__()
-        self.call = call
+        self.seen, self.one, self.call = seen, id(one), call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        count = sum(len(seen.shapes) for seen in self.seen.values())
+        seen = self.seen.setdefault(self.one, Seen(count, count, []))
+        seen.last = count
+        given = (*args, *kwargs.values())
+        seen.shapes.append(next((tuple(value.shape) for value in given if isinstance(value, Tensor)), ()))
         return self.call(*args, **kwargs)
 
 
 @contextmanager
-def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Module]:
+def _watched(model: nn.Module, findings: Findings, seen: dict[int, Seen]) -> Iterator[nn.Module]:
     """The model with something that notes in the place of each activation."""
     if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
-        yield _Noted(log.noting(findings.found[0], model))
+        yield _Noted(seen, findings.found[0], model)
         return
     places: list[tuple[nn.Module, str, Found]] = []
     for one in findings.found:
@@ -116,7 +94,7 @@ def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Mod
     classes = findings.rewritten(findings.found)
     for owner, attribute, one in places:
         held = vars(owner).pop(attribute, None) or owner._modules.get(attribute) or one.original
-        owner._modules[attribute] = _Noted(log.noting(one, held))
+        owner._modules[attribute] = _Noted(seen, one, held)
     for owner, cls in classes.items():
         owner.__class__ = cls
     try:
