@@ -125,13 +125,14 @@ def test_an_activation_that_where_asks_for_and_cannot_get_is_warned_of(where: ob
         convert(block, where=where)
 
 
-def test_a_forward_that_cannot_be_looked_into_is_warned_of_whatever_where_says() -> None:
+def test_a_call_that_no_source_shows_is_warned_of_whatever_where_says() -> None:
     class Branching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return sum(map(F.relu, (x, -x)))
 
-    with pytest.warns(UserWarning, match="left these as they are:\n  1: "):
-        convert(nn.Sequential(nn.ReLU(), Branching()), where=lambda name, module: isinstance(module, nn.ReLU))
+    model = convert(nn.Sequential(nn.ReLU(), Branching()), where=lambda name, module: isinstance(module, nn.ReLU))
+    with pytest.warns(UserWarning, match="did not see these activations:\n  1: relu in line"):
+        model(torch.ones(2))
 
 
 def test_an_unknown_where_suggests_the_nearest_name_and_lists_what_was_seen() -> None:
@@ -236,7 +237,7 @@ def _fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def _fails_on_a_warning(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.setattr(warnings, "warn", _raise)
-    return {}
+    return {"fuse": True}  # there is nothing to fuse
 
 
 def _fails_in_the_run(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:

@@ -671,9 +671,18 @@ class InputOverwritten(Block):
         return self.act(h)
 
 
-def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is() -> None:
-    with pytest.warns(UserWarning, match="fused nothing"):
-        apart, fused = both(trained(InputOverwritten()).eval())
+class InputAddedTo(Block):
+    def forward(self, x):
+        y = self.conv(x)
+        h = self.norm(y)
+        y += 1.0
+        return self.act(h)
+
+
+@pytest.mark.parametrize("cls", [InputOverwritten, InputAddedTo])
+def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is(cls: type[nn.Module]) -> None:
+    with pytest.warns(UserWarning, match="fused nothing in this model"):
+        apart, fused = both(trained(cls()).eval())
     with torch.no_grad():
         close(fused(X), apart(X))
 

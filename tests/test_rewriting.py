@@ -219,7 +219,7 @@ def test_every_spelling_becomes_one_site_and_goes_back(cls: type[Net], pick: Cal
     plain = cls().eval()
     x = torch.randn(5, 4)
     expected = plain(x)
-    converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
+    converted = flexact.convert(copy.deepcopy(plain), "*", NEAR)
     assert [row.pick for row in flexact.selection(converted)] == [SPELLINGS[cls]]
     assert type(converted) is not cls
     assert isinstance(converted, cls)
@@ -236,7 +236,7 @@ def test_every_spelling_becomes_one_site_and_goes_back(cls: type[Net], pick: Cal
 def test_another_pick_stays_in_the_forward_of_the_same_class(cls: type[Net], pick: Callable) -> None:
     plain = cls().eval()
     names = list(plain.state_dict())
-    converted = flexact.commit(pick(flexact.convert(plain, config=NEAR), "identity"))
+    converted = flexact.commit(pick(flexact.convert(plain, "*", NEAR), "identity"))
     extracted = flexact.extract(converted)
     x = torch.randn(5, 4)
     assert torch.equal(extracted(x), converted(x))
@@ -287,8 +287,10 @@ def test_dropout_keeps_following_the_mode() -> None:
 
 
 def test_a_left_alone_forward_that_was_asked_for_is_an_error_with_the_reason() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"functional_relu.*F\.relu"):
+    with pytest.raises(flexact.FlexActError, match=r"as a function from a table or from elsewhere"):
         flexact.convert(PlainFunction())
+    with pytest.raises(flexact.FlexActError, match=r"relu in line [0-9]+ of .*test_rewriting\.py is no site"):
+        flexact.convert(PlainFunction(), example_inputs=torch.randn(2, 4))
 
 
 class PlainFunction(Net):
@@ -420,14 +422,14 @@ class Net(nn.Module):
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    flexact.convert(Net())
+    flexact.convert(Net())(torch.ones(2, 4))
 print(caught[0].message)
 """
 
 
 def test_a_class_without_a_source_is_left_alone_and_named() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True)
-    assert "Net: forward has activations, but its source cannot be read" in done.stdout
+    assert "  Net: gelu in line 12 of <stdin> is no site" in done.stdout
 
 
 def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) -> None:
@@ -436,8 +438,8 @@ def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) 
     file.write_text(text)
     names: dict[str, Any] = {"__name__": "net"}
     exec(compile(text.replace("F.gelu", "F.silu"), str(file), "exec"), names)
-    with pytest.warns(UserWarning, match="Net: forward .*source"):
-        flexact.convert(names["Net"]())
+    with pytest.warns(UserWarning, match=r"Net: silu in line 12 of .*net\.py is no site"):
+        flexact.convert(names["Net"]())(torch.ones(2, 4))
 
 
 def test_a_pickle_of_a_class_that_changed_since_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,14 @@ _METHODS = {
     "tanh_": "tanh",
 }
 
+ELEMENTWISE = {
+    *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
+    *("softsign", "hardswish", "hardtanh", "tanh", "tanhshrink", "softshrink", "hardshrink", "threshold"),
+}
+"""How torch calls the functions that may be hidden activations, be they candidates or not."""
+SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
+"""Those that are gates and outputs."""
+
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
     "gelu": nn.GELU,
@@ -121,11 +129,6 @@ def is_activation_type(cls: type) -> bool:
     """Whether modules of a type are. nn.Identity is not: it stands for "nothing here" far more often."""
     path = _type_path(cls)
     return (path in _MODULES or path in _OTHER_MODULES) and cls is not nn.Identity
-
-
-def makes_activations(table: Any) -> bool:
-    """Whether a table makes a new activation module each time it is asked for one, as transformers' ACT2FN does."""
-    return _type_path(type(table)) == "transformers.activations.ClassInstantier"
 
 
 def key_of(module: nn.Module) -> str:
@@ -174,3 +177,17 @@ def function_name(module: nn.Module) -> str:
     """How a module's function is called: the candidate's name, or the type's."""
     name, _ = _MODULES.get(_type_path(type(module)), (None, {}))
     return name if name is not None else type(module).__name__.lower()
+
+
+def is_kind_of_activation(module: nn.Module) -> bool:
+    """Whether a module is an elementwise activation of torch, timm or transformers, be it a candidate or not."""
+    return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
+
+
+_HOMES_OF_ACTIVATIONS = (
+    "torch.nn.modules.activation",
+    "timm.layers.activations",
+    "timm.layers.activations_me",
+    "transformers.activations",
+)
+_NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)

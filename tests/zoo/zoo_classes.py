@@ -123,7 +123,7 @@ class CallsSuperByName(Grandparent):
         return super(CallsSuperByName, self).forward(x) * 2  # noqa: UP008
 
 
-@identical
+@left_alone("is no site")
 class CallsBase(Grandparent):
     def forward(self, x):
         return Grandparent.forward(self, x) * 3
@@ -192,7 +192,7 @@ class Property(Animal):
         return F.relu(self.h)
 
 
-@identical
+@left_alone("act has activations, and forward does not call it")
 class TypeOfSelf(Animal):
     def forward(self, x):
         return self.second(type(self).act(self, self.first(x)))
@@ -255,21 +255,21 @@ class DecoratedAndReturned(Animal):
         return F.relu(h)
 
 
-@left_alone("calls function, which calls F.relu")
+@left_alone("is no site")
 class WrappedWithoutAName(Animal):
     @unnamed
     def act(self, h):
         return F.relu(h)
 
 
-@left_alone("act has activations, but")
+@left_alone("is no site")
 class DecoratedByAnObject(Animal):
     @Calls
     def act(self, h):
         return F.relu(h)
 
 
-@left_alone("act has activations, but")
+@left_alone("base has activations, and forward does not call it")
 class PartialMethod(Animal):
     def base(self, h, scale):
         return F.relu(h) * scale
@@ -277,7 +277,7 @@ class PartialMethod(Animal):
     act = functools.partialmethod(base, scale=2.0)
 
 
-@left_alone("its first parameter is not the module throughout")
+@left_alone("is no site")
 class RebindsSelf(Animal):
     def act(self, h):
         me = self
@@ -285,7 +285,7 @@ class RebindsSelf(Animal):
         return F.relu(h) * me.p
 
 
-@left_alone("its first parameter is not the module throughout")
+@left_alone("is no site")
 class NestedSelf(Animal):
     def act(self, h):
         def inner(self):
@@ -294,7 +294,7 @@ class NestedSelf(Animal):
         return inner(h)
 
 
-@left_alone("its first parameter is not the module throughout")
+@left_alone("is no site")
 class NoNamedSelf(Animal):
     def act(*args):
         return F.relu(args[1])
@@ -551,7 +551,7 @@ class NamesItsType(Animal):
         return F.relu(h) * len(type(self).__name__)
 
 
-@left_alone("in a lambda")
+@identical
 class OverwritesInALambda(Animal):
     act = lambda self, h: F.relu_(h) + 1  # noqa: E731
 

@@ -112,7 +112,8 @@ class FlexAct(nn.Module):
         self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        h = input  # which activations call it, too
         self.notice_writes()
         # With the buffers of several models at once, as vmap has them, each has its own candidates.
         many = transforming() and is_wrapped(self.dropped_at)

@@ -298,6 +298,8 @@ class _Method:
         nodes = ast.walk(self.scope.definition)
         if any(isinstance(node, ast.Attribute) and self.scope.value(node.value) is norm for node in nodes):
             return False
+        if "" in use.called and isinstance(y, ast.Name):
+            return False
         for path in use.called - {""}:
             child = self.scope.first.get_submodule(path)
             if any(module is norm for module in child.modules()):

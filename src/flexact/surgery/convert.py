@@ -18,16 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from flexact.activations import is_kind_of_activation
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import has_shards
 from flexact.routing.sites import bind, groups_of, sites_of
 from flexact.surgery.batch_norm_fusion import Fused, find_fused
-from flexact.surgery.finding import Findings, Found, find, is_kind_of_activation
+from flexact.surgery.finding import Findings, Found, find
 from flexact.surgery.roles import reason_to_skip
 from flexact.surgery.run_order import Seen, run_order
 from flexact.surgery.swapping import swap_in, swap_out, take_over_hooks, without_hooks
+from flexact.surgery.watching import FirstForwards
 
 _log = logging.getLogger(__name__)
 _HIDDEN = ("all", "penultimate")
@@ -77,7 +79,7 @@ def convert(
             f"share must be 'model', 'site', or a function from a site's name to its group; got {share!r:.80}."
         )
     findings = find(model, per_call)
-    seen = None if example_inputs is None else run_order(model, findings, example_inputs)
+    seen = None if example_inputs is None else run_order(model, findings, example_inputs, where not in _HIDDEN)
     skipped = _no_hidden_ones(model, findings) if where in _HIDDEN else {}
     chosen = _choose(findings, where, seen, skipped)
     if config.granularity == "channel" and seen is None:
@@ -85,6 +87,7 @@ def convert(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     sites = [_site(one, config, seen).to(device) for one in chosen]
     classes = findings.rewritten(chosen)
+    lines_left = findings.lines_left(chosen)
     if skipped:
         _log.info("%s", "\n".join(_told("skipped; to convert one of these, name it in where", skipped)))
     told = _told("flexact.convert left these as they are", _asked_for(model, where, findings.left_alone))
@@ -106,6 +109,7 @@ def convert(
     model = swap_in(model, chosen, sites)
     if not isinstance(model, FlexAct):
         bind(model, sites, group_of)
+        model.register_forward_pre_hook(FirstForwards(lines_left, sigmoids=where not in _HIDDEN))
     return model
 
 

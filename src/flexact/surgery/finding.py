@@ -18,10 +18,12 @@ from flexact.activations import (
     is_activation,
     is_activation_function,
     is_activation_type,
+    is_kind_of_activation,
     module_of_call,
 )
 from flexact.surgery.calls import Call, Reading
 from flexact.surgery.rewriting import rewritten_class
+from flexact.surgery.sources import codes_of
 
 Kind = Literal["module", "call", "function"]
 Place = tuple[tuple[int, int], ...]
@@ -78,14 +80,22 @@ class Findings:
             for reading, by_call in names.items()
         }
 
+    def lines_left(self, chosen: list[Found]) -> set[tuple[str, int]]:
+        """The files and lines of the calls that are known and stay what they are."""
+        taken = {call for one in chosen for call in one.calls}
+        readings = self.readings.values()
+        calls = {call for reading in readings for call in (*reading.calls, *reading.unreached)} - taken
+        return {line for call in calls for line in call.lines if call.child is None or call.child in vars(call.owner)}
+
     def told(self) -> str:
         """What was seen, for an error."""
         lines = [f"  {name}: {type(one.original).__name__}" for one in self.found for name in one.names]
         lines += [f"  {name}: cannot be converted: {reason}" for name, reason in self.left_alone.items()]
         if not lines:
             return (
-                "No activation was seen in this model at all: no activation module, no functional call in the source "
-                "of a forward. If a forward makes its activation in some other way, put flexact.FlexAct there by hand."
+                "No activation was seen in this model at all: no activation module, no call of a function such as "
+                "F.relu in the methods behind a forward. If it is called in some other way, as a function from a table "
+                "or from elsewhere, make it a module of the model's, or put flexact.FlexAct there by hand."
             )
         shown = lines[:40] + ([f"  ... and {len(lines) - 40} more"] if len(lines) > 40 else [])
         return "Seen:\n" + "\n".join(shown)
@@ -104,7 +114,22 @@ def find(model: nn.Module, per_call: bool) -> Findings:
         else:
             search.look_into(name, module, modules[parent] if name else None, places[name])
     search.result.found.sort(key=lambda one: one.place)
+    _leave_what_is_asked_for(search.result, modules)
     return search.result
+
+
+def _leave_what_is_asked_for(findings: Findings, modules: dict[str, nn.Module]) -> None:
+    """Leave an activation alone where a method of a module around it asks for its type, or for all parameters."""
+    for one in list(findings.found):
+        parts = [name.split(".") for name in one.names if name]
+        around = {".".join(path[:i]) for path in parts for i in range(len(path))}
+        for name in sorted(around):
+            reading = findings.readings.get(id(modules[name]))
+            for kind, reason in reading.asked.items() if reading is not None else ():
+                if kind is nn.Module or (one.kind == "module" and isinstance(one.original, kind)):
+                    told = f"{reason}, so {', '.join(one.names)} stays as it is"
+                    findings.left_alone[name or type(modules[name]).__name__] = told
+                    findings.found = [other for other in findings.found if other is not one]
 
 
 def read(model: nn.Module) -> dict[int, Reading]:
@@ -120,6 +145,8 @@ def read(model: nn.Module) -> dict[int, Reading]:
             reading.read(name)
             waiting += reading.foreign
             reading.foreign.clear()
+    for reading in readings.values():
+        reading.read_the_rest()
     return readings
 
 
@@ -164,8 +191,8 @@ class _Search:
         reading = self.result.readings.get(id(owner))
         reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
         if reading is not None and not reasons:
-            reasons += reading.reasons
             calls = self._own_calls(reading, functions)
+            reasons += reading.notes
             if calls and reading.obstacle is not None:
                 reasons.append(reading.obstacle)
             elif calls and "forward" in vars(owner):
@@ -201,7 +228,9 @@ class _Search:
 
     def _add_calls(self, name: str, owner: nn.Module, calls: list[Call], place: Place) -> None:
         groups: dict[Any, Found] = {}
-        taken = set(dir(owner)) | set(owner._modules)
+        codes = [code for _, scope in self.result.readings[id(owner)].methods() for code in codes_of(scope.code)]
+        asked = {constant for code in codes for constant in code.co_consts if isinstance(constant, str)}
+        taken = {*dir(owner), *owner._modules, *asked}  # by hasattr(self, "relu")
         for call in calls:
             key: Any = call if self.per_call else repr(call.module)
             if key not in groups:
@@ -245,19 +274,7 @@ def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
     return f"{type(module).__name__} {'has tensors of its own' if has_tensors else 'is no candidate'}"
 
 
-def is_kind_of_activation(module: nn.Module) -> bool:
-    """Whether a module is an elementwise activation of torch, timm or transformers, be it a candidate or not."""
-    return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
-
-
-_HOMES_OF_ACTIVATIONS = (
-    "torch.nn.modules.activation",
-    "timm.layers.activations",
-    "timm.layers.activations_me",
-    "transformers.activations",
-)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_NOT_ELEMENTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 
 
 def _is_activation_node(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Calls that overwrite their tensor, and what can take their place so that every reader of it sees the result."""
+"""Calls that overwrite their tensor: whether anything else can see that they do."""
 
 from __future__ import annotations
 
@@ -15,31 +15,26 @@ _FUNCTIONS_MAKE_NEW = (
     *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d, F.linear, F.bilinear, torch.matmul, torch.cat, torch.stack),
     *(F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm),
 )
-_OWN_SCOPE = (
-    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
 
 
-def overwriting(scope: Scope, call: ast.Call, tensor: ast.expr) -> str:
-    """The kind of edit for a call that overwrites its tensor: "call" where nobody else can read the tensor, "rebind"
-    where that takes its name, or else "overwrite"."""
+def is_unseen(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
+    """Whether nothing but the call itself can read the tensor that it overwrites: an expression's result, or a variable
+    that holds one and gets the call's result, or is returned with it."""
     if not isinstance(tensor, ast.Name):
-        return "call" if is_fresh(scope, tensor) else "overwrite"
-    inner = [
-        node for node in ast.walk(scope.definition) if isinstance(node, _OWN_SCOPE) and node is not scope.definition
-    ]
-    statements, at = _statement_of(scope.definition, call)
-    if not statements or any(_mentions(node, tensor.id) for node in inner):
-        return "overwrite"
-    if _last_effect(scope, statements[:at], tensor.id) != "made":
-        return "overwrite"
-    statement = statements[at]
-    if isinstance(statement, ast.Assign) and statement.value is call:
-        return "call" if _target(statement) == tensor.id else "rebind"
-    if _mentions(statement, tensor.id) > 1:
-        return "overwrite"
-    return "call" if isinstance(statement, ast.Return) else "rebind"
+        return is_fresh(scope, tensor)
+    block, at = _statement_of(scope.definition, call)
+    if not block:
+        return False
+    statement = block[at]
+    is_rebound = isinstance(statement, ast.Assign) and statement.value is call and _target(statement) == tensor.id
+    if not is_rebound and not (isinstance(statement, ast.Return) and _mentions(statement, tensor.id) == 1):
+        return False
+    for before in reversed(block[:at]):
+        if isinstance(before, ast.Assign) and _target(before) == tensor.id and is_fresh(scope, before.value):
+            return True
+        if not _keeps(scope, before, tensor.id):
+            return False
+    return False
 
 
 def is_fresh(scope: Scope, node: ast.AST) -> bool:
@@ -56,26 +51,18 @@ def is_fresh(scope: Scope, node: ast.AST) -> bool:
     return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])
 
 
-def _last_effect(scope: Scope, statements: list[ast.stmt], name: str) -> str:
-    return next(filter(None, (_effect(scope, one, name) for one in reversed(statements))), "")
-
-
-def _effect(scope: Scope, statement: ast.stmt, name: str) -> str:
-    """What a statement does to the tensor of a name: it has "made" it, may have "shared" it with others, or neither."""
+def _keeps(scope: Scope, statement: ast.stmt, name: str) -> bool:
+    """Whether a statement gives nobody else the tensor of a variable: it adds to it, or calls a module with it alone,
+    which may be None, and left out."""
     if not _mentions(statement, name) or (isinstance(statement, ast.AugAssign) and _target(statement) == name):
-        return ""
+        return True
     if isinstance(statement, ast.If):
-        effects = {_last_effect(scope, branch, name) for branch in (statement.body, statement.orelse)}
-        return "shared" if "shared" in effects else "made" if effects == {"made"} else ""
-    if not isinstance(statement, ast.Assign) or _target(statement) != name:
-        return "shared"
-    value = statement.value
-    if is_fresh(scope, value):
-        return "made"
+        return all(_keeps(scope, one, name) for one in (*statement.body, *statement.orelse))
+    value = statement.value if isinstance(statement, ast.Assign) and _target(statement) == name else None
     if not isinstance(value, ast.Call) or [ast.unparse(one) for one in (*value.args, *value.keywords)] != [name]:
-        return "shared"
-    called = scope.value(value.func)  # None where a module is left out, so that this does not run
-    return "" if called is None or isinstance(called, nn.Module) else "shared"
+        return False
+    called = scope.value(value.func)
+    return called is None or isinstance(called, nn.Module)
 
 
 def _target(statement: ast.Assign | ast.AugAssign) -> str:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.surgery.fused_site import added, finished, passed, result, waiting
@@ -38,11 +38,9 @@ Place = tuple[int, int, int, int]
 # operands, and CALLED is what was called.
 _TEMPLATES = {
     "call": "ME.CHILD(X)",
-    "rebind": "(X := ME.CHILD(X))",
-    "overwrite": "(lambda h: h.copy_(ME.CHILD(h.clone())))(X)",
-    "overwrite if": "(lambda h, inplace: h.copy_(ME.CHILD(h.clone())) if inplace else ME.CHILD(h))(X, Y)",
+    "overwrite": "ME.flexact_overwritten(ME.CHILD, X)",
+    "overwrite if": "ME.flexact_overwritten(ME.CHILD, X, Y)",
     "super": "ME.CHILD",
-    "base": "ME.CHILD",
     "norm": "ME.flexact_waiting(CALLED, X)",
     "identity": "ME.flexact_passed(CALLED, X)",
     "site": "ME.flexact_site(CALLED, X)",
@@ -80,11 +78,17 @@ FORWARDS: dict[str, Callable[..., Any]] = {}
 _classes: dict[tuple[type, Recipe], type] = {}
 
 
+def overwritten(site: Callable[[Tensor], Tensor], h: Tensor, inplace: bool = True) -> Tensor:
+    """site(h), written over h."""
+    return h.copy_(site(h.clone())) if inplace else site(h)
+
+
 class Rewritten:
     """Marks the classes made here; a base of each of them."""
 
     flexact_first: type
     flexact_recipe: Recipe
+    flexact_overwritten = staticmethod(overwritten)
     flexact_waiting = staticmethod(waiting)
     flexact_passed = staticmethod(passed)
     flexact_added = staticmethod(added)
@@ -248,8 +252,8 @@ class _Editor(ast.NodeTransformer):
         super().generic_visit(node)
         if edit is None:
             return node
-        if isinstance(node, ast.Call) and edit.kind in ("super", "base"):
-            node.func, node.args = self._made(edit, node), node.args[edit.kind == "base" :]
+        if isinstance(node, ast.Call) and edit.kind == "super":
+            node.func = self._made(edit, node)
             return node
         if isinstance(node, ast.AugAssign):
             return ast.copy_location(ast.Assign([node.target], self._made(edit, node)), node)
@@ -260,7 +264,7 @@ class _Editor(ast.NodeTransformer):
         parts = {"ME": self.function.__code__.co_varnames[0], "CHILD": edit.child}
         operands = _operands(edit, node)
         parts |= {name: f"({ast.unparse(one)})" for name, one in zip("XY", operands, strict=False)}
-        if edit.kind in ("rebind", "result"):
+        if edit.kind == "result":
             parts["X"] = ast.unparse(operands[0])
         if isinstance(node, ast.Call):
             parts["CALLED"] = f"{parts['ME']}.{edit.child}" if edit.child else ast.unparse(node.func)

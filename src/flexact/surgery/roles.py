@@ -1,9 +1,10 @@
 """What an activation is for: a hidden activation, a gate, or the network's output.
 
-A gate is a squashing function, such as a sigmoid, whose result multiplies something: in squeeze-and-excitation, in GLU
-and LSTM cells, in attention. An output activation is one whose result the network returns. Both are recognised in the
-source of the forwards, by following the result of the call from expression to expression, from method to method and
-from module to module. SiLU, GELU and ReLU are hidden activations also where they multiply, as in SwiGLU.
+A sigmoid is a gate or an output. So may be the other functions that squash: a gate where the result multiplies
+something, as in LSTM cells, an output where the network returns it. Their results are followed in the source of the
+forwards, from expression to expression, from method to method and from module to module, and only one that goes on to
+a layer belongs to a hidden activation. SiLU, GELU and ReLU are hidden activations also where they multiply, as in
+SwiGLU.
 """
 
 from __future__ import annotations
@@ -13,36 +14,42 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
-from flexact.activations import function_name
+from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
 from flexact.surgery.finding import Found
+from flexact.surgery.sources import CannotRewrite, definition_of
 
-_SQUASHING = {"sigmoid", "tanh", "softsign", "softplus", "relu6"}
-_OUTPUTS = _SQUASHING - {"relu6"}  # whose range a loss may rely on
-_RESHAPING = {
+_SQUASHING = {"tanh", "softsign", "softplus", "relu6"}
+_PASSING = {
     *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "expand"),
     *("expand_as", "repeat", "permute", "transpose", "swapaxes", "movedim", "contiguous", "chunk", "split"),
     *("unbind", "tensor_split", "clone", "to", "type", "type_as", "float", "half", "double", "bfloat16"),
+    *("cat", "concat", "stack", "clamp", "dropout", "add", "sub", "detach", *ELEMENTWISE, *SIGMOIDS),
 }
-_MULTIPLYING = {"mul", "mul_", "multiply"}
+_MULTIPLYING = {"mul", "mul_", "multiply", "lerp", "addcmul"}
 _MATRIX_PRODUCTS = {"matmul", "bmm", "einsum"}
-_RESHAPING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
-_GATE = "a gate: its result multiplies something"
-_OUTPUT = "an output activation: the network returns its result"
+_LAYERS = {"linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "layer_norm", "batch_norm"}
+_PASSING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Method:
+    cls: type
     name: str
     me: str
     """What the method calls its module."""
     tree: ast.AST
     parents: dict[ast.AST, ast.AST]
+    followed: set[ast.AST] = dataclasses.field(default_factory=set)
+    """The assignments that are being followed."""
+
+    @functools.cached_property
+    def loops(self) -> list[ast.For | ast.comprehension]:
+        return [node for node in self.parents if isinstance(node, (ast.For, ast.comprehension))]
 
 
 _Calls = Callable[[ast.AST, str], list[ast.Call]]
@@ -50,11 +57,14 @@ _Calls = Callable[[ast.AST, str], list[ast.Call]]
 
 
 def reason_to_skip(model: nn.Module, found: Found) -> str | None:
-    """Why an activation is no hidden one; None where it is, as far as the source tells."""
+    """Why an activation is no hidden one, as far as the source tells; None where it is."""
     function = function_name(found.original)
     if all(".parametrizations." in f".{name}" for name in found.names):
         return "it computes a parameter"
-    if function not in _SQUASHING or found.names == [""]:
+    if function in SIGMOIDS and found.names != [""]:
+        return "a sigmoid, which is a gate or an output"
+    is_torchs = found.kind == "function" and type(found.owner).__module__.startswith("torch.nn.")
+    if function not in _SQUASHING or found.names == [""] or is_torchs:
         return None
     if found.kind == "call" and found.child is None:
         path = found.name.rpartition(".")[0]
@@ -62,22 +72,24 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
     else:
         names = found.names if found.child is None else [found.child]
         fates = {fate for name in names for fate in _fates_of_module(model, name)}
-    if "multiplied" in fates:
-        return _GATE
-    if fates == {"returned"} and function in _OUTPUTS:
-        return _OUTPUT
-    return "a gate by its name" if any("gate" in name.rpartition(".")[2] for name in found.names) else None
+    if "multiplied" in fates or any("gate" in name.rpartition(".")[2] for name in found.names):
+        return "a gate: its result multiplies something"
+    if "used" in fates or (function == "relu6" and fates == {"returned"}):
+        return None
+    if fates == {"returned"}:
+        return "an output activation: the network returns its result"
+    return "a gate or an output, maybe: what becomes of its result is unclear"
 
 
 def _fates_of_module(model: nn.Module, name: str) -> set[str]:
-    """What becomes of a module's result: "returned" (by the model), "multiplied" and "used" in another way."""
+    """What becomes of a module's result: "returned" (by the model), "multiplied", "used" by a layer, or "unclear"."""
     if name == "":
         return {"returned"}
     parts = name.split(".")
     owner = model.get_submodule(".".join(parts[:-1]))
     if type(owner).forward is nn.Sequential.forward:
         behind = list(owner._modules.values())[list(owner._modules).index(parts[-1]) + 1 :]
-        if all(isinstance(module, _RESHAPING_MODULES) for module in behind):
+        if all(isinstance(module, _PASSING_MODULES) for module in behind):
             return _fates_of_module(model, ".".join(parts[:-1]))
         return {"used"}
     fates: set[str] = set()
@@ -124,14 +136,20 @@ def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
 
 
 def _calls_of_function(name: str, tree: ast.AST, me: str) -> list[ast.Call]:
-    """`torch.sigmoid(x)`, `F.sigmoid(x)`, `x.sigmoid_()`, but not `self.sigmoid(x)`."""
-    names = {name, f"{name}_", *(["expit"] if name == "sigmoid" else [])}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) in names]
+    """`torch.tanh(x)`, `F.tanh(x)`, `x.tanh_()`, but not `self.tanh(x)`."""
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func).rstrip("_") == name
+    ]
     return [call for call in calls if _path(call.func)[:1] != [me]]
 
 
 def _calls_of_path(path: list[str], tree: ast.AST, me: str) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _path(node.func) == [me, *path]]
+    calls = [(node, _path(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node, own in calls if len(own) == len(path) + 1 and all(map(_fits, own, [me, *path]))]
+
+
+def _fits(part: str, name: str) -> bool:
+    return part in ("*", name)
 
 
 def _calls_in_loop(list_name: str, tree: ast.AST, me: str) -> list[ast.Call]:
@@ -139,52 +157,73 @@ def _calls_in_loop(list_name: str, tree: ast.AST, me: str) -> list[ast.Call]:
     found = []
     for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
         if any(_path(node) == [me, list_name] for node in ast.walk(loop.iter)):
-            names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
             calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-            found += [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
+            found += [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in _targets(loop)]
     return found
 
 
 def _followed(node: ast.AST, method: _Method) -> Iterator[str]:
     """What becomes of the value of an expression within a function."""
     parent = method.parents[node]
-    if isinstance(parent, ast.Return):
+    if isinstance(parent, ast.Return) or parent is method.tree:  # that of a lambda
         yield "returned"
     elif isinstance(parent, ast.Attribute) and isinstance(method.parents[parent], ast.Call):
         yield from _followed_through(method.parents[parent], method)
     elif isinstance(parent, ast.Call):
         yield from _followed_through(parent, method)
-    elif isinstance(parent, ast.BinOp):
-        other = parent.right if parent.left is node else parent.left
-        if isinstance(other, ast.Constant):
-            yield from _followed(parent, method)
-        elif isinstance(parent.op, ast.MatMult):
+    elif isinstance(parent, (ast.BinOp, ast.AugAssign)):
+        other = parent.value if isinstance(parent, ast.AugAssign) else parent.right
+        other = parent.left if isinstance(parent, ast.BinOp) and other is node else other
+        if isinstance(parent.op, ast.MatMult):
             yield _fate_of_product([other])
+        elif isinstance(parent.op, ast.Mult) and not isinstance(other, ast.Constant):
+            yield "multiplied"
+        elif isinstance(parent, ast.BinOp):
+            yield from _followed(parent, method)
         else:
-            yield "multiplied" if isinstance(parent.op, ast.Mult) else "used"
-    elif isinstance(parent, ast.AugAssign):
-        yield "multiplied" if isinstance(parent.op, ast.Mult) else "used"
+            yield from _followed_assignment([parent.target], parent, method)
     elif isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
         targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-        for name in {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}:
-            for later in _reads(name, parent, method):
-                yield from _followed(later, method)
-    elif isinstance(parent, (ast.Tuple, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute)):
+        yield from _followed_assignment(targets, parent, method)
+    elif isinstance(parent, _PASSING_NODES):
         yield from _followed(parent, method)
-    elif not isinstance(parent, ast.Expr):
-        yield "used"
+    elif not isinstance(parent, (ast.Compare, ast.If, ast.While)):
+        yield "unclear"
+
+
+def _followed_assignment(targets: list[Any], assignment: ast.AST, method: _Method) -> list[str]:
+    """What becomes of the value of some variables behind their assignment."""
+    if assignment in method.followed:  # round and round in a loop
+        return []
+    method.followed.add(assignment)
+    names = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    reads = [read for name in names for read in _reads(name, assignment, method)]
+    fates = [fate for read in reads for fate in _followed(read, method)]
+    method.followed.remove(assignment)
+    return fates
+
+
+_PASSING_NODES = (
+    *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute),
+    *(ast.ListComp, ast.GeneratorExp, ast.keyword),
+)
 
 
 def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
     """The same for a value that is given to a function, or whose method is called."""
     assert isinstance(call, ast.Call)
-    name = _last_name(call.func)
-    if name in _RESHAPING or name in _SQUASHING:
+    name, path = _last_name(call.func), _path(call.func)
+    is_own = path[:1] == [method.me] and len(path) > 1
+    if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # a class holds it
         yield from _followed(call, method)
     elif name in _MATRIX_PRODUCTS:
         yield _fate_of_product(call.args)
+    elif name in _MULTIPLYING:
+        yield "multiplied"
+    elif is_own:  # a layer, or a method
+        yield "unclear" if hasattr(method.cls, path[1]) else "used"
     else:
-        yield "multiplied" if name in _MULTIPLYING else "used"
+        yield "used" if name in _LAYERS or any(name in _targets(loop) for loop in method.loops) else "unclear"
 
 
 def _fate_of_product(factors: list[ast.expr]) -> str:
@@ -204,7 +243,24 @@ def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:
             end = _end(statement)
     augmented = [node for node in uses if isinstance(method.parents[node], ast.AugAssign)]
     reads = [node for node in uses if isinstance(node.ctx, ast.Load)]
-    return [node for node in (*reads, *augmented) if start < _end(node) <= end]
+    again = [
+        loop for loop in _ancestors(assignment, method) if isinstance(loop, ast.For) and not _runs(loop, assignment)
+    ]
+    return [
+        node
+        for node in (*reads, *augmented)
+        if start < _end(node) <= end or (_end(node) < start and any(loop in _ancestors(node, method) for loop in again))
+    ]
+
+
+def _runs(loop: ast.For, assignment: ast.AST) -> bool:
+    """Whether an assignment calls what a loop gives, which is another layer in the next round."""
+    calls = [node.func for node in ast.walk(assignment) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Name) and called.id in _targets(loop) for called in calls)
+
+
+def _targets(loop: ast.For | ast.comprehension) -> set[str]:
+    return {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
 
 
 def _ancestors(node: ast.AST, method: _Method) -> Iterator[ast.AST]:
@@ -228,24 +284,22 @@ def _methods(cls: Any) -> list[_Method]:
         if not inspect.isfunction(function) or not function.__code__.co_argcount:
             continue
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, TypeError, SyntaxError):
+            tree = definition_of(function)
+        except CannotRewrite:
             continue
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        found.append(_Method(name, function.__code__.co_varnames[0], tree, parents))
+        found.append(_Method(cls, name, function.__code__.co_varnames[0], tree, parents))
     return found
 
 
 def _path(node: ast.AST) -> list[str]:
-    """["self", "fc", "2"] for self.fc[2]; empty where the chain does not start at a name."""
+    """["self", "fc", "2"] for self.fc[2], "*" for a variable; empty where the chain does not start at a name."""
     names: list[str] = []
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
-        elif isinstance(node.slice, ast.Constant):
-            names.insert(0, str(node.slice.value))
         else:
-            return []
+            names.insert(0, str(node.slice.value) if isinstance(node.slice, ast.Constant) else "*")
         node = node.value
     return [node.id, *names] if isinstance(node, ast.Name) else []
 

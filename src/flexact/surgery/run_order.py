@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from flexact.activations import is_activation, module_of_call
 from flexact.errors import FlexActError
 from flexact.surgery.finding import Findings, Found
+from flexact.surgery.watching import Watch
 
 
 @dataclass
@@ -38,23 +37,19 @@ class Seen:
         return found[0]
 
 
-def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict[int, Seen]:
+def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoids: bool) -> dict[int, Seen]:
     """Run the model once in eval mode and see its activations called; by the id of what was found.
 
     The model, its mode and torch's random numbers are as before when it is done. Activations that run and are none of
     the findings are added to what is left alone.
     """
-    log = _Log(findings, {id(module): name or type(module).__name__ for name, module in model.named_modules()})
+    seen: dict[int, Seen] = {}
+    watch = Watch(model, findings.lines_left(findings.found), sigmoids)
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     model.eval()
     try:
-        with (
-            _watched(model, findings, log) as watched,
-            torch.random.fork_rng(devices),
-            torch.no_grad(),
-            _Calls(log),
-        ):
+        with _watched(model, findings, seen) as watched, torch.random.fork_rng(devices), torch.no_grad(), watch:
             _call(watched, example_inputs)
     except Exception as error:
         raise FlexActError(
@@ -64,97 +59,32 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any) -> dict
     finally:
         for module, training in modes.items():
             module.training = training
-    for name, functions in log.hidden.items():
-        told = f"calls {', '.join(functions)} in a way that its source does not show; keep it as a module"
-        findings.left_alone.setdefault(name, told)
-    return log.seen
-
-
-@dataclass
-class _Log:
-    findings: Findings
-    names: dict[int, str]
-    """What each module of the model is called, by its id."""
-    seen: dict[int, Seen] = field(default_factory=dict)
-    count: int = 0
-    running: list[nn.Module] = field(default_factory=list)
-    quiet: bool = False
-    hidden: dict[str, list[str]] = field(default_factory=dict)
-    """The functions that belong to no finding, by the name of the module that called them."""
-
-    def note(self, one: Found, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shape = next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
-        seen = self.seen.setdefault(id(one), Seen(self.count, self.count, []))
-        seen.last = self.count
-        seen.shapes.append(shape)
-        self.count += 1
-
-    def note_hidden(self, function: str) -> None:
-        functions = self.hidden.setdefault(self.names[id(self.running[-1])], [])
-        if function not in functions:
-            functions.append(function)
-
-    def noting(self, one: Found, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that notes each of its calls; those within it are its own affair."""
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self.note(one, args, kwargs)
-            self.quiet = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.quiet = False
-
-        return noted
+    findings.left_alone |= watch.found
+    return seen
 
 
 class _Noted(nn.Module):
-    """Stands in an activation module's place."""
+    """Stands in an activation's place, and notes its calls."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, seen: dict[int, Seen], one: Found, call: Callable[..., Any]) -> None:
         super().__init__()
-        self.call = call
+        self.seen, self.one, self.call = seen, id(one), call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        count = sum(len(seen.shapes) for seen in self.seen.values())
+        seen = self.seen.setdefault(self.one, Seen(count, count, []))
+        seen.last = count
+        given = (*args, *kwargs.values())
+        seen.shapes.append(next((tuple(value.shape) for value in given if isinstance(value, Tensor)), ()))
         return self.call(*args, **kwargs)
 
 
-class _Calls(TorchFunctionMode):
-    """Sees the functional activations that no finding knows of."""
-
-    def __init__(self, log: _Log) -> None:
-        super().__init__()
-        self.log = log
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        log = self.log
-        if not log.quiet and log.running and not is_activation(log.running[-1]):
-            name = getattr(function, "__name__", "")
-            calls = (("call_function", function), ("call_method", name))
-            if any(module_of_call(kind, target, args[1:], kwargs) is not None for kind, target in calls):
-                log.note_hidden(name)
-        return function(*args, **kwargs)
-
-
 @contextmanager
-def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Module]:
-    """The model with something that notes in the place of each activation, and hooks around its forwards."""
+def _watched(model: nn.Module, findings: Findings, seen: dict[int, Seen]) -> Iterator[nn.Module]:
+    """The model with something that notes in the place of each activation."""
     if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
-        yield _Noted(log.noting(findings.found[0], model))
+        yield _Noted(seen, findings.found[0], model)
         return
-
-    def enter(module: nn.Module, args: Any) -> None:
-        log.running.append(module)
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        log.running.pop()
-
-    modules = list(model.modules())
-    handles = [module.register_forward_pre_hook(enter) for module in modules]
-    handles += [module.register_forward_hook(leave) for module in modules]
     places: list[tuple[nn.Module, str, Found]] = []
     for one in findings.found:
         for name in one.names:
@@ -164,7 +94,7 @@ def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Mod
     classes = findings.rewritten(findings.found)
     for owner, attribute, one in places:
         held = vars(owner).pop(attribute, None) or owner._modules.get(attribute) or one.original
-        owner._modules[attribute] = _Noted(log.noting(one, held))
+        owner._modules[attribute] = _Noted(seen, one, held)
     for owner, cls in classes.items():
         owner.__class__ = cls
     try:
@@ -175,8 +105,6 @@ def _watched(model: nn.Module, findings: Findings, log: _Log) -> Iterator[nn.Mod
             owner._modules.clear()
             owner._modules.update(children)
             vars(owner).update(attributes)
-        for handle in handles:
-            handle.remove()
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -9,10 +9,9 @@ import inspect
 import types
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from flexact.surgery.sources import Definition, contents
+from flexact.surgery.sources import Definition, codes_of, contents
 
 _FIELDS = (types.MemberDescriptorType, type(NamedTuple("Pair", [("left", int)]).left))  # type: ignore[attr-defined]
 """How the fields of slotted classes and of named tuples are kept."""
@@ -21,27 +20,24 @@ UNKNOWN = object()
 
 
 class Scope:
-    """A function with what its names stand for.
+    """A method with what its names stand for; the first parameter stands for the module `first`."""
 
-    first: the object that the first parameter stands for; UNKNOWN where it is an argument like any other.
-    """
-
-    def __init__(self, function: types.FunctionType, definition: Definition, first: Any) -> None:
+    def __init__(self, function: types.FunctionType, definition: Definition, first: nn.Module) -> None:
         self.function = function
         self.definition = definition
-        code = function.__code__
+        code = self.code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         self._names = {**vars(builtins), **function.__globals__, **{name: contents(cell) for name, cell in cells}}
-        self._bound = _bound_names(definition)
-        self.me = code.co_varnames[0] if code.co_argcount and first is not UNKNOWN else ""
-        if self._bound.count(self.me) != 1:  # rebound somewhere in it, or not there at all
-            self.me = ""
+        self._bound = _bound_names(code, definition)
+        self.me = code.co_varnames[0] if code.co_argcount else ""
+        nodes = list(ast.walk(definition))
+        stored = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+        if [*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))].count(self.me) != 1:
+            self.me = ""  # it has another value somewhere
         self.first = first
         self.home = self._names.get("__class__")
         self._stored = {
-            node.attr
-            for node in ast.walk(definition)
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            node.attr for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
         }
 
     def value(self, node: ast.AST) -> Any:
@@ -139,27 +135,7 @@ def attribute_of(value: Any, name: str) -> Any:
     return types.MethodType(found, value) if isinstance(found, types.FunctionType) else found
 
 
-def _bound_names(definition: Definition) -> list[str]:
+def _bound_names(code: types.CodeType, definition: Definition) -> set[str]:
     """Every name that a function binds, itself or in a function inside it."""
-    names: list[str] = []
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.append(node.id)
-        elif isinstance(node, ast.arg):
-            names.append(node.arg)
-        elif isinstance(node, ast.alias):
-            names.append(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            names.extend(node.names)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names += [node.name] if node is not definition else []
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            names.append(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            names.append(node.rest)
-    return names
-
-
-def is_tensor_method(value: Any, name: str) -> bool:
-    """Whether something is `torch.Tensor.relu` or the like."""
-    return getattr(torch.Tensor, name, None) is value
+    declared = [node.names for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal))]
+    return {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}.union(*declared)

@@ -47,13 +47,18 @@ def compiled(function: types.FunctionType, definition: Definition) -> types.Code
     assert found is not None
     statement = copy.deepcopy(found.statement, {id(found.definition): definition})
     module = ast.Module([*found.imports, statement], [])
-    codes: list[types.CodeType] = [
-        compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
-    ]
+    whole = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    where = code.co_name, code.co_firstlineno
+    (made,) = [one for one in codes_of(whole) if (one.co_name, one.co_firstlineno) == where]
+    return made
+
+
+def codes_of(code: types.CodeType) -> list[types.CodeType]:
+    """A code and those of all functions inside it."""
+    codes = [code]
     for one in codes:
         codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
-    (made,) = [one for one in codes if (one.co_name, one.co_firstlineno) == (code.co_name, code.co_firstlineno)]
-    return made
+    return codes
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -
     held = [i for i, cell in enumerate(cells) if contents(cell) is wrapped]
     if not isinstance(value, types.FunctionType) or wrapped is None or not held:
         raise CannotRewrite("it is decorated with something that is not a plain function around it")
+    if any(contents(cell) is value for cell in cells):
+        raise CannotRewrite("its decorator keeps something on the function that it returns")
     within = rewrapped(wrapped, inner, made)
     for i in held:
         cells[i] = types.CellType(within)

@@ -10,6 +10,7 @@ from flexact.routing.sites import unbind
 from flexact.surgery.batch_norm_fusion import unfused_class
 from flexact.surgery.finding import Found
 from flexact.surgery.rewriting import Rewritten, children_of, first_class
+from flexact.surgery.watching import unwatch
 
 _NESTED = "flexact_used_nested_tensor"
 
@@ -38,6 +39,7 @@ def swap_out(model: nn.Module) -> nn.Module:
         return _picked(model)
     for owner in list(model.modules()):
         unbind(owner)  # a submodule may have been converted on its own
+        unwatch(owner)
         sites = {name: child for name, child in owner._modules.items() if isinstance(child, FlexAct)}
         if isinstance(owner, Rewritten):
             owner.__class__ = unfused_class(owner)

@@ -1,0 +1,123 @@
+"""The first forwards of a converted model are watched: what is said, and that nothing else comes of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+import flexact
+from flexact.surgery.watching import unwatch
+
+TABLE = {"relu": F.relu, "sigmoid": torch.sigmoid}
+
+
+class Hidden(nn.Module):
+    """Runs a function from a table, beside a module."""
+
+    def __init__(self, name: str = "relu", fails: bool = False) -> None:
+        super().__init__()
+        self.linear, self.act, self.name, self.fails = nn.Linear(4, 4), nn.GELU(), name, fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise ValueError("on purpose")
+        return TABLE[self.name](self.act(self.linear(x)))
+
+
+class OnlyInEval(Hidden):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) if self.training else super().forward(x)
+
+
+def told(model: nn.Module, training: bool = True) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.train(training)(torch.randn(2, 4))
+    return [str(one.message) for one in caught if "flexact" in str(one.message)]
+
+
+def test_what_runs_and_is_no_site_is_named_once_with_its_line() -> None:
+    model = flexact.convert(nn.Sequential(Hidden()))
+    (text,) = told(model)
+    line = Hidden.forward.__code__.co_firstlineno + 3
+    assert text.splitlines()[0] == "flexact.convert did not see these activations:"
+    assert text.splitlines()[1].startswith(f"  0: relu in line {line} of {__file__} is no site")
+    assert told(model) == told(model, training=False) == []
+
+
+def test_each_mode_is_watched_and_then_no_hook_is_left() -> None:
+    model = flexact.convert(OnlyInEval())
+    before = len(model._forward_pre_hooks)
+    assert told(model) == []
+    assert len(told(model, training=False)) == 1
+    assert len(model._forward_pre_hooks) == before - 1
+    assert not model._forward_hooks
+    assert _get_current_function_mode_stack() == []
+
+
+def test_a_sigmoid_is_named_only_where_patterns_ask_for_all_functions() -> None:
+    assert told(flexact.convert(Hidden("sigmoid"))) == []
+    assert len(told(flexact.convert(Hidden("sigmoid"), "*"))) == 1
+
+
+def test_what_where_does_not_ask_for_is_not_named() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.other = nn.ReLU(), F.silu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(F.gelu(self.act(x)))
+
+    for where in ("act", "gelu", "other"):
+        assert told(flexact.convert(Two(), where)) == []
+
+
+def test_a_forward_that_fails_ends_the_watch_and_shows_its_own_error() -> None:
+    model = flexact.convert(Hidden(fails=True))
+    with pytest.raises(ValueError, match="on purpose"):
+        model(torch.randn(2, 4))
+    assert _get_current_function_mode_stack() == []
+    model.fails = False
+    told(model)
+    assert not model._forward_hooks
+
+
+def test_copies_and_pickles_are_watched_on_their_own_and_an_extracted_network_is_not() -> None:
+    model = flexact.convert(Hidden())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        assert len(told(twin)) == 1
+    extracted = flexact.extract(flexact.convert(Hidden()), commit=True)
+    assert told(extracted) == []
+    assert not extracted._forward_pre_hooks
+
+
+def _graphs(model: nn.Module) -> int:
+    """How many graphs three calls are compiled to."""
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for _ in range(3):
+            compiled(torch.randn(2, 4))
+    return len(graphs)
+
+
+def test_a_compiled_model_is_not_watched_and_compiled_as_often() -> None:
+    model = flexact.convert(Hidden()).eval()
+    unwatched = copy.deepcopy(model)
+    unwatch(unwatched)
+    assert _graphs(model) == _graphs(unwatched)
