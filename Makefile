@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 test: install ## check style and types, then run the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy -n 2 --strict src
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import flexact
-from flexact.cli import doctor, main
+from flexact.cli import doctor
+from flexact.cli.app import main
 from flexact.ops import dispatch
 
 

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from flexact import FlexActError
 from flexact.observe.figures import history as plots
-from flexact.observe.figures.description import Bars, Line, Panel, Picture, candidate_colours, short_names, value_range
+from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names, value_range
 from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.observe.figures.picture import Picture
 from flexact.policy.evidence import Contest
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import parsed_json, path_of
+from flexact.observe.history_fields import DECISIONS, DROPS, RESERVED
 from flexact.observe.selection import Row, plain, selection
 from flexact.routing.sites import sites_of
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 VERSION = 2
 _KEY = "flexact_history"
-DROPS, DECISIONS = "drops", "decisions"
-RESERVED = ("sites", "picks", DROPS, DECISIONS)
-"""What a record has besides its step and the user's numbers."""
 _OPENING = json.dumps({_KEY: VERSION})[:-1]
 
 

@@ -19,11 +19,11 @@ from flexact.observe.figures.description import (
     Grid,
     Line,
     Panel,
-    Picture,
     shade_ink,
     short_names,
     value_range,
 )
+from flexact.observe.figures.picture import Picture
 
 Chart = dict[str, Any]
 

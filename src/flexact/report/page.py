@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from flexact.observe.figures.description import INK, SHADES, Line, Panel, Picture
+from flexact.observe.figures.description import INK, SHADES, Line, Panel
 from flexact.observe.figures.history import Outcome
+from flexact.observe.figures.picture import Picture
 from flexact.report.charts import charts
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 INK = "ink"
 """The colour of text: dark on a light page, light on a dark one."""
@@ -131,7 +131,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureDescription:
     """Panels under one title, with one legend and a sentence that says what they show."""
 
     slug: str
@@ -140,12 +140,6 @@ class Picture:
     panels: Sequence[Panel] = field(repr=False)
     across: int = 3
     """So many panels side by side at most; 1: each is as wide as the page."""
-
-    def figure(self) -> Figure:
-        """The picture as a matplotlib figure."""
-        from flexact.observe.figures.matplotlib_backend import drawn
-
-        return drawn(self)
 
     @property
     def legend(self) -> dict[str, Line | Bars | tuple[str, str]]:

@@ -16,7 +16,7 @@ from flexact.observe.figures.description import (
     Grid,
     Line,
     Panel,
-    Picture,
+    PictureDescription,
     shade_ink,
     short_names,
     value_range,
@@ -47,7 +47,7 @@ STYLE: dict[Any, Any] = {
 """matplotlib's settings for these pictures; they hold while a figure is drawn and while it is saved."""
 
 
-def drawn(picture: Picture) -> Figure:
+def drawn(picture: PictureDescription) -> Figure:
     """A picture's panels side by side, with one legend below."""
     try:
         import matplotlib
@@ -184,7 +184,7 @@ def _edges(centres: Sequence[float]) -> list[float]:
     return [2 * centres[0] - inner[0], *inner, 2 * centres[-1] - inner[-1]]
 
 
-def _draw_legend(figure: Figure, picture: Picture, maps: Sequence[Axes]) -> None:
+def _draw_legend(figure: Figure, picture: PictureDescription, maps: Sequence[Axes]) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.lines import Line2D

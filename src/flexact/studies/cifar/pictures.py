@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flexact.observe.figures.description import Bars, Line, Panel, Picture, candidate_colours
+from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours
+from flexact.observe.figures.picture import Picture
 from flexact.report.page import picture
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell

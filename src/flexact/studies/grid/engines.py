@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.value_checks import check_known
+from flexact.studies.grid.engine import Beat, Ended, Engine
 from flexact.studies.grid.running import Task, run_in_worker, without_step_ms
 from flexact.studies.workers import Answer, Pool
-
-Ended = Callable[[Task, Answer], None]
-Beat = Callable[[], bool]
-"""Called about once a second; True: stop what is running, with a checkpoint, and begin nothing."""
-Engine = Callable[[Sequence[Task], Ended, Beat], None]
-"""Runs tasks: calls `ended` once for each one that it began, in any order."""
 
 ENGINES = ("local", "streams", "ray")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.studies.grid.engines import Beat, Ended, Engine
+from flexact.studies.grid.engine import Beat, Ended, Engine
 from flexact.studies.grid.running import Asked, Task, run_task
 from flexact.studies.workers import Answer
 

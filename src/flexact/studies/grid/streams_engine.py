@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import torch
 
-from flexact.studies.grid.engines import Beat, Ended, Engine
+from flexact.studies.grid.engine import Beat, Ended, Engine
 from flexact.studies.grid.running import Task, run_task, without_step_ms
 from flexact.studies.workers import Answer
 

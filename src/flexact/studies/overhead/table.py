@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flexact.io.markdown_tables import markdown
-from flexact.observe.figures.description import Bars, Panel, Picture
+from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.picture import Picture
 from flexact.studies.overhead.measurement import (
     BASELINE,
     EXTRACTED,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from flexact.io import markdown_tables as tables
-from flexact.observe.figures.description import Bars, Panel, Picture
+from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.picture import Picture
 from flexact.report.page import picture
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.synthetic import counts

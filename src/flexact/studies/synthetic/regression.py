@@ -5,7 +5,8 @@ from __future__ import annotations
 from flexact.baselines import BASELINES
 from flexact.config import PAPER_CANDIDATES
 from flexact.io import markdown_tables as tables
-from flexact.observe.figures.description import INK, Line, Panel, Picture, candidate_dash
+from flexact.observe.figures.description import INK, Line, Panel, candidate_dash
+from flexact.observe.figures.picture import Picture
 from flexact.report.page import file_name, picture
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.synthetic import counts

@@ -8,7 +8,7 @@ from typing import Any
 from flexact.io.csv_rows import read_text
 from flexact.io.markdown_tables import PAPERS_ROW, counted
 from flexact.io.result_folder import TABLE
-from flexact.observe.figures.description import Picture
+from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, escape, markdown
 from flexact.studies.synthetic.alpha import ALPHA
 from flexact.studies.synthetic.corrections import CORRECTIONS

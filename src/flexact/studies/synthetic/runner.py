@@ -14,7 +14,7 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.result_folder import TABLE, VERSION
-from flexact.observe.figures.description import Picture
+from flexact.observe.figures.picture import Picture
 from flexact.observe.selection import selection
 from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
