@@ -16,7 +16,7 @@ Found = dict[str, list[dict[str, Any]]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank had at the end of each row."""
     folder = tmp_path_factory.mktemp("ranks")
-    forked.outputs(*forked.ranks(2, "rewinding_ranks", folder), timeout=150)
+    forked.outputs(*forked.ranks(2, "policy.rewinding_ranks", folder), timeout=150)
     rows = ("ddp", "fsdp")
     every = {row: [torch.load(folder / f"{row}-{rank}.pt", weights_only=False) for rank in range(2)] for row in rows}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What a rank of the rewinding tests does: ``python -m rewinding_ranks FOLDER`` with RANK and WORLD_SIZE set.
+"""What a rank of the rewinding tests does: ``python -m policy.rewinding_ranks FOLDER`` with RANK and WORLD_SIZE set.
 
 What each rank has at the end goes to ``FOLDER/<row>-<rank>.pt``; an error goes there as text.
 """

@@ -18,16 +18,9 @@ from triton.errors import TritonError
 import flexact
 from flexact import FlexAct, FlexConfig, candidates
 from flexact.candidates import lookup
-from flexact.ops import (
-    SENSITIVITY,
-    _routed_activation,
-    batch_norm,
-    kernels,
-    moments,
-    routed_activation,
-    triton,
-    triton_ops,
-)
+from flexact.ops import SENSITIVITY, _routed_activation, dispatch, routed_activation
+from flexact.ops.triton import autograd as triton_autograd
+from flexact.ops.triton import batch_norm, moments, routed
 from flexact.ops.triton.basis import without_form
 from flexact.ops.triton.fallback import Blending
 from flexact.surgery.fused_site import normalised_site
@@ -61,7 +54,7 @@ def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]
     y, other = (torch.randn(4, 3, 2, 2, device=device).requires_grad_() for _ in range(2))
     weights, biases = ([torch.rand(3, device=device).requires_grad_() for _ in range(2)] for _ in range(2))
     own, others = (
-        (triton_ops.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
+        (triton_autograd.moments(x.detach(), None, 0.1, 1e-5), weights[i], biases[i]) for i, x in enumerate((y, other))
     )
     added = {"none": (None,) * 4, "plain": (other, *(None,) * 3), "normalised": (other, *others)}[residual]
     _, *routing, _, _ = routed_arguments(y, 1)
@@ -132,7 +125,7 @@ def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) 
     results = []
     for x, gathered in (
         FLEXACT.routed_activation_triton(h, logits, *rest),
-        triton_ops.routed(h, logits, blending, channel_dim),
+        triton_autograd.routed(h, logits, blending, channel_dim),
     ):
         results.append((x, gathered, *torch.autograd.grad(x.square().sum(), (h, logits))))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
@@ -140,7 +133,7 @@ def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) 
 
 def test_a_second_derivative_is_that_of_the_blend_written_plainly(device: torch.device) -> None:
     h, logits, *rest = routed_arguments(torch.randn(6).to(device), 1)
-    x, _ = triton_ops.routed(h, logits, Blending(*rest[:3], NAMES, (0, 1, 2), 0), 1)
+    x, _ = triton_autograd.routed(h, logits, Blending(*rest[:3], NAMES, (0, 1, 2), 0), 1)
     plain = sum(rest[0][0, k] * lookup(name).function(h) for k, name in enumerate(NAMES))
     second = []
     for one in (x, plain):
@@ -254,8 +247,8 @@ ERRORS = [
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exception], None]:
     """A function that makes one of a module's raise; Triton is given up for this test alone."""
-    monkeypatch.setattr(kernels, "_forced", "triton")
-    monkeypatch.setattr(kernels, "_broken", "")
+    monkeypatch.setattr(dispatch, "_forced", "triton")
+    monkeypatch.setattr(dispatch, "_broken", "")
 
     def set_up(module: object, name: str, error: Exception) -> None:
         def fail(*_: Any, **__: Any) -> Any:
@@ -280,16 +273,16 @@ def test_the_closed_form_takes_over_and_that_is_said_once(
 ) -> None:
     h = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(device)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_forced", "closed_form")
+        patch.setattr(dispatch, "_forced", "closed_form")
         expected = routed_results(h, 4)
-    breaking(triton, direction, error)
+    breaking(routed, direction, error)
     with pytest.warns(UserWarning, match=f"{type(error).__name__}: .*closed form") as said:
         ours = routed_results(h, 4)
     assert sum(warning.category is UserWarning for warning in said) == 1
     for left, right in zip(ours, expected, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-    assert kernels.active(device).name == "closed_form"
-    assert type(error).__name__ in kernels.active(device).reason
+    assert dispatch.active(device).name == "closed_form"
+    assert type(error).__name__ in dispatch.active(device).reason
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = routed_results(h, 4)
@@ -327,7 +320,7 @@ def test_plain_batch_norm_takes_over_and_that_is_said_once(
     which: str, residual: str, breaking: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_forced", "closed_form")
+        patch.setattr(dispatch, "_forced", "closed_form")
         expected = block_results(device, residual)
     breaking(moments if which == "moments" else batch_norm, which, OSError("no compiler"))
     with pytest.warns(UserWarning, match="failed to build") as said:
@@ -346,10 +339,10 @@ def test_plain_batch_norm_takes_over_and_that_is_said_once(
 
 
 def test_other_errors_are_not_hidden(breaking: Callable, device: torch.device) -> None:
-    breaking(triton, "forward", ValueError("a mistake"))
+    breaking(routed, "forward", ValueError("a mistake"))
     with pytest.raises(ValueError, match="a mistake"):
         routed_results(torch.randn(4, device=device), 1)
-    assert not kernels._broken
+    assert not dispatch._broken
 
 
 def test_a_model_goes_on_training_when_triton_breaks_in_the_middle(breaking: Callable, device: torch.device) -> None:

@@ -47,7 +47,7 @@ def test_a_missing_package_names_its_extra() -> None:
 
 def test_the_packages_are_those_of_the_extras() -> None:
     tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {
         extra: {re.split(r"[\[<>=; ]", requirement)[0] for requirement in requirements} - {"flexact"}
         for extra, requirements in project["optional-dependencies"].items()
