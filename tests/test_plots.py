@@ -67,9 +67,7 @@ def test_a_map_ends_soon_after_the_last_site_has_committed_and_says_so(at: int, 
 
 
 def test_a_number_that_a_record_lacks_is_no_axis() -> None:
-    with pytest.raises(
-        FlexActError, match=r"every record needs a number 'epoch'; record\(step, epoch=\.\.\.\) adds it"
-    ):
+    with pytest.raises(FlexActError, match=r"record\(step, epoch=\.\.\.\)"):
         plots.picks(_history(), by="epoch")
 
 
@@ -166,7 +164,7 @@ def test_numbers_are_curves_of_their_own() -> None:
 
 
 def test_empty_history_says_what_to_do() -> None:
-    with pytest.raises(FlexActError, match=r"call record\(step\)"):
+    with pytest.raises(FlexActError, match="has no records"):
         plots.picks([])
 
 
