@@ -459,7 +459,7 @@ def test_norms_of_which_one_has_no_running_statistics(device: torch.device) -> N
 def test_a_second_derivative_in_one_go_is_refused_and_the_parts_have_it(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     model = network(device)
-    with pytest.raises(FlexActError, match=r"no second derivative.*convert without fuse=True"):
+    with pytest.raises(FlexActError, match="no second derivative"):
         torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)
     with apart():
         (first,) = torch.autograd.grad(model(x).square().sum(), [model.conv1.weight], create_graph=True)

@@ -23,11 +23,11 @@ Build = Callable[..., Any]
 
 def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> None:
     trainer = FlexActCallback().wrap(trainer_of(routed()))
-    with pytest.raises(flexact.FlexActError, match="this Trainer is wrapped already"):
+    with pytest.raises(flexact.FlexActError, match="already wrapped"):
         FlexActCallback().wrap(trainer)
     other = trainer_of(routed(), callbacks=[FlexActCallback()])
     callback = FlexActCallback()
-    with pytest.raises(flexact.FlexActError, match="given another FlexActCallback"):
+    with pytest.raises(flexact.FlexActError, match="another FlexActCallback"):
         callback.wrap(other)
     callback.wrap(trainer_of(routed()))  # what was refused is no run of its
 
@@ -35,10 +35,10 @@ def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> 
 def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
     callback = FlexActCallback()
     trainer = callback.wrap(trainer_of(routed(), max_steps=2))
-    with pytest.raises(flexact.FlexActError, match="make one callback for each run"):
+    with pytest.raises(flexact.FlexActError, match="already has a Trainer"):
         callback.wrap(trainer_of(routed()))
     trainer.train()
-    with pytest.raises(flexact.FlexActError, match=r"for one run\. Make them anew"):
+    with pytest.raises(flexact.FlexActError, match="already been used"):
         trainer.train()
 
 
@@ -50,18 +50,18 @@ def test_a_callback_that_was_not_given_its_trainer(routed: Build, trainer_of: Bu
 
 
 def test_what_is_no_trainer() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"wrap needs a transformers\.Trainer; got Linear"):
+    with pytest.raises(flexact.FlexActError, match="got a Linear"):
         FlexActCallback().wrap(nn.Linear(1, 1))
 
 
 def test_a_model_that_was_not_converted(tiny_bert: Build, trainer_of: Build) -> None:
-    with pytest.raises(flexact.FlexActError, match="convert it before you build the Trainer"):
+    with pytest.raises(flexact.FlexActError, match="has no FlexAct sites"):
         FlexActCallback().wrap(trainer_of(tiny_bert()))
 
 
 @pytest.mark.parametrize("extract", [True, False])
 def test_a_model_that_is_compiled_already(extract: bool, routed: Build, trainer_of: Build) -> None:
-    with pytest.raises(flexact.FlexActError, match=r"not compiled, and its TrainingArguments torch_compile=True"):
+    with pytest.raises(flexact.FlexActError, match="already compiled"):
         FlexActCallback(extract=extract).wrap(trainer_of(torch.compile(routed())))
 
 
@@ -91,7 +91,7 @@ def test_a_configuration_that_cannot_warn_those_without_flexact(trainer_of: Buil
             return {"loss": nn.functional.cross_entropy(scores, labels)}
 
     model = flexact.convert(Own())
-    with pytest.raises(flexact.FlexActError, match=r"Own has no setting for its activations.*extract=False"):
+    with pytest.raises(flexact.FlexActError, match=r"Own has no activation setting.*extract=False"):
         FlexActCallback().wrap(trainer_of(model))
     trainer = FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=4))
     trainer.train()
@@ -115,9 +115,9 @@ def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(nam
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forwards that are left alone
         model = flexact.convert(getattr(transformers, f"{name}ForCausalLM")(config), "*.act")
-    with pytest.raises(flexact.FlexActError, match=r"has hidden_act for its activations, which .*\.activation reads"):
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act.*also read by .*\.activation"):
         FlexActCallback().wrap(trainer_of(model))
-    with pytest.warns(UserWarning, match=r"which .*\.activation reads too, so it cannot say"):
+    with pytest.warns(UserWarning, match=r"\.activation .*cannot record the picks"):
         FlexActCallback(extract=False).wrap(trainer_of(model))
     assert model.config.hidden_act == "silu"
 
@@ -134,7 +134,7 @@ def test_a_configuration_whose_setting_a_method_reads_each_time_is_not_rewritten
             return self.act(x) if self.config.hidden_act == "gelu" else x
 
     model = flexact.convert(Own(transformers.BertConfig()), "act")
-    with pytest.raises(flexact.FlexActError, match=r"hidden_act for its activations, which Own\.forward reads"):
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act.*also read by Own\.forward"):
         FlexActCallback().wrap(trainer_of(model))
 
 
@@ -147,15 +147,15 @@ def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_abo
             self.embedding, self.act = nn.Embedding(40, 2), nn.ReLU()
 
     model = flexact.convert(Own(transformers.PretrainedConfig()))
-    with pytest.warns(UserWarning, match=r"the configuration of Own has no setting.*give that to flexact\.load_picks"):
+    with pytest.warns(UserWarning, match=r"Own has no activation setting"):
         FlexActCallback(extract=False).wrap(trainer_of(model))
 
 
 @pytest.mark.parametrize(
     ("choices", "settings", "told"),
     [
-        ({"logit_lr": 0.1}, {}, "logit_lr=0.1 would have no effect"),
-        ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True begins a run again"),
+        ({"logit_lr": 0.1}, {}, "logit_lr=0.1 has no effect"),
+        ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True restarts"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -168,14 +168,14 @@ def test_settings_that_cannot_be(
 def test_picks_by_channel(tiny_bert: Build, trainer_of: Build) -> None:
     config = flexact.FlexConfig(init="original", granularity="channel", channel_dim=-1)
     model = flexact.convert(tiny_bert(), config=config, example_inputs={"input_ids": torch.ones(1, 5).long()})
-    with pytest.raises(flexact.FlexActError, match="picks by channel cannot be written into a checkpoint"):
+    with pytest.raises(flexact.FlexActError, match="picks per channel"):
         FlexActCallback().wrap(trainer_of(model))
 
 
 def test_an_optimizer_that_decays_the_logits_or_has_none(routed: Build, trainer_of: Build) -> None:
     model = routed()
     decaying = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    with pytest.raises(flexact.FlexActError, match=r"decays the logits \(weight_decay=0.1\).*flexact.param_groups"):
+    with pytest.raises(flexact.FlexActError, match="weight_decay=0.1 to the logits"):
         FlexActCallback().wrap(trainer_of(model, optimizers=(decaying, None))).train()
     weights = [p for name, p in model.named_parameters() if not name.endswith("logits")]
     without = torch.optim.AdamW(weights, lr=1e-3)
@@ -197,10 +197,10 @@ def test_a_checkpoint_that_is_not_one_of_ours(routed: Build, trainer_of: Build, 
         resume(num_train_epochs=3)
     whole = schedule.read_text()
     schedule.write_text(json.dumps(json.loads(whole) | {"step": 3}))
-    with pytest.raises(flexact.FlexActError, match="goes on at step 4, its policy at step 3"):
+    with pytest.raises(flexact.FlexActError, match="resumes at step 4"):
         resume()
     schedule.write_text(whole[:20])
-    with pytest.raises(flexact.FlexActError, match=f"{SCHEDULE} is cut off or damaged"):
+    with pytest.raises(flexact.FlexActError, match=f"{SCHEDULE} is not valid JSON"):
         resume()
     schedule.unlink()
     with pytest.raises(flexact.FlexActError, match="was not written by a Trainer with a FlexActCallback"):

@@ -101,10 +101,10 @@ def test_a_damaged_starting_point_is_told(routed: Build, trainer_of: Build, tmp_
     FlexActCallback().wrap(trainer_of(routed(**REWINDS), "whole", **SETTINGS, **saving)).train()
     checkpoint = tmp_path / "whole" / "checkpoint-4"
     (checkpoint / START).write_bytes((checkpoint / START).read_bytes()[:100])
-    with pytest.raises(FlexActError, match=rf"{START} is cut off or damaged"):
+    with pytest.raises(FlexActError, match=rf"{START} is truncated"):
         FlexActCallback().wrap(trainer_of(routed(**REWINDS), "again", **SETTINGS)).train(str(checkpoint))
     (checkpoint / START).unlink()
-    with pytest.raises(FlexActError, match=rf"{START} is not there"):
+    with pytest.raises(FlexActError, match=rf"{START} does not exist"):
         FlexActCallback().wrap(trainer_of(routed(**REWINDS), "third", **SETTINGS)).train(str(checkpoint))
 
 

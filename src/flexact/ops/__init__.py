@@ -8,8 +8,8 @@ are inputs without a graph, sampled once per step for all sites. The gradient to
 Its entries sum to zero, so it is also the gradient to log π. No graph runs through the sampling, and recomputing the
 forward of a site, as activation checkpointing does, cannot change the sample.
 
-CUDA tensors are dispatched to Triton kernels (`flexact.ops.triton_ops`), all others to the closed form, in eager mode or
-through torch.compile. `flexact.ops.kernels` makes the choice, gives its reason and can override it.
+CUDA tensors are dispatched to Triton kernels (`flexact.ops.triton_ops`), all others to the closed form, in eager mode
+or through torch.compile. `flexact.ops.kernels` makes the choice, gives its reason and can override it.
 """
 
 from __future__ import annotations

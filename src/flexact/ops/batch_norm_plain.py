@@ -33,7 +33,7 @@ def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm
 def backward(
     to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Return the gradients to y, to the residual, and to bias, weight and residual weight. See `batch_norm.backward`."""
+    """Return the gradients to y, residual, and [bias, weight, residual weight]. See `batch_norm.backward`."""
     to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
     if residual is None:
         return to_y, None, [to_bias, to_weight]

@@ -65,7 +65,7 @@ def gradients(
     channel_dim: int,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients to h and to the logits (None if not needed), with a graph for further derivatives."""
-    # The views cut the graph here: h itself may depend on the same logits, through an earlier call of the site.
+    # Differentiate with respect to views: h itself may depend on the same logits, through an earlier call of the site.
     h, logits = h.view_as(h), logits.view_as(logits)
     x = routed_activation(h, logits, weights, probabilities, temperature, keys, alive, channel_dim)
     wanted = [tensor for tensor, needed in zip((h, logits), need, strict=True) if needed]

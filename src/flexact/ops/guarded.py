@@ -1,4 +1,4 @@
-"""Triton's kernels, guarded: where one cannot be built on the machine at hand, plain torch takes its place."""
+"""The Triton kernels with a fallback: if one cannot be compiled on this machine, plain torch runs instead."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.Call
 
 Result = TypeVar("Result")
 Gradients = tuple[Tensor, Tensor | None, Tensor]
-"""To y; to the residual; to all the rest, in one tensor. See `batch_norm.backward`."""
+"""Gradients to y, to the residual, and all others in one flat tensor. See `batch_norm.backward`."""
 
 
 class Blending(NamedTuple):
-    """What a site blends with in one forward."""
+    """The inputs of a routed activation besides h and the logits. See `flexact.ops.routed_activation`."""
 
     weights: Tensor
     probabilities: Tensor
@@ -37,60 +37,62 @@ class Blending(NamedTuple):
 
 
 class Normalising(NamedTuple):
-    """What one forward of a fused site does before it blends: norm(y) + residual."""
+    """How a fused site computes h = norm(y) + residual in one forward."""
 
     norm: Norm
     residual: Tensor | None
     residual_norm: Norm | None
-    """The batch norm that the residual goes through first."""
+    """The batch norm of the residual, if it has one."""
     batch_statistics: bool
-    """Whether the moments in the norms are those of their inputs, and the gradient goes through them."""
+    """Whether the moments are those of the batch, so that the gradient goes through them."""
 
 
-def run(kernel: Callable[..., Result], otherwise: Callable[..., Result], tensor: Tensor, *rest: Any) -> Result:
-    """Call a kernel with its arguments on the device of the first one; where it cannot be built, the other function,
-    now and for the rest of the run."""
+def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: Tensor, *rest: Any) -> Result:
+    """Run a kernel on the device of its first argument.
+
+    If it cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
+    """
     try:
-        if tensor.is_cuda and _several_cards() and tensor.device.index != torch.cuda.current_device():
+        if tensor.is_cuda and _several_gpus() and tensor.device.index != torch.cuda.current_device():
             with torch.cuda.device(tensor.device):
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
     except _CANNOT_BUILD as error:
         kernels.give_up_triton(error)
-        return otherwise(tensor, *rest)
+        return fallback(tensor, *rest)
 
 
 @functools.cache
-def _several_cards() -> bool:
+def _several_gpus() -> bool:
     return torch.cuda.device_count() > 1
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel of y, (2, channels); the running statistics go on by one step."""
+    """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place."""
     return run(batch_moments.moments, batch_norm_plain.moments, y, running, momentum, eps)
 
 
 def routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """x and its statistics."""
+    """Return the routed activation x of h and its statistics."""
     return run(_routed_forward, _plain_routed_forward, h, blending, channel_dim)
 
 
 def routed_backward(
     delta: Tensor, h: Tensor, blending: Blending, channel_dim: int, need_logits: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h and to the logits."""
+    """Return the gradients to h and to the logits."""
     return run(_routed_backward, _plain_routed_backward, delta, h, blending, channel_dim, need_logits)
 
 
 def normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    """x and its statistics."""
+    """Return the routed activation x of norm(y) + residual and its statistics."""
     return run(_normalised_forward, _plain_normalised_forward, y, normalising, blending)
 
 
 def normalised_backward(
     delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
 ) -> Gradients:
-    """The gradients of a fused site."""
+    """Return the gradients of a fused site."""
     return run(_normalised_backward, _plain_normalised_backward, delta, y, normalising, blending, need_logits)
 
 
