@@ -372,21 +372,21 @@ def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
 
 def test_a_callback_used_for_two_fits(fit: Fit) -> None:
     callback = fit(Lit())
-    with pytest.raises(flexact.FlexActError, match=r"are for one fit\. Make them anew"):
+    with pytest.raises(flexact.FlexActError, match="already been used"):
         fit(Lit(), callback=callback)
 
 
 def test_a_module_that_was_not_converted(fit: Fit) -> None:
     module = Lit()
     module.net = network()
-    with pytest.raises(flexact.FlexActError, match=r"this Lit has no FlexAct sites.*flexact\.convert\(net\)"):
+    with pytest.raises(flexact.FlexActError, match="Lit has no FlexAct sites"):
         fit(module)
 
 
 def test_manual_optimization(fit: Fit) -> None:
     module = Lit()
     module.automatic_optimization = False
-    with pytest.raises(flexact.FlexActError, match=r"optimizes by hand .*schedule\.step\(\)"):
+    with pytest.raises(flexact.FlexActError, match="manual optimization"):
         fit(module)
 
 
@@ -399,8 +399,7 @@ def test_an_optimizer_that_decays_the_logits_or_has_none(fit: Fit) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([p for name, p in self.named_parameters() if "logits" not in name], lr=0.1)
 
-    told = r"logits of 2 sites \(net\.1, net\.3\) with weight_decay=0\.1\. In Decays\.configure_optimizers give it flex"
-    with pytest.raises(flexact.FlexActError, match=told):
+    with pytest.raises(flexact.FlexActError, match=r"logits of 2 sites \(net\.1, net\.3\)"):
         fit(Decays())
     with pytest.raises(flexact.FlexActError, match="does not hold the logits of 2 of 2 sites"):
         fit(Forgets())
@@ -413,9 +412,9 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
                 yield from rows()
 
     loader = DataLoader(Endless(), batch_size=8)
-    with pytest.raises(flexact.FlexActError, match=r"how many steps this run has is not known.*max_epochs=2"):
+    with pytest.raises(flexact.FlexActError, match="max_epochs=2"):
         fit(Lit(), loader=loader)
-    with pytest.raises(flexact.FlexActError, match=r"give the Trainer max_steps=.*max_epochs=-1"):
+    with pytest.raises(flexact.FlexActError, match="max_epochs=-1"):
         fit(Lit(), max_epochs=-1, max_time={"minutes": 1})
     assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
 
@@ -430,12 +429,12 @@ def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(flexact.FlexActError, match="goes on at step 6, its policy at step 0"):
+        with pytest.raises(flexact.FlexActError, match="resumes at step 6"):
             fit(Lit(), ckpt_path=tmp_path / "foreign.ckpt")
 
 
 def test_the_plain_network_before_there_is_one() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"no plain network yet.*flexact\.extract\(model\)"):
+    with pytest.raises(flexact.FlexActError, match=r"only available after fit"):
         _ = FlexActCallback().extracted
 
 
@@ -445,7 +444,7 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
     module = Lit()
     callback = FlexActCallback()
     trainer = type("Trainer", (), {"strategy": FSDPStrategy()})()
-    with pytest.raises(flexact.FlexActError, match="works on one device and with strategy='ddp'; got FSDPStrategy"):
+    with pytest.raises(flexact.FlexActError, match="got FSDPStrategy"):
         callback.setup(trainer, module, "fit")
 
 
