@@ -161,11 +161,4 @@ def _is_zero(weight: Tensor | float) -> bool:
 
 def dense(h: Tensor) -> Tensor:
     """Return h if it is dense, that is its elements fill their memory without gaps in any order; otherwise a copy."""
-    expected = 1
-    for stride, size in sorted(zip(h.stride(), h.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return h.clone()
-        expected *= size
-    return h
+    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone()
