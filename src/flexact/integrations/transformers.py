@@ -239,7 +239,7 @@ class FlexActCallback(TrainerCallback):
         if not self._trainer.args.torch_compile:
             yield
             return
-        rounds = sum({site.k for site in sites_of(self._trainer.model)})  # sites with as many candidates drop together
+        rounds = sum({site.k for site in sites_of(self._trainer.model)})  # sites of equal size drop candidates together
         import torch._dynamo
 
         with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + 2 * rounds):

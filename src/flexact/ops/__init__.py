@@ -1,4 +1,4 @@
-"""One routed activation, forward and backward, as a torch operator.
+"""The routed activation, forward and backward, as a torch operator.
 
 x = Σ_k w_k σ_k(h) is differentiable with respect to h and the logits ℓ that determine the weights. The probabilities
 are inputs without a graph, sampled once per step for all sites. The gradient to the logits is Proposition 1,

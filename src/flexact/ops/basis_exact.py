@@ -49,7 +49,7 @@ def exact_value(h, PART: tl.constexpr):
         near_0 = h * (1 + h * (1 / 2 + h * (1 / 6 + h * (1 / 24 + h * (1 / 120 + h / 720)))))  # where e − 1 cancels
         v = tl.where(h <= 0, tl.where(h > -0.1, near_0, e - 1), 0.0)
     elif PART == SOFTPLUS:
-        small = e * (1 + e * (-1 / 2 + e * (1 / 3 - e / 4)))  # where 1 + e loses e
+        small = e * (1 + e * (-1 / 2 + e * (1 / 3 - e / 4)))  # where rounding 1 + e loses digits of e
         v = tl.where(h <= 0, 0.0, h) + tl.where(e < 0.01, small, tl.log(1 + e))
     elif PART == HARDSWISH:
         v = h * tl.where(h <= -3, 0.0, tl.where(h >= 3, 6.0, h + 3)) * (1 / 6)

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 def forward(
     h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
 ) -> tuple[Tensor, Tensor]:
-    """See `closed_form.forward`."""
+    """Return the result of `closed_form.forward`, computed through torch.compile."""
     h = dense(h)
     flat, row_weights = _flattened(h, weights, channel_dim)
     run = _compiled(_forward, flat, tuple(keys), tuple(alive), statistics)
@@ -48,7 +48,7 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `closed_form.backward`."""
+    """Return the result of `closed_form.backward`, computed through torch.compile."""
     h = dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     flat, row_weights = _flattened(h, weights, channel_dim)
