@@ -118,7 +118,6 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
             symbol = list(SYMBOLS)[number % len(SYMBOLS)]
             at = [row + shift for row in range(len(panel.rows))]
             ax.plot(bars.values, at, symbol, color=bars.colour, markersize=6)
-        ax.grid(axis="y", visible=False)
         return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
@@ -134,7 +133,6 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
     for row, total in enumerate(start if panel.totals else ()):
         ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
-    ax.grid(axis="y", visible=False)
 
 
 def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:

@@ -178,11 +178,7 @@ _CHANNEL = re.compile(r"(.+):\d+")
 
 
 def _site_of(key: str) -> str:
-    """Return the site of a record's key, without the channel.
-
-    >>> _site_of("encoder.act:3")
-    'encoder.act'
-    """
+    """Return the site of a record's key, which is "act" for "act" and for the channel "act:3"."""
     match = _CHANNEL.fullmatch(key)
     return match[1] if match else key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from triton.errors import TritonError
 
 from flexact.ops import batch_norm, batch_norm_plain, closed_form, kernels, triton
 from flexact.ops import moments as batch_moments
-from flexact.ops.basis import blend
+from flexact.ops.basis import Blend, blend
 from flexact.ops.batch_norm import Norm
 from flexact.ops.launching import CannotBuild
 from flexact.ops.moments import Running
 
 _CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Gradients = tuple[Tensor, Tensor | None, Tensor]
 """Gradients to y, to the residual, and all others in one flat tensor. See `batch_norm.backward`."""
@@ -34,6 +35,11 @@ class Blending(NamedTuple):
     keys: tuple[str, ...]
     alive: tuple[int, ...]
     statistics: int
+
+    @property
+    def blend(self) -> Blend:
+        """The alive candidates in the form that the kernels take."""
+        return blend(self.keys, self.alive)
 
 
 class Normalising(NamedTuple):
@@ -67,38 +73,16 @@ def _several_gpus() -> bool:
     return torch.cuda.device_count() > 1
 
 
+def with_fallback(
+    fallback: Callable[Arguments, Result],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Return a decorator that calls a kernel through `run` with this fallback."""
+    return lambda kernel: cast(Callable[Arguments, Result], functools.partial(run, kernel, fallback))
+
+
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place."""
     return run(batch_moments.moments, batch_norm_plain.moments, y, running, momentum, eps)
-
-
-def routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """Return the routed activation x of h and its statistics."""
-    return run(_routed_forward, _plain_routed_forward, h, blending, channel_dim)
-
-
-def routed_backward(
-    delta: Tensor, h: Tensor, blending: Blending, channel_dim: int, need_logits: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients to h and to the logits."""
-    return run(_routed_backward, _plain_routed_backward, delta, h, blending, channel_dim, need_logits)
-
-
-def normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return the routed activation x of norm(y) + residual and its statistics."""
-    return run(_normalised_forward, _plain_normalised_forward, y, normalising, blending)
-
-
-def normalised_backward(
-    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
-) -> Gradients:
-    """Return the gradients of a fused site."""
-    return run(_normalised_backward, _plain_normalised_backward, delta, y, normalising, blending, need_logits)
-
-
-def _routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    weights, _, _, keys, alive, statistics = blending
-    return triton.forward(h, weights, blend(keys, alive), channel_dim, statistics)
 
 
 def _plain_routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
@@ -106,10 +90,10 @@ def _plain_routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tu
     return closed_form.forward(h, weights, keys, alive, channel_dim, statistics)
 
 
-def _routed_backward(
-    delta: Tensor, h: Tensor, blending: Blending, channel_dim: int, need_logits: bool
-) -> tuple[Tensor, Tensor]:
-    return triton.backward(delta, h, *blending[:3], blend(blending.keys, blending.alive), channel_dim, need_logits)
+@with_fallback(_plain_routed_forward)
+def routed_forward(h: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
+    """Return the routed activation x of h and its statistics."""
+    return triton.forward(h, blending.weights, blending.blend, channel_dim, blending.statistics)
 
 
 def _plain_routed_backward(
@@ -118,31 +102,37 @@ def _plain_routed_backward(
     return closed_form.backward(delta, h, *blending[:5], channel_dim, need_logits)
 
 
-def _normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    own, residual, other, _ = normalising
-    weights, _, _, keys, alive, statistics = blending
-    return batch_norm.forward(y, own, residual, other, weights, blend(keys, alive), statistics)
+@with_fallback(_plain_routed_backward)
+def routed_backward(
+    delta: Tensor, h: Tensor, blending: Blending, channel_dim: int, need_logits: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients to h and to the logits."""
+    return triton.backward(delta, h, *blending[:3], blending.blend, channel_dim, need_logits)
 
 
 def _plain_normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    own, residual, other, _ = normalising
-    return _plain_routed_forward(batch_norm_plain.pre_activation(y, own, residual, other), blending, 1)
+    return _plain_routed_forward(batch_norm_plain.pre_activation(y, *normalising[:3]), blending, 1)
 
 
-def _normalised_backward(
-    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
-) -> Gradients:
-    blended = blend(blending.keys, blending.alive)
-    return batch_norm.backward(
-        delta, y, *normalising[:3], *blending[:3], blended, normalising.batch_statistics, need_logits
-    )
+@with_fallback(_plain_normalised_forward)
+def normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
+    """Return the routed activation x of norm(y) + residual and its statistics."""
+    return batch_norm.forward(y, *normalising[:3], blending.weights, blending.blend, blending.statistics)
 
 
 def _plain_normalised_backward(
     delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
 ) -> Gradients:
-    own, residual, other, batch_statistics = normalising
-    h = batch_norm_plain.pre_activation(y, own, residual, other)
+    h = batch_norm_plain.pre_activation(y, *normalising[:3])
     to_h, to_logits = _plain_routed_backward(delta, h, blending, 1, need_logits)
-    to_y, to_residual, sums = batch_norm_plain.backward(to_h, y, own, residual, other, batch_statistics)
+    to_y, to_residual, sums = batch_norm_plain.backward(to_h, y, *normalising)
     return to_y, to_residual, torch.cat([*sums, to_logits])
+
+
+@with_fallback(_plain_normalised_backward)
+def normalised_backward(
+    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
+) -> Gradients:
+    """Return the gradients of a fused site."""
+    routing, batch_statistics = blending[:3], normalising.batch_statistics
+    return batch_norm.backward(delta, y, *normalising[:3], *routing, blending.blend, batch_statistics, need_logits)
