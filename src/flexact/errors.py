@@ -1,4 +1,4 @@
-"""The one exception that a user of this library can cause."""
+"""The exception that flexact raises for bad input, and helpers that word its messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class FlexActError(Exception):
-    """Bad input: the message says what was given, what was expected, and what to do.
+    """Raised for bad input. The message says what was given, what is expected and what to do.
 
     >>> import flexact
     >>> try:
@@ -19,13 +19,13 @@ class FlexActError(Exception):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """What follows the wrong word in an error message: "; did you mean 'tanh'?", or "." when no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
+    """Return "; did you mean 'tanh'?" with the closest known word, or "." if none is close."""
+    closest = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {closest[0]!r}?" if closest else "."
 
 
 def missing_extra(package: str, extra: str) -> FlexActError:
-    """The error for an optional package that is not installed."""
+    """Return the error for an optional package that is not installed."""
     return FlexActError(
-        f"this needs the package {package!r}, which is not installed; install it with: pip install 'flexact[{extra}]'"
+        f"this needs the package {package!r}, which is not installed. Install it with: pip install 'flexact[{extra}]'"
     )

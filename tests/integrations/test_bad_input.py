@@ -154,8 +154,8 @@ def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_abo
 @pytest.mark.parametrize(
     ("choices", "settings", "told"),
     [
-        ({"logit_lr": 0.1}, {}, "logit_lr=0.1 would have no effect"),
-        ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True begins a run again"),
+        ({"logit_lr": 0.1}, {}, "logit_lr=0.1 has no effect"),
+        ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True restarts"),
     ],
 )
 def test_settings_that_cannot_be(

@@ -396,8 +396,7 @@ def test_an_optimizer_that_decays_the_logits_or_has_none(fit: Fit) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([p for name, p in self.named_parameters() if "logits" not in name], lr=0.1)
 
-    told = r"logits of 2 sites \(net\.1, net\.3\) with weight_decay=0\.1\. In Decays\.configure_optimizers give it flex"
-    with pytest.raises(flexact.FlexActError, match=told):
+    with pytest.raises(flexact.FlexActError, match=r"logits of 2 sites \(net\.1, net\.3\)"):
         fit(Decays())
     with pytest.raises(flexact.FlexActError, match="2 of 2 sites"):
         fit(Forgets())

@@ -1,4 +1,4 @@
-"""What the paper compares with: learnable activations, one file each, with one set of parameters a layer or a channel.
+"""Learnable activations that the paper compares with: one per file, with parameters per layer or per channel.
 
 >>> import torch
 >>> from flexact import baselines
@@ -38,11 +38,11 @@ BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
     "convex": ConvexCombination,
     "parametric": GeneralParametric,
 }
-"""By name; each is built with (channels, channel_dim)."""
+"""Baseline classes by name; each takes (channels, channel_dim)."""
 
 
 def make(name: str, channels: int | None = None, channel_dim: int = 1) -> nn.Module:
-    """A baseline by its name, with one set of parameters for the layer, or one for each of the channels."""
+    """Return a new baseline activation. channels: number of parameter sets; None shares one set across the layer."""
     if name not in BASELINES:
         raise FlexActError(f"unknown baseline {name!r}{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
     return BASELINES[name](channels, channel_dim)

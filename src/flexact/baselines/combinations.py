@@ -9,14 +9,14 @@ from flexact.baselines.learnable import Learnable
 
 
 class AffineCombination(Learnable):
-    """w₁·z + w₂·relu(z) + w₃·tanh(z) with Σ w = 1, of either sign; they start at a third each."""
+    """w₁·z + w₂·relu(z) + w₃·tanh(z) with Σ w = 1. The weights may be negative and start at 1/3."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__(channels, channel_dim)
         self.free = self._parameter(0.0, 0.0, 0.0)
 
     def weights(self) -> Tensor:
-        """(rows, 3), each row summing to one."""
+        """Return the weights, (rows, 3), each row summing to one."""
         return self.free - self.free.mean(1, keepdim=True) + 1 / 3
 
     def forward(self, z: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ class AffineCombination(Learnable):
 
 
 class ConvexCombination(AffineCombination):
-    """The same with Σ w = 1 and every w ≥ 0."""
+    """w₁·z + w₂·relu(z) + w₃·tanh(z) with Σ w = 1 and w ≥ 0. The weights start at 1/3."""
 
     def weights(self) -> Tensor:
-        """(rows, 3), each row a distribution."""
+        """Return the weights, (rows, 3), each row a probability distribution."""
         return torch.softmax(self.free, dim=1)

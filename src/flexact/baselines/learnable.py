@@ -1,4 +1,4 @@
-"""What the baselines share: parameters for the whole layer or for each channel, shaped to meet a layer's input."""
+"""Base class of the baselines: parameters per layer or per channel, broadcast against the input."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from flexact.errors import FlexActError
 
 
 class Learnable(nn.Module):
-    """An elementwise function with parameters that train with the network.
+    """An elementwise function with trainable parameters.
 
-    channels: how many sets of parameters; None for one that the whole layer shares.
-    channel_dim: which dimension of the input holds the channels.
+    channels: number of parameter sets; None shares one set across the layer.
+    channel_dim: the channel dimension of the input.
     """
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__()
         if channels is not None and (isinstance(channels, bool) or not isinstance(channels, int) or channels < 1):
-            raise FlexActError(f"channels must be a number of channels, or None for the layer; got {channels!r}.")
+            raise FlexActError(
+                f"got channels={channels!r}. It must be a positive int, or None to share one set across the layer."
+            )
         self.channels, self.channel_dim = channels, channel_dim
 
     def _parameter(self, *start: float) -> nn.Parameter:
-        """A parameter of (rows, n) that starts at these n numbers in every row."""
+        """Return a parameter of shape (rows, n) whose rows all start at these n numbers."""
         return nn.Parameter(torch.tensor(start).repeat(self.channels or 1, 1))
 
     def _columns(self, table: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-        """The columns of a (rows, n) table, each shaped to broadcast against h."""
+        """Return the columns of a (rows, n) table, each shaped to broadcast against h."""
         shape = [1] * h.dim()
         if self.channels is not None:
             dim = self.channel_dim
             if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.channels:
                 raise FlexActError(
-                    f"{type(self).__name__} has parameters for {self.channels} channels in dimension {dim}, but its "
-                    f"input has shape {tuple(h.shape)}. Give it channel_dim=..., or channels=None for the layer."
+                    f"the input of this {type(self).__name__} has shape {tuple(h.shape)}, but dimension {dim} must "
+                    f"have {self.channels} channels. Pass another channel_dim, or channels=None to share one set."
                 )
             shape[dim] = self.channels
         return tuple(column.reshape(shape) for column in table.unbind(1))

@@ -9,7 +9,7 @@ from flexact.baselines.learnable import Learnable
 
 
 class GeneralParametric(Learnable):
-    """b·relu(a·z + c) + d, with a = b = 1 and c = d = 0 at the start."""
+    """b·relu(a·z + c) + d, initialised to a = b = 1 and c = d = 0."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__(channels, channel_dim)

@@ -1,4 +1,4 @@
-"""PReLU: the slope of the negative side is learned (He et al., 2015)."""
+"""PReLU: a ReLU with a learned slope for negative inputs (He et al., 2015)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flexact.baselines.learnable import Learnable
 
 
 class PReLU(Learnable):
-    """z where z > 0, s·z elsewhere, with s starting at 0.25."""
+    """z for z > 0 and s·z otherwise, with s initialised to 0.25."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__(channels, channel_dim)

@@ -1,4 +1,4 @@
-"""SPLASH: piecewise linear, with symmetric hinges that stay where they are (Tavakoli et al., 2020)."""
+"""SPLASH: piecewise linear with fixed, symmetric hinges (Tavakoli et al., 2020)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from flexact.baselines.learnable import Learnable
 
 HINGES = (0.0, 1.0, 2.0, 2.5)
-"""The authors' own: S = 7 hinges, at 0 and on both sides of it."""
+"""The authors' S = 7 hinges: at 0, and mirrored on both sides of it."""
 
 
 class Splash(Learnable):
-    """Σ_s a⁺_s·max(0, z − b_s) + a⁻_s·max(0, −z − b_s): the S + 1 slopes a are learned; it starts as a ReLU."""
+    """Σ_s a⁺_s·max(0, z − b_s) + a⁻_s·max(0, −z − b_s) with S + 1 learned slopes a, initialised to a ReLU."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__(channels, channel_dim)

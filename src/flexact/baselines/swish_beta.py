@@ -1,4 +1,4 @@
-"""Swish-β: from a line (β = 0) to a ReLU (β → ∞) (Ramachandran et al., 2017)."""
+"""Swish-β: interpolates between a linear function (β = 0) and a ReLU (β → ∞) (Ramachandran et al., 2017)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flexact.baselines.learnable import Learnable
 
 
 class SwishBeta(Learnable):
-    """z·sigmoid(β·z), with β starting at 1."""
+    """z·sigmoid(β·z), with β initialised to 1."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__(channels, channel_dim)

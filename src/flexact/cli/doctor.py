@@ -1,6 +1,6 @@
-"""What this machine has: versions, devices, the kernels that run on each, and the optional packages.
+"""The `flexact doctor` command: versions, devices, the kernels that run on each device, and optional packages.
 
-`examine` finds it out, `lines` and `show` print it; `flexact doctor` is the command.
+`examine` collects them, `lines` formats them as text, and `show` prints them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ PACKAGES: dict[str, str] = {
     "mkdocs-material": "docs",
     "mkdocstrings": "docs",
 }
-"""The optional packages, each with the smallest extra that brings it."""
+"""Optional packages, each with the smallest extra that installs it."""
 
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device that tensors can be on, and what computes a routed activation there."""
+    """A torch device, and the kernels that compute a routed activation on it."""
 
     name: str
-    """As torch calls it."""
+    """torch's name of the device, such as "cuda:0"."""
     about: str
     kernels: str
     reason: str
-    """Why no faster kernels run; empty where these are the fastest."""
+    """Why no faster kernels run; empty if these are the fastest."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Package:
     name: str
     extra: str
     version: str | None
-    """None where it is not installed."""
+    """None if the package is not installed."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that `flexact doctor` says."""
+    """Everything that `flexact doctor` prints."""
 
     versions: dict[str, str]
     devices: list[Device]
@@ -71,7 +71,7 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Look at this machine.
+    """Return the versions, devices and optional packages of this machine.
 
     >>> examine().devices[0].name
     'cpu'
@@ -82,7 +82,7 @@ def examine() -> Findings:
 
 
 def lines(findings: Findings) -> list[str]:
-    """The findings in plain text, one thing a line."""
+    """Return the findings as plain text, one per line."""
     text = [f"{name}: {value}" for name, value in findings.versions.items()]
     for device in findings.devices:
         text += [f"{device.name}: {device.about}", f"{device.name} kernels: {_kernels(device)}"]
@@ -90,7 +90,7 @@ def lines(findings: Findings) -> list[str]:
 
 
 def show(findings: Findings) -> None:
-    """Print the findings: as tables on a terminal, as plain lines elsewhere."""
+    """Print the findings as tables on a terminal, or as plain lines if the output is redirected."""
     if not sys.stdout.isatty():
         print("\n".join(lines(findings)))
         return
@@ -99,10 +99,10 @@ def show(findings: Findings) -> None:
     from rich.text import Text
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, title_justify="left", title_style="bold")
+        new = Table(title=title, title_justify="left", title_style="bold")
         for column in columns:
-            made.add_column(column, overflow="fold")
-        return made
+            new.add_column(column, overflow="fold")
+        return new
 
     versions = table("Versions", "what", "version")
     for name, value in findings.versions.items():
@@ -116,8 +116,8 @@ def show(findings: Findings) -> None:
     for package in findings.packages:
         packages.add_row(package.name, Text(_state(package), style="" if package.version else "yellow"))
     console = Console()
-    for one in (versions, devices, packages):
-        console.print(one)
+    for each in (versions, devices, packages):
+        console.print(each)
 
 
 def _versions() -> dict[str, str]:
@@ -134,13 +134,13 @@ def _versions() -> dict[str, str]:
 
 def _cuda() -> str:
     if not torch.version.cuda:
-        return f"{NONE}: this torch is built without it"
-    seen = torch.cuda.is_available()
-    return torch.version.cuda + ("" if seen else ", but torch sees no usable GPU (is a driver installed?)")
+        return f"{NONE}: torch was built without CUDA"
+    available = torch.cuda.is_available()
+    return torch.version.cuda + ("" if available else ", but torch finds no usable GPU (is a driver installed?)")
 
 
 def _dotted(cudnn: int) -> str:
-    """cuDNN's version as NVIDIA writes it.
+    """Format cuDNN's version number as NVIDIA writes it.
 
     >>> _dotted(91002), _dotted(8907)
     ('9.10.2', '8.9.7')
@@ -153,8 +153,8 @@ def _dotted(cudnn: int) -> str:
 def _devices() -> list[Device]:
     found = [_device("cpu", _processor())]
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        card = torch.cuda.get_device_properties(index)
-        about = f"{card.name}, {card.total_memory / 2**30:.1f} GiB, compute capability {card.major}.{card.minor}"
+        gpu = torch.cuda.get_device_properties(index)
+        about = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, compute capability {gpu.major}.{gpu.minor}"
         found.append(_device(f"cuda:{index}", about))
     if torch.backends.mps.is_available():
         found.append(_device("mps", platform.processor()))
@@ -168,9 +168,9 @@ def _device(name: str, about: str) -> Device:
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    vectors = torch.backends.cpu.get_cpu_capability()
-    units = "no vector units" if vectors == "DEFAULT" else f"vector units {vectors}"
-    return f"{cores} cores, {torch.get_num_threads()} threads, {units}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    instructions = "no vector instructions" if capability == "DEFAULT" else f"vector instructions {capability}"
+    return f"{cores} cores, {torch.get_num_threads()} threads, {instructions}"
 
 
 def _kernels(device: Device) -> str:

@@ -1,1 +1,1 @@
-"""Flex-Act inside other libraries' training loops, one file each; nothing here is imported unless asked for."""
+"""Callbacks for the training loops of other libraries. None is imported by `import flexact`."""

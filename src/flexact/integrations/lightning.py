@@ -1,7 +1,7 @@
-"""Flex-Act inside `lightning.Trainer`, as a callback.
+"""FlexActCallback for `lightning.Trainer`.
 
-Lightning has no hook that changes the loss, so while a run goes on the module's `training_step` is wrapped: it does
-what it did, and the policy's penalty is added to what it returns.
+Lightning has no hook that changes the loss. During training, the callback therefore wraps the module's `training_step`
+and adds the policy's penalty to the loss that it returns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _STEP = "training_step"
 
 
 def _lightning() -> Any:
-    """`lightning.pytorch`, or `pytorch_lightning` in a program that imported that one: a callback of the one is not a
-    callback of the other."""
+    """Return `lightning.pytorch`, or `pytorch_lightning` if the program imported that; their callbacks differ."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in names:
         if name in sys.modules:
@@ -48,16 +47,17 @@ _Callback: Any = pl.Callback
 class FlexActCallback(_Callback):  # type: ignore[misc]
     """Lets the activations of a LightningModule pick while `lightning.Trainer` fits it.
 
-    log: whether the sites' probabilities go to the Trainer's loggers, every `log_every_n_steps`, until the commitment.
+    log: whether to log the sites' probabilities every `log_every_n_steps`, until the commitment.
 
-    Where candidates are tried one after another (see `FlexConfig.pick_by`), they are compared by the loss that
-    `training_step` returns, averaged over accumulated batches. The data goes on: each candidate sees other batches.
+    If candidates are tried one after another (see `FlexConfig.pick_by`), they are compared by the loss that
+    `training_step` returns, averaged over accumulated batches. The data loader is not restarted, so each candidate sees
+    different batches.
 
-    The module keeps its sites, so that all checkpoints of a run and after it fit; once committed they call what they
-    picked and nothing else. The plain network is `extracted`, a copy.
+    The module keeps its sites, so that checkpoints from during and after the run can be loaded. A committed site calls
+    its pick only. `extracted` is a copy of the module with plain activations.
 
-    In a user's program, where `model` is any LightningModule whose `configure_optimizers` gives its optimizer
-    `flexact.param_groups(self, weight_decay=...)`:
+    For a LightningModule whose `configure_optimizers` passes `flexact.param_groups(self, weight_decay=...)` to its
+    optimizer:
 
         model = flexact.convert(model)
         callback = FlexActCallback()
@@ -69,52 +69,52 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         self.logs = log
         self.schedule: Schedule | None = None
         self.selection: Selection | None = None
-        """What was picked; None before the end of the run."""
+        """The picks; None before the end of training."""
         self._saved: dict[str, Any] | None = None
         self._extracted: nn.Module | None = None
         self._logged_commitment = False
         self._losses: list[torch.Tensor] = []
-        """Of the batches of the present step, each divided by their number."""
+        """Losses of the micro-batches of the current step, each divided by their number."""
         self._loss: torch.Tensor | None = None
-        """Of the last step that had one: a `training_step` may return None to skip a batch."""
+        """Loss of the last step that had one; `training_step` may return None to skip a batch."""
 
     @property
     def extracted(self) -> Any:
-        """A copy of the module, of its own class, with plain activations; there once `fit` has returned."""
+        """A copy of the module, of the same class, with plain activations. Available after `fit`."""
         if self._extracted is None:
             raise FlexActError(
-                "there is no plain network yet: it is made when fit ends. Where fit trained in processes of its own "
-                "(ddp_spawn, ddp_fork) or was interrupted, take it from the module: flexact.extract(model)."
+                "the plain network is only available after fit, in the process that trained it. If fit was interrupted "
+                "or used ddp_spawn or ddp_fork, call flexact.extract(model)."
             )
         return self._extracted
 
-    # What the Trainer calls.
+    # Hooks of lightning's Callback.
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
         if self.schedule is not None:
             raise FlexActError(
-                "this FlexActCallback has run already; a callback and its converted module are for one fit. Make them "
-                "anew for the next, and go on with a stopped run by fit(..., ckpt_path=...)."
+                "this FlexActCallback has already been used for a fit. Create a new callback and a newly converted "
+                "module; to resume a stopped run, call fit(..., ckpt_path=...) with them."
             )
         _check_module(pl_module)
-        kinds = (pl.strategies.SingleDeviceStrategy, pl.strategies.DDPStrategy)
-        if not isinstance(trainer.strategy, kinds):
+        if not isinstance(trainer.strategy, (pl.strategies.SingleDeviceStrategy, pl.strategies.DDPStrategy)):
             raise FlexActError(
-                f"FlexActCallback works on one device and with strategy='ddp'; got {type(trainer.strategy).__name__}."
+                f"got {type(trainer.strategy).__name__}, which FlexActCallback does not support. Use one device or "
+                "strategy='ddp'."
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        (optimizer,) = trainer.optimizers  # automatic optimization has one
+        (optimizer,) = trainer.optimizers  # automatic optimization has exactly one
         _check_not_decayed(optimizer, pl_module)
-        self.schedule = Schedule(pl_module, _steps(trainer), optimizer, _begins_again(trainer))
+        self.schedule = Schedule(pl_module, _total_steps(trainer), optimizer, _stateful_parts(trainer))
         if self._saved is not None:
             self.schedule.load_state_dict(self._saved)
         if self.schedule.steps_done != trainer.global_step:
             raise FlexActError(
-                f"the Trainer goes on at step {trainer.global_step}, its policy at step {self.schedule.steps_done}; "
-                "resume from a checkpoint that a Trainer with a FlexActCallback wrote."
+                f"the Trainer resumes at step {trainer.global_step}, but the policy at step "
+                f"{self.schedule.steps_done}. Resume from a checkpoint that was written with a FlexActCallback."
             )
         vars(pl_module)[_STEP] = _StepWithPenalty(pl_module)
 
@@ -123,8 +123,8 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         if scaler is None or self.schedule is None or self.schedule.committed:
             return
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)  # which Lightning leaves to a fused optimizer, and that comes after the policy
-        for site in self.schedule.router.sites:  # an overflow is no reason to move; a fused optimizer steps through it
+            scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer, which steps after the policy
+        for site in self.schedule.router.sites:  # on an overflow, keep the logits; a fused optimizer would use the NaN
             if site.logits.grad is not None:
                 torch.nan_to_num_(site.logits.grad, nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -143,13 +143,13 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         _remove_penalty(pl_module)
-        undecided = [site.name for site in sites_of(pl_module) if not site.committed]
+        undecided = sum(not site.committed for site in sites_of(pl_module))
         if undecided:
             total = "?" if self.schedule is None else self.schedule.total_steps
             warnings.warn(
-                f"training ended after {trainer.global_step} of {total} steps with {len(undecided)} sites not "
-                "committed: the extracted network has their likeliest candidates, with weights that were not trained "
-                "with these alone. The module itself is as it was, and a checkpoint of it can be gone on with.",
+                f"training ended after {trainer.global_step} of {total} steps with {undecided} sites not committed. "
+                "The extracted network has their most likely candidates, but its weights were not trained with these "
+                "picks alone; the module itself is unchanged, and training can be resumed from its checkpoint.",
                 stacklevel=2,
             )
 
@@ -157,18 +157,18 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         self.selection = selection(pl_module)
         forward = vars(pl_module).get("forward")
         if getattr(forward, "__self__", None) is pl_module:
-            del vars(pl_module)["forward"]  # Lightning's DDP leaves it there: it hides that of the extracted class
+            del vars(pl_module)["forward"]  # set by Lightning's DDP; it would hide the forward of the extracted class
         self._extracted = extract(pl_module, commit=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         _remove_penalty(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the policy stands, for Lightning's checkpoints; the sites' own state travels with the module's."""
+        """Return the state of the schedule for Lightning's checkpoints; the sites' state is part of the module's."""
         return {} if self.schedule is None else self.schedule.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until the run begins."""
+        """Keep the state until training starts and the schedule is created."""
         self._saved = state_dict
 
     def _log(self, trainer: Any, module: nn.Module) -> None:
@@ -177,77 +177,77 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         rows = selection(module)
         values = {f"flexact/{row.key}/{name}": p for row in rows for name, p in row.probabilities.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step - 1)  # as Lightning counts: this batch's own values
+            logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning's step number of this batch
 
 
 def _check_module(module: Any) -> None:
     if not sites_of(module):
         raise FlexActError(
-            f"this {type(module).__name__} has no FlexAct sites; convert it before fit, or the network inside it where "
-            "it is made: self.net = flexact.convert(net)."
+            f"this {type(module).__name__} has no FlexAct sites. Convert it before fit, or convert a network inside it "
+            "where it is created: self.net = flexact.convert(net)."
         )
     if not module.automatic_optimization:
         raise FlexActError(
-            f"{type(module).__name__} optimizes by hand (automatic_optimization=False), so only it knows what a step "
-            "is. Leave the FlexActCallback out; make a flexact.Schedule in on_train_start, add flexact.penalty(self) "
-            "to the loss, and call schedule.step() after each optimizer step."
+            f"{type(module).__name__} uses manual optimization (automatic_optimization=False), which FlexActCallback "
+            "does not support. Remove the callback, create a flexact.Schedule in on_train_start, add "
+            "flexact.penalty(self) to the loss, and call schedule.step() after each optimizer step."
         )
 
 
 def _check_not_decayed(optimizer: Optimizer, module: nn.Module) -> None:
-    called = dict.fromkeys(row.site for row in selection(module))
-    names = {id(site.logits): name for site, name in zip(sites_of(module), called, strict=True)}
+    site_names = dict.fromkeys(row.site for row in selection(module))
+    names = {id(site.logits): name for site, name in zip(sites_of(module), site_names, strict=True)}
     for group in optimizer.param_groups:
-        held = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
-        if held and group.get("weight_decay", 0) != 0:
+        decayed = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
+        if decayed and group.get("weight_decay", 0) != 0:
             raise FlexActError(
-                f"the optimizer decays the logits of {len(held)} sites ({', '.join(held[:5])}) with weight_decay="
-                f"{group['weight_decay']}. In {type(module).__name__}.configure_optimizers give it "
-                "flexact.param_groups(self, weight_decay=...) instead of self.parameters()."
+                f"the optimizer applies weight_decay={group['weight_decay']} to the logits of {len(decayed)} sites "
+                f"({', '.join(decayed[:5])}). In {type(module).__name__}.configure_optimizers, pass "
+                "flexact.param_groups(self, weight_decay=...) to it instead of self.parameters()."
             )
 
 
-def _begins_again(trainer: Any) -> list[Any]:
-    """What a Trainer has that begins again with the weights: its learning-rate schedules, and its gradient scaler."""
+def _stateful_parts(trainer: Any) -> list[Any]:
+    """Return the parts of a Trainer that a rewind resets with the weights: LR schedulers and gradient scaler."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     return schedulers if scaler is None else [*schedulers, scaler]
 
 
-def _steps(trainer: Any) -> int:
-    """The number of optimizer steps of the whole run."""
+def _total_steps(trainer: Any) -> int:
+    """Return the number of optimizer steps of the whole run."""
     steps = trainer.estimated_stepping_batches
     if math.isinf(steps) or steps < 1:
         raise FlexActError(
-            "how many steps this run has is not known, and the commitment must come inside it: give the Trainer "
-            f"max_steps=..., or max_epochs=... with data that has a length; got max_epochs={trainer.max_epochs}, "
-            f"max_steps={trainer.max_steps}, {trainer.num_training_batches} batches an epoch."
+            f"got max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps} and {trainer.num_training_batches} "
+            "batches per epoch, from which the number of training steps is unknown. Pass max_steps=... to the Trainer, "
+            "or max_epochs=... with data that has a length."
         )
     return int(steps)
 
 
 class _StepWithPenalty:
-    """In front of a module's own `training_step`: its loss with the policy's penalty."""
+    """Wraps a module's `training_step` and adds the policy's penalty to its loss."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.before = vars(module).get(_STEP)  # a compiled module has one there, too
-        functools.update_wrapper(self, getattr(module, _STEP))  # Lightning looks at its arguments
+        self.original = vars(module).get(_STEP)  # a compiled module has one among its own attributes
+        functools.update_wrapper(self, getattr(module, _STEP))  # Lightning inspects the signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
-        if isinstance(found, dict) and "loss" in found:
-            return {**found, "loss": self._added(found["loss"])}
-        return self._added(found) if isinstance(found, torch.Tensor) else found
+        output = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        if isinstance(output, dict) and "loss" in output:
+            return {**output, "loss": self._with_penalty(output["loss"])}
+        return self._with_penalty(output) if isinstance(output, torch.Tensor) else output
 
-    def _added(self, loss: torch.Tensor) -> torch.Tensor:
+    def _with_penalty(self, loss: torch.Tensor) -> torch.Tensor:
         return loss + penalty(self.module).to(loss.device)
 
     def remove(self) -> None:
-        if self.before is None:
+        if self.original is None:
             del vars(self.module)[_STEP]
         else:
-            vars(self.module)[_STEP] = self.before
+            vars(self.module)[_STEP] = self.original
 
 
 def _remove_penalty(module: Any) -> None:

@@ -1,10 +1,10 @@
-"""What a model of transformers says about its activations in its configuration, and how it says what was picked.
+"""Records picks in the configuration of a transformers model.
 
-A configuration has one setting, such as `hidden_act`, for the activations of all layers. Where it can say what the
-sites picked, it does, and the checkpoint needs nothing of flexact. Where it cannot, and for as long as the sites are
-picking, the setting is `LOUD`, which transformers does not know: `from_pretrained` then fails, naming it, instead of
-building the wrong network. With this module imported, it builds a network that raises an error until
-`flexact.load_picks` has put the picks in.
+A configuration has one setting, such as `hidden_act`, for the activations of all layers. If the setting can express the
+picks, it is changed to them, and the checkpoint loads without flexact. Otherwise, and while the sites are picking, it
+is `LOUD`, a name that transformers does not know: `from_pretrained` fails and shows that name, instead of silently
+building the wrong network. If this module is imported, `from_pretrained` succeeds, but the model raises an error until
+`flexact.load_picks` has loaded the picks.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SETTINGS = (
     ("hidden_activation",),
     ("activation_function",),
     ("activation",),
-    ("feed_forward_proj", "dense_act_fn"),  # of T5 and its like: "relu" or "gated-relu", and what follows from it
+    ("feed_forward_proj", "dense_act_fn"),  # T5: "relu" or "gated-relu", from which dense_act_fn is derived
     ("dense_act_fn",),
 )
-"""How configurations call it."""
+"""Names of the activation setting in configurations; all names of a tuple are set together."""
 LOUD = "picked by flexact: import flexact.integrations.transformers first, then call flexact.load_picks(model, folder)"
-"""What the setting says where no name of transformers would be true."""
+"""Value of the setting if no activation name of transformers is correct."""
 
 ACT2FN[LOUD] = Unpicked
 
 _NAMES = {"identity": "linear"}
-"""Of candidates that transformers calls otherwise."""
+"""Candidates that have another name in transformers."""
 _GATED = "gated-"
 _INITIALISERS = ("__init__", "_init_weights")
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
-    """The settings that say a model's activation, with what they say; empty where flexact knows of none."""
+    """Return the activation settings of a model's configuration and their values; empty if flexact knows none."""
     config = getattr(model, "config", None)
     for names in SETTINGS:
         values = {name: getattr(config, name, None) for name in names}
@@ -59,40 +59,42 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     return {}
 
 
-def reason_not_to_say(model: nn.Module) -> str | None:
-    """Why a model's configuration cannot be made to keep `from_pretrained` from building the wrong network; None where
-    it can."""
+def why_unsupported(model: nn.Module) -> str | None:
+    """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
     settings = settings_of(model)
-    built = _built(model, _naming(settings, LOUD)) if settings else None
+    built = _built(model, _with_activation(settings, LOUD)) if settings else None
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         known = dict.fromkeys(name for names in SETTINGS for name in names)
-        return f"has no setting for its activations that flexact knows ({', '.join(known)})"
+        return f"has no activation setting that flexact knows ({', '.join(known)})"
     reader = _other_reader(built, _built(model, settings), settings)
-    return reader and f"has {' and '.join(settings)} for its activations, which {reader} reads too"
+    return reader and f"has {' and '.join(settings)}, which is also read by {reader}"
 
 
 def check_says_so(model: nn.Module) -> None:
-    """Refuse a model whose configuration cannot."""
-    reason = reason_not_to_say(model)
+    """Raise if a model's configuration cannot record the picks."""
+    reason = why_unsupported(model)
     if reason is not None:
         raise FlexActError(
-            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would build a saved checkpoint "
-            "with the wrong ones. Give FlexActCallback extract=False, and save what flexact.extract(model) returns in "
-            "your own way."
+            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would load a saved checkpoint "
+            "with the wrong activations. Pass extract=False to FlexActCallback, and save the result of "
+            "flexact.extract(model) yourself."
         )
 
 
 def _other_reader(loud: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
-    """What reads a setting besides the activation modules: an attribute that differs between two networks built with
-    different settings, as that of Mamba's mixer, or a method that reads it each time."""
-    theirs = {} if plain is None else dict(plain.named_modules())
-    own = {name: module for name, module in loud.named_modules() if not isinstance(module, Unpicked)}
-    for name, module in own.items():
-        others = vars(theirs.get(name, module))
+    """Return what reads a setting besides the activation modules, or None.
+
+    It is an attribute that differs between two networks built with different settings, as in Mamba's mixer, or a method
+    that reads the setting in every call.
+    """
+    plain_modules = {} if plain is None else dict(plain.named_modules())
+    loud_modules = {name: module for name, module in loud.named_modules() if not isinstance(module, Unpicked)}
+    for name, module in loud_modules.items():
+        others = vars(plain_modules.get(name, module))
         for attribute, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and others.get(attribute) != value:
                 return f"{name}.{attribute}"
-    for cls in dict.fromkeys(cls for module in own.values() for cls in type(module).__mro__):
+    for cls in dict.fromkeys(cls for module in loud_modules.values() for cls in type(module).__mro__):
         for function in filter(inspect.isfunction, vars(cls).values()):
             if function.__name__ not in _INITIALISERS and _reads(inspect.unwrap(function), settings):
                 return f"{cls.__name__}.{function.__name__}"
@@ -100,78 +102,79 @@ def _other_reader(loud: nn.Module, plain: nn.Module | None, settings: Mapping[st
 
 
 def _reads(function: Any, settings: Mapping[str, str]) -> bool:
-    """Whether a function reads one of these settings of a `config`."""
+    """Return whether a function reads one of these settings from an object called `config`."""
     loaded = [instruction.argval for instruction in dis.get_instructions(function)]
     return any(owner == "config" and name in settings for owner, name in itertools.pairwise(loaded))
 
 
-def unsay_picks(model: Any) -> None:
-    """Take back what a run made the configuration say: it then says what the model had before that run, as a
-    configuration can."""
+def restore_settings(model: Any) -> None:
+    """Restore the settings that the configuration had before flexact changed them."""
     config = getattr(model, "config", None)
-    earlier = getattr(config, CONFIG_FIELD, None)
-    if isinstance(earlier, dict):
-        for setting, value in earlier.get("original", {}).items():
+    description = getattr(config, CONFIG_FIELD, None)
+    if isinstance(description, dict):
+        for setting, value in description.get("original", {}).items():
             setattr(config, setting, value)
         delattr(config, CONFIG_FIELD)
 
 
 def say_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] | None:
-    """Make the configuration of a model whose sites are committed or extracted say what was picked; what flexact.json
-    has to hold where it cannot."""
-    unsay_picks(model)
-    before = settings_of(model)
+    """Record the picks of a committed or extracted model in its configuration.
+
+    Returns None if a setting expresses them, otherwise the content of flexact.json.
+    """
+    restore_settings(model)
+    original = settings_of(model)
     names = dict.fromkeys(_NAMES.get(pick, pick) for pick in picks.values())
-    for settings in (before, *(_naming(before, name) for name in names if name in ACT2FN)):
-        if _says(model, _built(model, settings), picks):
+    for settings in (original, *(_with_activation(original, name) for name in names if name in ACT2FN)):
+        if _has_picks(model, _built(model, settings), picks):
             for setting, value in settings.items():
                 setattr(model.config, setting, value)
             return None
-    return say_loudly(model, picks, committed=True)
+    return require_load_picks(model, picks, committed=True)
 
 
-def say_loudly(model: nn.Module, picks: Mapping[str, str], committed: bool) -> dict[str, Any]:
-    """Make a configuration say that `from_pretrained` alone is not enough; what flexact.json has to hold."""
-    unsay_picks(model)
+def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bool) -> dict[str, Any]:
+    """Set the configuration so that a checkpoint needs `flexact.load_picks`; return the content of flexact.json."""
+    restore_settings(model)
     original = settings_of(model)
     description = described(picks, original, committed)
-    for setting, value in _naming(original, LOUD).items():
+    for setting, value in _with_activation(original, LOUD).items():
         setattr(model.config, setting, value)
     setattr(model.config, CONFIG_FIELD, description)
     return description
 
 
-def _naming(settings: Mapping[str, str], name: str) -> dict[str, str]:
-    """The same settings with another activation in them."""
+def _with_activation(settings: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the settings with another activation."""
     return {setting: f"{_GATED}{name}" if value.startswith(_GATED) else name for setting, value in settings.items()}
 
 
 def _built(model: nn.Module, settings: Mapping[str, str]) -> nn.Module | None:
-    """What `from_pretrained` would build with these settings, without memory; None where that fails."""
+    """Return the network that `from_pretrained` would build with these settings, without memory; None if it fails."""
     with suppress(Exception):
         return built_with(model, settings)
     return None
 
 
-def _says(model: nn.Module, built: nn.Module | None, picks: Mapping[str, str]) -> bool:
-    """Whether the network that a configuration builds has the activations of the extracted one, everywhere."""
+def _has_picks(model: nn.Module, built: nn.Module | None, picks: Mapping[str, str]) -> bool:
+    """Return whether a network built from a configuration has the same activations as the extracted one."""
     if built is None or type(built) is not type(model):
         return False
     ours, theirs = dict(model.named_modules()), dict(built.named_modules())
     if ours.keys() != theirs.keys():
         return False
     places = {name for name, module in ours.items() if is_activation(module)} | (picks.keys() & ours.keys())
-    rewritten = picks.keys() - ours.keys()  # calls in a forward; extraction leaves those that kept their function
+    rewritten = picks.keys() - ours.keys()  # calls in a forward; extraction restores those whose function was kept
     return all(_same(ours[name], theirs[name]) for name in places) and all(
         type(ours[name.rpartition(".")[0]]) is type(theirs[name.rpartition(".")[0]]) for name in rewritten
     )
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two activations compute the same, to the bit, on a grid of values."""
+    """Return whether two activations are bit-identical on a grid of values."""
     h = torch.linspace(-8, 8, 1025)
     try:
         with torch.no_grad():
             return torch.equal(one(h), other(h))
-    except (RuntimeError, TypeError, FlexActError):  # the last: activations that are not in place yet
+    except (RuntimeError, TypeError, FlexActError):  # FlexActError: from an `Unpicked` activation
         return False

@@ -1,4 +1,4 @@
-"""Rewinding inside `transformers.Trainer`: its learning-rate schedule, and the starting point in its checkpoints."""
+"""Rewinding in `transformers.Trainer`: the learning-rate schedule after it, and the initial state in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from flexact.io.atomic_files import write_whole
 from flexact.policy.schedule import Schedule
 
 START = "flexact_start.pt"
-"""In a checkpoint's folder, until the rewind: what the run began with."""
+"""File with the initial state of the run, in every checkpoint before the rewind."""
 
 
-def begins_again(trainer: Any) -> list[Any]:
-    """What a Trainer has that begins again with the weights."""
-    found = [trainer.lr_scheduler, getattr(trainer.accelerator, "scaler", None)]
-    return [one for one in found if one is not None]
+def stateful_parts(trainer: Any) -> list[Any]:
+    """Return the parts of a Trainer that a rewind resets with the weights: LR scheduler and gradient scaler."""
+    parts = (trainer.lr_scheduler, getattr(trainer.accelerator, "scaler", None))
+    return [part for part in parts if part is not None]
 
 
-def inner(optimizer: Any) -> Any:
-    """The optimizer that accelerate's wrapper steps."""
+def unwrapped(optimizer: Any) -> Any:
+    """Return the torch optimizer inside accelerate's wrapper."""
     while not type(optimizer).__module__.startswith("torch.") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule) -> None:
-    """After a rewind: let the Trainer make its learning-rate schedule, with its warm-up, for the steps that are left.
+    """Let the Trainer create a new learning-rate schedule, with warm-up, for the steps that remain after a rewind.
 
-    A schedule that the user made has its own length and is only restarted, which the rewind has done already. In a run
-    that is resumed after its rewind, the new one goes on where the saved one stood.
+    Does nothing before a rewind, or if the user passed an LR scheduler, which the rewind itself has reset. If the run
+    was resumed after its rewind, the new scheduler resumes from the saved state.
     """
     if schedule.rewound_at is None or not getattr(trainer, "_created_lr_scheduler", False):
         return
-    before = trainer.lr_scheduler
+    saved = trainer.lr_scheduler
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         _set_rate(group, float(group.get("initial_lr", group["lr"])))
@@ -46,15 +46,15 @@ def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule
     trainer.create_scheduler(schedule.total_steps - schedule.rewound_at, optimizer)
     trainer.callback_handler.lr_scheduler = trainer.lr_scheduler
     if schedule.steps_done > schedule.rewound_at:
-        trainer.lr_scheduler.load_state_dict(before.state_dict())
+        trainer.lr_scheduler.load_state_dict(saved.state_dict())
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             _set_rate(group, rate)
 
 
 def write_start(folder: Path, start: Any) -> str | None:
-    """Write what a run began with into a file of its own, and return its name; None where it is not needed any more."""
+    """Write the initial state of a run and return the file name, or delete the file and return None if `start` is."""
     if start is None:
-        (folder / START).unlink(missing_ok=True)  # of an earlier save into this folder
+        (folder / START).unlink(missing_ok=True)  # from an earlier save into this folder
         return None
     content = io.BytesIO()
     torch.save(start, content)
@@ -63,15 +63,15 @@ def write_start(folder: Path, start: Any) -> str | None:
 
 
 def read_start(folder: Path) -> Any:
-    """What `write_start` wrote."""
+    """Return the initial state that `write_start` wrote."""
     path = folder / START
     if not path.is_file():
-        raise FlexActError(f"{path} is not there: a run that rewinds needs it. Resume from another checkpoint.")
+        raise FlexActError(f"{path} does not exist, but this run needs it to rewind. Resume from another checkpoint.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what its many readers raise
+    except Exception as error:  # torch.load raises many types
         raise FlexActError(
-            f"{path} is cut off or damaged ({type(error).__name__}). Resume from another checkpoint."
+            f"{path} is truncated or corrupt ({type(error).__name__}). Resume from another checkpoint."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all: a reader, or a run that goes on after a kill, never meets half of one."""
+"""Atomic file writes: after a crash, a reader or a resumed run finds the old file or the new one, never half a file."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under another name (its own and ".new"), and then rename it."""
+    """Write a file atomically: write and fsync `<name>.new`, then rename it."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)  # what a kill left, or a link that somebody put there
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)  # left by a crash, or a symbolic link that someone planted
     try:
-        with fresh.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """A folder, made with its parents where there is none. After an error, those that were made and are empty go."""
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    """Create a folder and its parents if they are missing. On an error, remove the created folders that are empty."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # of the first that is not empty
-            for one in new:
-                one.rmdir()
+        with suppress(OSError):  # raised by the first folder that is not empty
+            for path in created:
+                path.rmdir()
         raise
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a CSV file whose columns are the names of the first row; its folder is made where there is none."""
+    """Write a CSV file atomically, with the keys of the first row as columns. Create its folder if it is missing."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Reading what a user or a stranger gave: whatever is wrong with it comes out as one kind of error."""
+"""Parsers for untrusted input that report every problem as one kind of error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexact.errors import FlexActError
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """`json.loads`, whose every objection is a ValueError: also to what nests too deeply.
+    """Parse JSON like `json.loads`, but raise ValueError for input that nests too deeply as well.
 
     >>> parsed_json("[" * 100_000)
     Traceback (most recent call last):
@@ -24,14 +24,14 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def path_of(given: Any, of: str) -> Path:
-    """A path as given; an error that says what it was to be the path of where it is none.
+    """Return `given` as a Path, or raise FlexActError. of: what the path belongs to, for the error message.
 
     >>> path_of(7, "a history")
     Traceback (most recent call last):
     ...
-    flexact.errors.FlexActError: the path of a history is a string or a pathlib.Path; got 7.
+    flexact.errors.FlexActError: got 7 as the path of a history. Pass a string or a pathlib.Path.
     """
     try:
         return Path(given)
     except TypeError:
-        raise FlexActError(f"the path of {of} is a string or a pathlib.Path; got {given!r:.80}.") from None
+        raise FlexActError(f"got {given!r:.80} as the path of {of}. Pass a string or a pathlib.Path.") from None

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: curves and histograms by site, and the heat maps of its history."""
+"""TensorBoard output of a Recorder: curves and histograms per site, and heat maps of the history."""
 
 from __future__ import annotations
 
@@ -16,45 +16,49 @@ from flexact.observe.figures import history as plots
 from flexact.observe.selection import Row, selection
 from flexact.routing.sites import sites_of
 
-_FEWEST = 16
-"""The first heat maps come with so many records; a few columns show nothing."""
+_MIN_RECORDS = 16
+"""Number of records from which heat maps are drawn; fewer columns show nothing useful."""
 
 History = Sequence[Mapping[str, Any]]
 
 
 class Board:
-    """Where a Recorder writes for TensorBoard.
+    """Writes a Recorder's data to TensorBoard.
 
-    where: a folder, or a `torch.utils.tensorboard.SummaryWriter` of the user's own, which is left open.
+    where: a folder, or the user's own `torch.utils.tensorboard.SummaryWriter`, which `close` leaves open.
     """
 
     def __init__(self, where: Any) -> None:
-        self._is_own = not hasattr(where, "add_scalar")
-        self._writer = _opened(where) if self._is_own else where
+        self._owns_writer = not hasattr(where, "add_scalar")
+        self._writer = _open_writer(where) if self._owns_writer else where
 
     def write(self, model: nn.Module, history: History, numbers: Mapping[str, float]) -> None:
-        """Write the last record, and the user's numbers with it. Heat maps come when the records have doubled."""
+        """Write the last record and the user's numbers. Draw heat maps each time the number of records has doubled."""
         step = history[-1]["step"]
         _write_sites(self._writer, model, step)
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
-        if len(history) >= _FEWEST and len(history).bit_count() == 1 and _can_draw():
+        if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and _can_draw():
             _write_heat_maps(self._writer, history)
 
     def close(self, history: History) -> None:
-        """Write the heat maps of the whole history, and close what was opened here."""
+        """Write the heat maps of the whole history, and close the writer if this Board opened it."""
         if history and _can_draw():
             _write_heat_maps(self._writer, history)
         elif history:
-            warnings.warn("TensorBoard gets no heat maps: pip install 'flexact[plots]' for them.", stacklevel=3)
-        if self._is_own:
+            warnings.warn(
+                "no heat maps were written to TensorBoard because matplotlib is not installed. Install it with: "
+                "pip install 'flexact[plots]'",
+                stacklevel=3,
+            )
+        if self._owns_writer:
             self._writer.close()
         else:
             self._writer.flush()
 
 
-def _opened(folder: Any) -> Any:
-    path = path_of(folder, "TensorBoard's folder")
+def _open_writer(folder: Any) -> Any:
+    path = path_of(folder, "the TensorBoard folder")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -63,8 +67,10 @@ def _opened(folder: Any) -> Any:
 
 
 def _write_sites(writer: Any, model: nn.Module, step: int) -> None:
-    """Each candidate's probability as a curve, the mean over channels where a site has several; a site's logits and
-    probabilities as histograms, the logits of the candidates still in."""
+    """Write the probabilities of each site as curves, and its logits and probabilities as histograms.
+
+    A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
+    """
     by_name: dict[str, list[Row]] = {}
     for row in selection(model):
         by_name.setdefault(row.site, []).append(row)
@@ -79,7 +85,7 @@ def _write_sites(writer: Any, model: nn.Module, step: int) -> None:
 
 def _write_histogram(writer: Any, tag: str, values: Tensor, step: int) -> None:
     finite = values[values.isfinite()]
-    if finite.numel():  # a run that diverged has none, and its curves say so
+    if finite.numel():  # a diverged run has none; its curves show the NaN
         writer.add_histogram(tag, finite, step)
 
 

@@ -1,15 +1,15 @@
-"""One routed activation, forward and backward, as a torch operator.
+"""The routed activation, forward and backward, as a torch operator.
 
-x = Σ_k w_k σ_k(h), differentiable in h and in the logits ℓ behind the weights. The probabilities come in as plain
-tensors, drawn once a step for all sites; the gradient to the logits is Proposition 1,
+x = Σ_k w_k σ_k(h) is differentiable with respect to h and the logits ℓ that determine the weights. The probabilities
+are inputs without a graph, sampled once per step for all sites. The gradient to the logits is Proposition 1,
 
-    ∂L/∂ℓ_k = (p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩),
+    ∂L/∂ℓ_k = (p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩).
 
-which is also the gradient to log π, since its entries sum to zero. So no graph runs through the drawing, and
-recomputing a site's forward cannot change its draw.
+Its entries sum to zero, so it is also the gradient to log π. No graph runs through the sampling, and recomputing the
+forward of a site, as activation checkpointing does, cannot change the sample.
 
-On CUDA tensors Triton's kernels run (`ops.triton.autograd`), elsewhere the closed form, which the compiler takes as
-it is; `flexact.ops.dispatch` says which and why, and can force one.
+CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form, in eager mode
+or through torch.compile. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
 
 _COMPILERS = ("torch._inductor", "torch._dynamo")
 MOST_CANDIDATES = 16
-"""Of a site: as many columns Triton's kernels have room for."""
-_SEPARATOR = "\n"  # an operator takes one string, not several
+"""Maximum number of candidates per site in the Triton dispatch."""
+_SEPARATOR = "\n"  # joins the keys, because a custom operator takes no list of strings
 
 
 def routed_activation(
@@ -42,16 +42,19 @@ def routed_activation(
     channel_dim: int = 1,
     statistics: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The blend x, and its statistics (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)², zeros for the one not asked
-    for; empty where neither is.
+    """Return the blend x and its statistics, (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)².
+
+    A statistic that was not requested is zero; without any, the second tensor is empty. rows is 1 for a site that picks
+    per layer, and the size of h's `channel_dim` for one that picks per channel.
 
     h: floating point, any shape and layout; x has the same.
-    logits: (rows·K,), only to receive the gradient.
-    weights: (rows, K), what the forward blends with: p when soft, one-hot when hard.
-    probabilities: (rows, K), p, through which the gradient to the logits goes.
+    logits: (rows·K,), used only to receive the gradient.
+    weights: (rows, K), the weights of the forward: p if soft, one-hot if hard.
+    probabilities: (rows, K), the p of the gradient to the logits.
     temperature: τ, a scalar tensor.
-    keys: the K candidates' registry keys; alive: the indices of those still in; statistics: flags.
-    rows is 1 for the layer, or the size of h's `channel_dim`.
+    keys: registry keys of the K candidates.
+    alive: indices of the candidates that are not eliminated.
+    statistics: SENSITIVITY, DEVIATION, both or 0.
     """
     if differentiable.transforming():
         plain = differentiable.routed_activation(
@@ -70,12 +73,12 @@ def routed_activation(
 
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
-    """Whether Triton's kernels take this input and those of these candidates that are still in."""
+    """Return whether the Triton kernels support this input and the alive candidates."""
     return (
         h.dtype != torch.float64
         and len(keys) <= MOST_CANDIDATES
         and not differentiable.transforming()
-        and torch._C._get_tracing_state() is None  # torch.jit.trace has tensors where kernels take numbers
+        and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
         and _takes_triton(h.device, tuple([keys[k] for k in alive]))
     )
 
@@ -88,7 +91,7 @@ def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
     return not without_form(keys)
 
 
-# What torch.compiler.assume_constant_result does, which would import the whole compiler here.
+# Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
 _takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -105,7 +108,7 @@ def _routed_activation(
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
     arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
-    return _compiled_or_not(inductor_form.forward, closed_form.forward, h, arguments)
+    return _run_compiled_or_eager(inductor_form.forward, closed_form.forward, h, arguments)
 
 
 @torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
@@ -122,23 +125,24 @@ def _routed_activation_backward(
 ) -> tuple[Tensor, Tensor]:
     names, routing = keys.split(_SEPARATOR), (weights, probabilities, temperature)
     arguments = (delta, h, *routing, names, alive, channel_dim, need_logits)
-    return _compiled_or_not(inductor_form.backward, closed_form.backward, h, arguments)
+    return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, h, arguments)
 
 
-def _compiled_or_not(
-    fast: Callable[..., tuple[Tensor, Tensor]],
-    otherwise: Callable[..., tuple[Tensor, Tensor]],
+def _run_compiled_or_eager(
+    compiled_function: Callable[..., tuple[Tensor, Tensor]],
+    eager_function: Callable[..., tuple[Tensor, Tensor]],
     h: Tensor,
     arguments: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
+    """Run the compiled function if h is large enough, and fall back to the eager one if compilation fails."""
     if dispatch.compiles(h):
         try:
-            return fast(*arguments)
-        except (RuntimeError, OSError) as error:  # OSError: no folder to compile in
+            return compiled_function(*arguments)
+        except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
             if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
                 raise
             dispatch.give_up_compiler(error)
-    return otherwise(*arguments)
+    return eager_function(*arguments)
 
 
 @_routed_activation.register_fake
@@ -181,7 +185,7 @@ def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None,
     need_h, need_logits = ctx.needs_input_grad[:2]
     h, logits, weights, probabilities, temperature = ctx.saved_tensors
     routing = (weights, probabilities, temperature)
-    if torch.is_grad_enabled():  # as create_graph=True has it
+    if torch.is_grad_enabled():  # the backward runs with create_graph=True
         names, need = ctx.keys.split(_SEPARATOR), (need_h, need_logits)
         found = differentiable.gradients(delta, h, logits, need, *routing, names, ctx.alive, ctx.channel_dim)
         return (*found, *(None,) * 7)

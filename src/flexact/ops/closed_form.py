@@ -1,8 +1,8 @@
-"""The routed activation in closed form: nothing is saved but the input, and one sweep does each direction.
+"""The routed activation in closed form, in plain torch: saves only the input, with one pass per direction.
 
-The tensor is swept in blocks that stay in the processor's cache while every candidate is evaluated on them, so memory
-is read and written once however many candidates there are. Half precision is computed in float32. All sums are taken
-block by block in a fixed order: the same result every run.
+The tensor is processed in blocks that stay in the CPU's cache while every candidate is evaluated on them, so memory is
+read and written once regardless of the number of candidates. Half precision is computed in float32. Sums are taken
+block by block in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from torch import Tensor
 from flexact.candidates import Candidate, lookup
 
 BLOCK = 1 << 17
-"""Elements a block for each thread of a CPU: best of 2^14 to 2^20 on what benchmarks/op_cpu.py times; 512 KiB each."""
+"""Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
 
 SENSITIVITY, DEVIATION = 1, 2
-"""Flags: which statistics the forward sweep gathers."""
+"""Flags that select the statistics of a forward."""
 
 
 def forward(
     h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
 ) -> tuple[Tensor, Tensor]:
-    """x = Σ_k w_k σ_k(h), and (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)², zeros for the one not
-    asked for; empty where neither is."""
+    """Return x = Σ_k w_k σ_k(h) and its statistics, (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)².
+
+    A statistic that was not requested is zero; without any, the second tensor is empty.
+    """
     h = dense(h)
     x = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
     sums = sweep.zeros(2)
     for block_h, block_x in sweep.blocks(h, x):
-        source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
+        source, blend = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies only in half precision
         values: dict[int, Tensor] = {}
         for k, candidate, weight in sweep.candidates:
             if _is_zero(weight) and not statistics:
                 continue
             value = candidate.function(source)
-            sweep.add(mixed, value, weight)
+            sweep.add(blend, value, weight)
             if statistics & SENSITIVITY:
                 sums[0, :, k] += sweep.total(candidate.derivative(source, value).abs())
             if statistics & DEVIATION:
                 values[k] = value
         for k, value in values.items():
-            sums[1, :, k] += sweep.total((value - mixed).square_())
-        block_x.copy_(mixed)
+            sums[1, :, k] += sweep.total((value - blend).square_())
+        block_x.copy_(blend)
     if not statistics:
         return x, weights.new_empty(0)
     return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
@@ -61,7 +63,7 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits (rows·K,), empty where they are not needed."""
+    """Return the gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits, (rows·K,), empty if not needed."""
     h = dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     gradient = torch.empty_like(h)
@@ -85,18 +87,19 @@ def backward(
 
 
 def logit_gradient(inner: Tensor, probabilities: Tensor, temperature: Tensor) -> Tensor:
-    """Proposition 1, from the inner products ⟨δ, a_k⟩, (rows, K).
+    """Return the gradient of Proposition 1 from the inner products ⟨δ, a_k⟩, (rows, K).
 
-    Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩) is ⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩ without its cancellation where p_k is nearly 1.
+    It is computed as Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), which avoids the cancellation of ⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩ if p_k
+    is close to 1.
     """
-    inner = inner.masked_fill(probabilities == 0, 0)  # who has no part gets none, even of an infinite output
-    apart = inner.unsqueeze(-1) - inner.unsqueeze(-2)
-    centred = (probabilities.unsqueeze(-2) * apart).sum(-1)
+    inner = inner.masked_fill(probabilities == 0, 0)  # 0·∞ would be NaN
+    differences = inner.unsqueeze(-1) - inner.unsqueeze(-2)
+    centred = (probabilities.unsqueeze(-2) * differences).sum(-1)
     return (probabilities * centred / temperature).flatten()
 
 
 class _Sweep:
-    """How a tensor is cut into blocks, and how sums over a block are taken: for the layer, or for each channel."""
+    """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
 
     def __init__(self, h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int) -> None:
         self.rows, self.k = weights.shape
@@ -110,7 +113,7 @@ class _Sweep:
     def _with_weights(
         self, h: Tensor, weights: Tensor, candidates: dict[int, Candidate]
     ) -> list[tuple[int, Candidate, Tensor | float]]:
-        if self.by_layer and h.device.type == "cpu":  # numbers are the fastest there, and reading them costs nothing
+        if self.by_layer and h.device.type == "cpu":  # Python numbers are fastest there, and need no synchronization
             numbers = weights[0].tolist()
             return [(k, candidate, numbers[k]) for k, candidate in candidates.items()]
         shape = [] if self.by_layer else [1] * h.dim()
@@ -120,7 +123,7 @@ class _Sweep:
         return [(k, candidate, weights[:, k].to(self.dtype).reshape(shape)) for k, candidate in candidates.items()]
 
     def blocks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Matching pieces of tensors that share one dense layout."""
+        """Yield matching blocks of tensors that share one dense layout."""
         size = tensors[0].numel()
         if size == 0:
             return
@@ -138,7 +141,7 @@ class _Sweep:
         return torch.zeros(count, self.rows, self.k, dtype=torch.float64, device=self.device)
 
     def add(self, total: Tensor, values: Tensor, weight: Tensor | float) -> None:
-        """total += weight·values in place; a weight of 0 leaves out what is infinite too."""
+        """Add weight·values to total in place; a zero weight masks infinite values."""
         if isinstance(weight, Tensor):
             total.addcmul_(values.masked_fill(weight == 0, 0) if self.some_zero else values, weight)
         elif weight != 0:
@@ -152,17 +155,10 @@ class _Sweep:
 
 
 def _is_zero(weight: Tensor | float) -> bool:
-    """Whether a candidate has no weight at all; not asked of tensors, whose values may be far away."""
+    """Return whether a weight is known to be 0; reading a tensor would synchronize with its device."""
     return isinstance(weight, float) and weight == 0
 
 
 def dense(h: Tensor) -> Tensor:
-    """h itself where its elements fill its memory without gaps, in any order; otherwise a copy."""
-    expected = 1
-    for stride, size in sorted(zip(h.stride(), h.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return h.clone()
-        expected *= size
-    return h
+    """Return h if it is dense, that is its elements fill their memory without gaps in any order; otherwise a copy."""
+    return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone()

@@ -1,10 +1,11 @@
-"""The routed activation in torch's own differentiable operations, for what needs more than one derivative.
+"""The routed activation in differentiable torch operations, for torch.func and second derivatives.
 
-The operator's backward is written by hand, and torch can look into it neither for torch.func's transforms nor for a
-second derivative. There the blend is computed as it is written, at the cost of time and memory.
+The backward of the custom operators is not differentiable, and torch.func cannot trace it. This fallback supports both,
+at a cost in time and memory.
 
-The probabilities come in without a graph; with ℓ₀ the value of the logits ℓ, p(ℓ) = softmax(log p(ℓ₀) + (ℓ − ℓ₀)/τ) is
-the same function of them as softmax((log π + g)/τ), whatever the noise g was, to every order.
+The probabilities have no graph, so they are rebuilt from the logits ℓ: with ℓ₀ their value, p(ℓ) =
+softmax(log p(ℓ₀) + (ℓ − ℓ₀)/τ) is the same function as softmax((log π + g)/τ) for the noise g that was sampled, in all
+derivatives.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from flexact.candidates import lookup
 
 
 def transforming() -> bool:
-    """Whether torch.func looks at what is done: vmap, grad, jvp and what is made of them."""
+    """Return whether a torch.func transform (vmap, grad, jvp, …) is active."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a tensor is one of torch.func's, whose numbers cannot be read."""
+    """Return whether a tensor is wrapped by a torch.func transform, so that its values cannot be read."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
@@ -37,10 +38,10 @@ def routed_activation(
     alive: Sequence[int],
     channel_dim: int,
 ) -> Tensor:
-    """See `flexact.ops.routed_activation`."""
-    moved = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
-    p = torch.softmax(probabilities.detach().log() + moved, dim=-1)
-    blend = weights.detach() + (p - p.detach())  # when hard: straight-through
+    """Return the blend x. See `flexact.ops.routed_activation`."""
+    change = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
+    p = torch.softmax(probabilities.detach().log() + change, dim=-1)
+    blend = weights.detach() + (p - p.detach())  # straight-through if hard
     wide = h if h.dtype == torch.float64 else h.float()
     shape = [1] * h.dim()
     if weights.shape[0] > 1:
@@ -63,8 +64,8 @@ def gradients(
     alive: Sequence[int],
     channel_dim: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients to h and to the logits, of those needed, which can be differentiated again."""
-    # Of these names alone: h may itself come from the same logits, through an earlier call of the site.
+    """Return the gradients to h and to the logits (None if not needed), with a graph for further derivatives."""
+    # Differentiate with respect to views: h itself may depend on the same logits, through an earlier call of the site.
     h, logits = h.view_as(h), logits.view_as(logits)
     x = routed_activation(h, logits, weights, probabilities, temperature, keys, alive, channel_dim)
     wanted = [tensor for tensor, needed in zip((h, logits), need, strict=True) if needed]

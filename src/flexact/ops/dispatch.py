@@ -1,9 +1,11 @@
-"""Which implementation of the routed activation runs where, and why.
+"""Selects the implementation of the routed activation for a device, and gives the reason.
 
-"triton" is for CUDA tensors (and for any, slowly, under Triton's interpreter). "closed_form" sweeps any tensor in
-blocks; "compiled" is the closed form through torch.compile, several times as fast on a CPU after some seconds of
-compilation for each set of candidates. By default a CPU takes it for large tensors, where there is a C++ compiler. The
-environment variable FLEXACT_KERNELS or `use` forces one.
+- "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
+- "closed_form": plain torch, for any tensor.
+- "compiled": the closed form through torch.compile. It is several times as fast on a CPU, after some seconds of
+  compilation per set of candidates, and the default there for large tensors if a C++ compiler is installed.
+
+The environment variable FLEXACT_KERNELS overrides the default, and `use` overrides both.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 3)
-"""Its built kernels are launched with their constants too."""
+"""Minimum version: from here on, compiled kernels are launched with their constants as arguments."""
 OLDEST_CARD = (7, 5)
-"""tanh.approx came with it."""
+"""Minimum compute capability: the first with the instruction tanh.approx."""
 COMPILED_FROM = 2**20
-"""Elements of a tensor from which on a CPU compiles by default."""
+"""Minimum number of elements for which a CPU uses "compiled" by default."""
 
 
 class Active(NamedTuple):
-    """The implementation that runs, and why no faster one does ("" where it is the fastest)."""
+    """The implementation that runs, and why no faster one does ("" if it is the fastest)."""
 
     name: Kernels
     reason: str
@@ -40,14 +42,15 @@ class Active(NamedTuple):
 
 _forced: Kernels | None = None
 _broken: str = ""
-"""Why Triton was given up during this run."""
+"""Why Triton was disabled in this process."""
 _broken_compiler: str = ""
-"""Why torch.compile was given up during this run."""
+"""Why torch.compile was disabled in this process."""
 
 
 def use(kernels: Kernels) -> None:
-    """Force one implementation from now on, before what FLEXACT_KERNELS says; "auto" takes that back. One that was
-    given up is tried again.
+    """Force an implementation for this process, overriding FLEXACT_KERNELS; "auto" removes the override.
+
+    An implementation that was disabled after a failure is tried again.
 
     >>> use("closed_form"); active(torch.device("cpu")).name
     'closed_form'
@@ -63,12 +66,12 @@ def use(kernels: Kernels) -> None:
 
 
 def wanted() -> Kernels:
-    """What was asked for: by `use`, by FLEXACT_KERNELS, or "auto"."""
+    """Return the requested implementation: from `use`, else from FLEXACT_KERNELS, else "auto"."""
     return _forced if _forced is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def active(device: torch.device | str) -> Active:
-    """What runs on a device's tensors. A custom candidate, or float64, may still take the closed form."""
+    """Return the implementation for a device. Custom candidates and float64 may still fall back to the closed form."""
     device = torch.device(device)
     choice = wanted()
     if choice == "closed_form":
@@ -85,26 +88,26 @@ def active(device: torch.device | str) -> Active:
 
 
 def compiles(h: Tensor) -> bool:
-    """Whether the closed form of this input is compiled: what decides is its size, so that a run repeats."""
+    """Return whether h is computed by "compiled". It depends on the size only, so that runs are reproducible."""
     large_enough = h.numel() >= COMPILED_FROM or wanted() == "compiled"
     return large_enough and active(h.device).name == "compiled"
 
 
 @functools.cache
 def has_compiler() -> bool:
-    """Whether torch.compile finds a C++ compiler on this machine."""
-    named = os.environ.get("CXX")
-    return any(shutil.which(name) for name in ([named] if named else ["g++", "clang++"]))
+    """Return whether torch.compile finds a C++ compiler on this machine."""
+    compiler = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))
 
 
 def why_no_triton(device: torch.device) -> str:
-    """Why Triton's kernels cannot run on a device's tensors; empty where they can."""
-    return _broken or _why_not_here(device, device.type != "cuda" and interpreting())
+    """Return why the Triton kernels cannot run on a device; empty if they can."""
+    return _broken or _why_unsupported(device, device.type != "cuda" and interpreting())
 
 
 @functools.cache
-def _why_not_here(device: torch.device, interpreting: bool) -> str:
-    """What does not change during a run: asked at each call of a site, and slow to find out."""
+def _why_unsupported(device: torch.device, interpreting: bool) -> str:
+    """Return why this machine cannot run the Triton kernels. Cached: every call of a site needs it, and it is slow."""
     if device.type != "cuda" and not interpreting:
         return f"Triton's kernels run on CUDA tensors, not on {device.type}"
     if importlib.util.find_spec("triton") is None:
@@ -114,7 +117,7 @@ def _why_not_here(device: torch.device, interpreting: bool) -> str:
         return f"triton {'.'.join(map(str, version))} is older than {'.'.join(map(str, OLDEST_TRITON))}"
     if device.type == "cuda":
         if torch.version.hip is not None:
-            return "Triton's kernels here are for NVIDIA's cards"
+            return "the Triton kernels support NVIDIA GPUs only"
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CARD:
             return f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST_CARD[0]}.{OLDEST_CARD[1]}"
@@ -122,31 +125,31 @@ def _why_not_here(device: torch.device, interpreting: bool) -> str:
 
 
 def triton_version() -> tuple[int, ...]:
-    """Of the installed Triton, its first two numbers."""
+    """Return the major and minor version of the installed Triton."""
     import triton
 
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 def interpreting() -> bool:
-    """Whether Triton's interpreter is on, which runs kernels on CPU tensors."""
+    """Return whether Triton's interpreter is enabled, which runs kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def give_up_triton(error: BaseException) -> None:
-    """Go on without Triton after a kernel failed to build; said once."""
+    """Disable Triton after a kernel failed to build, and warn once."""
     global _broken
     if not _broken:
         _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken}; flexact goes on with the closed form, which is slower.", stacklevel=2)
+        warnings.warn(f"{_broken}. flexact falls back to the closed form, which is slower.", stacklevel=2)
 
 
 def give_up_compiler(error: BaseException) -> None:
-    """Go on without torch.compile after it failed; said once."""
+    """Disable torch.compile after it failed, and warn once."""
     global _broken_compiler
     if not _broken_compiler:
         _broken_compiler = f"torch.compile failed ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken_compiler}; flexact goes on without it, which is slower.", stacklevel=2)
+        warnings.warn(f"{_broken_compiler}. flexact falls back to eager mode, which is slower.", stacklevel=2)
 
 
 @functools.cache

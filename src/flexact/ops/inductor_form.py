@@ -1,7 +1,7 @@
-"""The closed form written in one piece, for torch.compile to fuse into one loop over the tensor.
+"""The closed form as a single expression that torch.compile fuses into one loop over the tensor.
 
-On a CPU with a C++ compiler it is faster than sweeping in blocks, after some seconds of compilation for each set of
-candidates; so by default it runs for large tensors only.
+On a CPU it is faster than the blocks of `closed_form`, but needs a C++ compiler and some seconds of compilation per set
+of candidates. By default it runs for large tensors only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _numbers = itertools.count()
 def forward(
     h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
 ) -> tuple[Tensor, Tensor]:
-    """See `closed_form.forward`."""
+    """Return the result of `closed_form.forward`, computed through torch.compile."""
     h = dense(h)
-    laid_out, own_weights = _laid_out(h, weights, channel_dim)
-    run = _compiled(_forward, laid_out, tuple(keys), tuple(alive), statistics)
-    x, sums = run(laid_out, own_weights)
-    x = _as(x, h)
+    flat, row_weights = _flattened(h, weights, channel_dim)
+    run = _compiled(_forward, flat, tuple(keys), tuple(alive), statistics)
+    x, sums = run(flat, row_weights)
+    x = _with_layout(x, h)
     if not statistics:
         return x, weights.new_empty(0)
     gathered = weights.new_zeros(2, *weights.shape)
@@ -48,34 +48,34 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `closed_form.backward`."""
+    """Return the result of `closed_form.backward`, computed through torch.compile."""
     h = dense(h)
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
-    laid_out, own_weights = _laid_out(h, weights, channel_dim)
-    run = _compiled(_backward, laid_out, tuple(keys), tuple(alive), need_logits)
-    gradient, sums = run(_laid_out(delta, weights, channel_dim)[0], laid_out, own_weights)
+    flat, row_weights = _flattened(h, weights, channel_dim)
+    run = _compiled(_backward, flat, tuple(keys), tuple(alive), need_logits)
+    gradient, sums = run(_flattened(delta, weights, channel_dim)[0], flat, row_weights)
     if not need_logits:
-        return _as(gradient, h), weights.new_empty(0)
+        return _with_layout(gradient, h), weights.new_empty(0)
     inner = weights.new_zeros(weights.shape)
     inner[:, list(alive)] = sums.to(weights.dtype)
-    return _as(gradient, h), logit_gradient(inner, probabilities, temperature)
+    return _with_layout(gradient, h), logit_gradient(inner, probabilities, temperature)
 
 
-def _laid_out(h: Tensor, weights: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """A dense tensor as it lies in memory, (outer, channels, inner), and the weights as (rows, 1, K) beside it."""
+def _flattened(h: Tensor, weights: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
+    """Return a contiguous view of a dense tensor, (outer, channels, inner), and the weights as (rows, 1, K)."""
     channels = h.shape[channel_dim % h.dim()] if weights.shape[0] > 1 else 1
     inner = h.stride(channel_dim) if channels > 1 else h.numel()
     shape = (-1, channels, inner) if h.numel() else (0, channels, 1)
     return h.as_strided((h.numel(),), (1,)).view(shape), weights.unsqueeze(1)
 
 
-def _as(flat: Tensor, like: Tensor) -> Tensor:
-    """Laid out again as the input was."""
+def _with_layout(flat: Tensor, like: Tensor) -> Tensor:
+    """Return the flat tensor with the shape and strides of `like`."""
     return flat.reshape(-1).as_strided(like.shape, like.stride())
 
 
 def _compiled(function: Callable[..., Any], h: Tensor, *constants: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The function with these constants, compiled once for inputs of h's kind."""
+    """Return the compiled function with these constants, cached by h's dtype and by which of its sizes are 1."""
     return _compiled_for(function, (h.dtype, *(size > 1 for size in h.shape)), constants)
 
 
@@ -87,7 +87,7 @@ def _compiled_for(
         result: tuple[Tensor, Tensor] = function(*tensors, *constants)
         return result
 
-    # Code of its own: torch.compile counts how often one piece of code is compiled, and gives up after a few times.
+    # torch.compile limits how often one code object is recompiled, so every set of constants gets its own.
     own = FunctionType(
         run.__code__.replace(co_name=f"routed_{next(_numbers)}"), run.__globals__, closure=run.__closure__
     )
@@ -100,7 +100,7 @@ def _forward(
     wide = h if h.dtype == torch.float64 else h.float()
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
-    x = _blend(weights, alive, values)
+    x = _weighted_sum(weights, alive, values)
     sums = []
     if statistics & SENSITIVITY:
         slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
@@ -108,8 +108,8 @@ def _forward(
     if statistics & DEVIATION:
         sums.append(torch.stack([_by_row((value - x).square()) for value in values], -1))
     if len(sums) == 1:
-        nothing = torch.zeros_like(sums[0])
-        sums = [sums[0], nothing] if statistics & SENSITIVITY else [nothing, sums[0]]
+        zeros = torch.zeros_like(sums[0])
+        sums = [sums[0], zeros] if statistics & SENSITIVITY else [zeros, sums[0]]
     return x.to(h.dtype), torch.stack(sums) if sums else h.new_empty(0)
 
 
@@ -121,13 +121,13 @@ def _backward(
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
     slopes = [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
-    gradient = upstream * _blend(weights, alive, slopes)
+    gradient = upstream * _weighted_sum(weights, alive, slopes)
     inner = torch.stack([_by_row(upstream * value) for value in values], -1) if need_logits else h.new_empty(0)
     return gradient.to(h.dtype), inner
 
 
-def _blend(weights: Tensor, alive: tuple[int, ...], values: list[Tensor]) -> Tensor:
-    """Σ_k w_k values_k; a weight of 0 leaves out what is infinite too."""
+def _weighted_sum(weights: Tensor, alive: tuple[int, ...], values: list[Tensor]) -> Tensor:
+    """Return Σ_k w_k values_k; a zero weight masks infinite values."""
     total = torch.zeros_like(values[0])
     for k, value in zip(alive, values, strict=True):
         weight = weights[..., k]
@@ -136,5 +136,5 @@ def _blend(weights: Tensor, alive: tuple[int, ...], values: list[Tensor]) -> Ten
 
 
 def _by_row(values: Tensor) -> Tensor:
-    """The sum over everything but the channels."""
+    """Return the sum over all dimensions but the channels."""
     return values.sum((0, 2), dtype=torch.float64)

@@ -6,22 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 INK = "ink"
-"""The colour of text: dark on a light page, light on a dark one."""
+"""The text colour of the page: dark in the light theme, light in the dark theme."""
 
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
-"""Probability from 0 to 1: light to dark, so that it reads without colour too."""
+"""Colour map for probabilities from 0 to 1; it goes from light to dark, so it also works in greyscale."""
 
 SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
-"""Of a panel's marks, in the order of its bars: matplotlib's name and plotly's, so that two in one place both show."""
+"""Marker symbols in the order of a panel's bars, matplotlib's name to plotly's; overlapping marks stay visible."""
 
-# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
-# than the five have dashes too.
+# The paper's five candidates have Okabe and Ito's colours. Colour-blind readers can distinguish these and the next
+# three; all candidates but the five are dashed as well.
 _COLOURS = {
     "relu": "#0072b2",
     "leaky_relu": "#e69f00",
@@ -46,24 +42,24 @@ _SPARE = ("#d81b60", "#1e88e5", "#8d6e63", "#00897b", "#5e35b1", "#f4511e", "#6d
 
 
 def candidate_colours(names: Iterable[str]) -> dict[str, str]:
-    """One colour a candidate, the same in every picture; names of the user's own get spare ones in their order.
+    """Return one colour per candidate, the same in every picture. Custom candidates get spare colours in their order.
 
     >>> candidate_colours(["tanh", "mine"])
     {'tanh': '#cc79a7', 'mine': '#d81b60'}
     """
     names = list(dict.fromkeys(names))
-    own = [name for name in names if name not in _COLOURS]
-    return {name: _COLOURS.get(name) or _SPARE[own.index(name) % len(_SPARE)] for name in names}
+    custom = [name for name in names if name not in _COLOURS]
+    return {name: _COLOURS.get(name) or _SPARE[custom.index(name) % len(_SPARE)] for name in names}
 
 
 def candidate_dash(name: str) -> str:
-    """Solid for the paper's five, dashed for the other built-in candidates, dotted for a user's own."""
+    """Return "solid" for the paper's five candidates, "dash" for other built-in ones and "dot" for custom ones."""
     return "solid" if name in _PAPERS_FIVE else "dash" if name in _COLOURS else "dot"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with a band around it (low, high) where there is one."""
+    """A curve with an optional band (low, high) around it."""
 
     name: str
     x: Sequence[float]
@@ -73,14 +69,14 @@ class Line:
     width: float = 2.0
     band: tuple[Sequence[float], Sequence[float]] | None = None
     star: bool = False
-    """Only marks its points."""
+    """Draw stars at the points instead of a curve."""
     shown: bool = True
-    """False: the page offers it in the legend, switched off at first."""
+    """If False, the page hides the line until it is switched on in the legend."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """One horizontal bar for each row of a panel, with its error (one standard deviation) where there is one."""
+    """One horizontal bar per row of a panel, with optional error bars of one standard deviation."""
 
     name: str
     values: Sequence[float]
@@ -90,14 +86,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Grid:
-    """A heat map: one value for each row of a panel and each column; NaN is an empty cell."""
+    """A heat map with one value per row of a panel and column; NaN is an empty cell."""
 
     columns: Sequence[float] | Sequence[str]
     values: Sequence[Sequence[float]]
     categories: Sequence[tuple[str, str]] = ()
-    """(name, colour): the values are indexes into these. Empty: the values are probabilities."""
+    """(name, colour) pairs that the values index. If empty, the values are probabilities."""
     notes: Sequence[Sequence[str]] = ()
-    """What the page shows on hover instead of the value."""
+    """Text per cell that the page shows on hover instead of the value."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +105,24 @@ class Panel:
     y_label: str = ""
     lines: Sequence[Line] = ()
     rows: Sequence[str] = ()
-    """What the bars or the grid's rows belong to, from top to bottom."""
+    """Labels of the rows of the bars or the grid, from top to bottom."""
     bars: Sequence[Bars] = ()
     marks: bool = False
-    """Of bars: only their ends are drawn, as points on one line a row; for values on both sides of 0."""
+    """Draw only the ends of the bars, as points on one line per row; for values of both signs."""
     stacked: bool = False
     totals: bool = False
-    """Of stacked bars: the sum of each row stands at its end."""
+    """Print the sum of each row at the end of its stacked bars."""
     grid: Grid | None = None
     inset: Sequence[tuple[str, float, str]] = ()
     """Small bars in the upper left corner: (name, probability, colour)."""
     log_values: bool = False
     value_range: tuple[float, float] | None = None
     x_note: str = ""
-    """What there is to know about the x axis: it stands behind its label."""
+    """A remark about the x axis, shown in parentheses after its label."""
 
     @property
     def x_title(self) -> str:
-        """What stands below the x axis."""
+        """The label of the x axis with the remark."""
         return f"{self.x_label} ({self.x_note})" if self.x_note else self.x_label
 
 
@@ -139,17 +135,17 @@ class PictureDescription:
     sentence: str
     panels: Sequence[Panel] = field(repr=False)
     across: int = 3
-    """So many panels side by side at most; 1: each is as wide as the page."""
+    """Maximum number of panels side by side; with 1, each is as wide as the page."""
 
     @property
     def legend(self) -> dict[str, Line | Bars | tuple[str, str]]:
-        """What each name stands for, in the order of appearance."""
+        """The legend entries by name, in order of appearance."""
         entries: dict[str, Line | Bars | tuple[str, str]] = {}
         for panel in self.panels:
             for line in panel.lines:
-                if line.name != panel.title:  # that says it already
+                if line.name != panel.title:  # which already names the line
                     entries.setdefault(line.name, line)
-            if [bars.name for bars in panel.bars] != list(panel.rows):  # these say it already
+            if [bars.name for bars in panel.bars] != list(panel.rows):  # whose labels already name the bars
                 for bars in panel.bars:
                     entries.setdefault(bars.name, bars)
             for name, _, colour in panel.inset:
@@ -160,63 +156,65 @@ class PictureDescription:
 
     @property
     def has_shades(self) -> bool:
-        """Whether a heat map of probabilities is among the panels."""
+        """Whether any panel is a heat map of probabilities."""
         return any(panel.grid is not None and not panel.grid.categories for panel in self.panels)
 
 
 def value_range(panel: Panel) -> tuple[float, float] | None:
-    """The range of a panel's values; on a logarithmic axis one that holds all bars with room on both sides."""
+    """Return the limits of a panel's value axis. On a logarithmic axis they fit all bars, with a margin."""
     if panel.value_range is not None or not panel.log_values or not panel.bars:
         return panel.value_range
     ends = [v + e for bars in panel.bars for v, e in zip(bars.values, bars.errors or bars.values, strict=True) if v > 0]
-    low = [v for bars in panel.bars for v in bars.values if v > 0]
-    if not low:
+    positive = [v for bars in panel.bars for v in bars.values if v > 0]
+    if not positive:
         return None
-    return 10 ** math.floor(math.log10(min(low)) - 0.3), max(ends) * 1.6
+    return 10 ** math.floor(math.log10(min(positive)) - 0.3), max(ends) * 1.6
 
 
 def short_names(names: Sequence[str], most: int = 24) -> list[str]:
-    """Names for an axis: without what all begin with, and the ends of those that are still long. Names whose ends are
-    alike lose what they share there, and stay whole if that does not tell them apart.
+    """Shorten dotted names for an axis.
+
+    The common prefix is removed, and names longer than `most` characters are truncated at the start. If that makes
+    names equal, their common suffix is removed instead; names that are still equal are kept in full.
 
     >>> short_names(["encoder.layer.0.act", "encoder.layer.1.act"])
     ['0.act', '1.act']
     >>> short_names(["encoder.layer.0.intermediate.act", "encoder.layer.1.intermediate.act", "pool"], most=18)
     ['encoder.layer.0…', 'encoder.layer.1…', 'pool']
     """
-    whole = _without_shared_start(names)
-    short = [_end(name, most) for name in whole]
-    for label in _repeated(short):
-        alike = [i for i, other in enumerate(short) if other == label]
-        ends = _without_shared_end([whole[i] for i in alike])
-        for i, end in zip(alike, ends, strict=True):
-            short[i] = _end(end, most - 1) + "…"
-    repeated = _repeated(short)
-    return [name if label in repeated else label for name, label in zip(whole, short, strict=True)]
+    full = _without_common_prefix(names)
+    short = [_truncated(name, most) for name in full]
+    for label in _duplicates(short):
+        equal = [i for i, other in enumerate(short) if other == label]
+        heads = _without_common_suffix([full[i] for i in equal])
+        for i, head in zip(equal, heads, strict=True):
+            short[i] = _truncated(head, most - 1) + "…"
+    duplicates = _duplicates(short)
+    return [name if label in duplicates else label for name, label in zip(full, short, strict=True)]
 
 
-def _without_shared_start(names: Sequence[str]) -> list[str]:
-    """Dotted names without the parts that all of several begin with; the last part of a name always stays."""
+def _without_common_prefix(names: Sequence[str]) -> list[str]:
+    """Remove the leading parts that all dotted names share; the last part of a name is always kept."""
     parts = [name.split(".") for name in names]
-    shared = 0
-    while len(names) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
-        shared += 1
-    return [".".join(p[shared:]) for p in parts]
+    common = 0
+    while len(names) > 1 and all(len(p) > common + 1 and p[common] == parts[0][common] for p in parts):
+        common += 1
+    return [".".join(p[common:]) for p in parts]
 
 
-def _without_shared_end(names: Sequence[str]) -> list[str]:
+def _without_common_suffix(names: Sequence[str]) -> list[str]:
     mirrored = [".".join(reversed(name.split("."))) for name in names]
-    return [".".join(reversed(name.split("."))) for name in _without_shared_start(mirrored)]
+    return [".".join(reversed(name.split("."))) for name in _without_common_prefix(mirrored)]
 
 
-def _end(name: str, most: int) -> str:
+def _truncated(name: str, most: int) -> str:
     return name if len(name) <= most else "…" + name[1 - most :]
 
 
-def _repeated(labels: Sequence[str]) -> set[str]:
+def _duplicates(labels: Sequence[str]) -> set[str]:
     return {label for label, count in Counter(labels).items() if count > 1}
 
 
 def shade_ink(p: float) -> str:
-    """The colour of a number on the shade of a probability."""
+    """Return a text colour that is readable on the shade of a probability."""
     return "#ffffff" if p > 0.5 else "#222222"

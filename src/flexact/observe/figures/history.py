@@ -1,10 +1,10 @@
-"""Pictures of a Recorder's history: what was picked, where and when.
+"""Pictures of a Recorder's history: picks and probabilities per site and step.
 
 >>> history = [{"step": 0, "sites": {"1": {"relu": 0.4, "tanh": 0.6}}, "picks": {"1": "tanh"}, "loss": 1.5}]
 >>> [picture.title for picture in history_pictures(history)]
 ['Pick by site and step', 'Probability by site and step', 'Final pick by depth', 'Recorded numbers']
 
-Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure().savefig("picks.png")``.
+`Picture.figure` returns a matplotlib figure (needs flexact[plots]): ``picks(history).figure().savefig("picks.png")``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from flexact.observe.history_fields import RESERVED
 from flexact.policy.evidence import Contest
 
 MOST_COLUMNS = 300
-"""A heat map shows this many steps at most, evenly taken: more are narrower than a pixel."""
+"""Maximum number of steps in a heat map, evenly spaced; more columns would be narrower than a pixel."""
 UNDECIDED = ("undecided", "#ffffff")
-"""A cell of a site whose first candidates are equally likely, as all are before training."""
+"""Category of a cell in which several candidates are tied, as all are before training."""
 _TIE = 1e-6
-_AFTER = 3
-"""So many records are shown at least after the last site has committed."""
+_RECORDS_AFTER_COMMITMENT = 3
+"""Minimum number of records shown after the last site has committed."""
 
 
 def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
-    """All pictures of a Recorder's history."""
+    """Return all pictures of a Recorder's history."""
     pictures = [picks(history, stem), probabilities(history, stem), final_picks(history, stem)]
     if _numbers(history):
         pictures.append(numbers(history, stem))
@@ -40,11 +40,11 @@ def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history"
 
 
 def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str = "step") -> Picture:
-    """Which candidate leads at each site and step. by: another number that every record has, such as "epoch"."""
+    """Return a heat map of the leading candidate. by: the x axis, a number that every record has, such as "epoch"."""
     sites, candidates, table = _by_site(history)
     if any(by not in entry for entry in history):
-        raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
-    shown, note = _shown(history, by)
+        raise FlexActError(f"some records have no number {by!r}. Add it to every record with record(step, {by}=...).")
+    shown, note = _columns(history, by)
     colours = candidate_colours(candidates)
     categories = [(name, colours[name]) for name in candidates]
     values, notes = [], []
@@ -58,7 +58,7 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
     return Picture(
         f"{stem}-picks",
         f"Pick by site and {by}",
-        "The candidate with the highest probability at each site (first layer on top) as training went on"
+        "The candidate with the highest probability at each site (first layer on top) during training"
         + _channels_note(history),
         [Panel("", by, "", rows=sites, grid=grid, x_note=note)],
         across=1,
@@ -66,9 +66,9 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
 
 
 def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The probability of each candidate by site and step: one heat map a candidate."""
+    """Return one heat map per candidate, with its probability by site and step."""
     sites, candidates, table = _by_site(history)
-    shown, note = _shown(history, "step")
+    shown, note = _columns(history, "step")
     steps = [history[i]["step"] for i in shown]
     panels = [
         Panel(
@@ -83,58 +83,58 @@ def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
-        "How likely each candidate was at each site (first layer on top) as training went on" + _channels_note(history),
+        "The probability of each candidate at each site (first layer on top) during training" + _channels_note(history),
         panels,
     )
 
 
 def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The last record's probabilities, site by site in depth order."""
+    """Return bars of each site's probabilities in the last record, in depth order."""
     sites, candidates, table = _by_site(history)
     colours = candidate_colours(candidates)
     bars = [Bars(name, [table[site][-1].get(name, 0.0) for site in sites], colours[name]) for name in candidates]
     return Picture(
         f"{stem}-final",
         "Final pick by depth",
-        f"Each site's probabilities at step {history[-1]['step']}, the first layer on top: the longest part of a "
-        "bar is its pick" + _channels_note(history),
+        f"The probabilities of each site (first layer on top) at step {history[-1]['step']}; the longest part of a "
+        "bar is the pick" + _channels_note(history),
         [Panel("", "probability", "", rows=sites, bars=bars, stacked=True, value_range=(0.0, 1.0))],
         across=1,
     )
 
 
 def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The numbers that were recorded beside the picks: loss, accuracy."""
+    """Return curves of the numbers recorded with the picks, such as loss and accuracy."""
     panels = []
     for name in _numbers(history):
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
         panels.append(Panel(name, "step", lines=[Line(name, [x for x, _ in points], [y for _, y in points])]))
     if not panels:
         raise FlexActError(
-            "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
+            "this history has no numbers besides the picks. Pass them when you record: record(step, loss=...)."
         )
-    return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
+    return Picture(f"{stem}-numbers", "Recorded numbers", "The numbers recorded with the picks, by step.", panels)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a history says of a site in the end."""
+    """The final state of a site in a history."""
 
     site: str
     pick: str
     probability: float
     margin: float
-    """The pick's probability less the runner-up's."""
+    """The pick's probability minus the runner-up's."""
     runner_up: str | None
     lead: Contest | None
-    """By how much the pick led the runner-up when that was dropped; None of a site that picks by channel."""
+    """The pick's lead over the runner-up when that was dropped; None for a site that picks per channel."""
     decided: bool | None
-    """None: not committed, or recorded by a flexact that did not say."""
+    """None if the site is not committed, or if an older flexact recorded the history."""
     decision: str
 
 
 def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """What became of each site, in depth order."""
+    """Return the final state of each site, in depth order."""
     sites, _, table = _by_site(history)
     decisions: dict[str, Any] = {}
     drops: dict[str, dict[str, Any]] = {}
@@ -154,22 +154,22 @@ def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         if site in decisions:
             second = decisions[site]["runner_up"]
             lead = _contest(drops.get(site, {}).get(second))
-        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _told(p, of_site, site in decisions)))
+        decision = _decision_text(p, of_site, by_channel=site not in decisions)
+        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, decision))
     return rows
 
 
-def _told(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
-    """A decision in words. is_whole: of a site that does not pick by channel."""
+def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], by_channel: bool) -> str:
     if not decisions:
         return "not committed" if probability < 1 else "-"
     count = sum(one["decided"] for one in decisions)
-    if is_whole:
-        return "decided" if count else "undecided"
-    return f"{count} of {len(decisions)} channels decided"
+    if by_channel:
+        return f"{count} of {len(decisions)} channels decided"
+    return "decided" if count else "undecided"
 
 
 def _contest(drop: Mapping[str, Any] | None) -> Contest | None:
-    """The evidence of a drop as a Recorder wrote it."""
+    """Return the evidence of a drop that a Recorder wrote."""
     if drop is None or drop["standard_error"] is None:
         return None
     return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
@@ -179,22 +179,22 @@ _CHANNEL = re.compile(r"(.+):\d+")
 
 
 def _site_of(key: str) -> str:
-    """The site that a key of a record belongs to: without its channel."""
+    """Return the site of a record's key, which is "act" for "act" and for the channel "act:3"."""
     match = _CHANNEL.fullmatch(key)
     return match[1] if match else key
 
 
 def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
     by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
-    return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
+    return ". A site that picks per channel shows the mean over its channels." if by_channel else "."
 
 
 def _by_site(
     history: Sequence[Mapping[str, Any]],
 ) -> tuple[list[str], list[str], dict[str, list[dict[str, float]]]]:
-    """Sites, candidates, and for each site one {candidate: probability} a record, the mean over a site's channels."""
+    """Return the sites, the candidates, and per site one {candidate: mean probability over channels} per record."""
     if not history:
-        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
+        raise FlexActError("the history has no records. Call record(step) on the Recorder during training.")
     sites: dict[str, None] = {}
     candidates: dict[str, None] = {}
     records = []
@@ -219,36 +219,37 @@ def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:
-    """The candidate with the highest probability, or those that share it, and that probability."""
+    """Return the candidate with the highest probability, or all that are tied for it, and that probability."""
     highest = max(probabilities.values(), default=math.nan)
     return [name for name, p in probabilities.items() if highest - p <= _TIE], highest
 
 
 def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
-    """The number of a cell's colour; the one after the last candidate's where several lead."""
+    """Return the category index of a cell: the leader's, or `len(candidates)` in a tie."""
     if not leaders:
         return math.nan
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
 
 
-def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
-    """Which records a heat map shows, and a note about its axis.
+def _columns(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
+    """Return the indexes of the records that a heat map shows, and a note about its x axis.
 
-    Where every site commits early, it ends soon after the last one did, at half as much again, and the note says so.
+    If all sites commit early, the axis is cut off at 1.5 times the time of the last commitment, and the note says so.
     """
-    settled = _settled(history)
-    if settled is not None:
-        start, at = history[0][by], history[settled][by]
+    committed = _first_committed(history)
+    if committed is not None:
+        start, at = history[0][by], history[committed][by]
         end = start + 1.5 * (at - start)
-        count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
+        last = committed + _RECORDS_AFTER_COMMITMENT
+        count = sum(i <= last or entry[by] <= end for i, entry in enumerate(history))
         if count < 0.75 * len(history):
-            told = int(at) if float(at).is_integer() else at
-            return _evenly(count), f"nothing changes after {by} {told}"
-    return _evenly(len(history)), ""
+            label = int(at) if float(at).is_integer() else at
+            return _evenly_spaced(count), f"nothing changes after {by} {label}"
+    return _evenly_spaced(len(history)), ""
 
 
-def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
-    """The first record from which on every site is committed; None where one never is."""
+def _first_committed(history: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the index of the first record in which every site is committed, or None if there is none."""
     last = history[-1]["sites"]
     if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
         return None
@@ -258,8 +259,8 @@ def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
     return index
 
 
-def _evenly(count: int) -> list[int]:
-    """The indexes of at most MOST_COLUMNS records, the first and the last among them."""
+def _evenly_spaced(count: int) -> list[int]:
+    """Return at most MOST_COLUMNS evenly spaced indexes, including the first and the last."""
     if count <= MOST_COLUMNS:
         return list(range(count))
     return [round(i * (count - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)]

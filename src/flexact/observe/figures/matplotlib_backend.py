@@ -1,4 +1,4 @@
-"""Pictures drawn with matplotlib (needs flexact[plots])."""
+"""Renders pictures with matplotlib (needs flexact[plots])."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PAPER_INK = "#222222"
 _DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 _LETTER, _SWATCH = 0.07, 0.7
-"""Inches of a letter in the legend, and of what stands before and after a name."""
+"""Width in inches of a letter in the legend, and of the swatch and spacing around a name."""
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#999999",
@@ -41,10 +41,10 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "flexact",  # the same data give the same file
-    "text.parse_math": False,  # a dollar sign in a layer's name is one
+    "svg.hashsalt": "flexact",  # the same data always give the same file
+    "text.parse_math": False,  # a dollar sign in a layer's name is literal
 }
-"""matplotlib's settings for these pictures; they hold while a figure is drawn and while it is saved."""
+"""matplotlib's rcParams for these pictures; they must be active while a figure is drawn and while it is saved."""
 
 
 def drawn(picture: PictureDescription) -> Figure:
@@ -68,7 +68,7 @@ def drawn(picture: PictureDescription) -> Figure:
             ax.set_axis_off()
         _draw_legend(figure, picture, [ax for ax, panel in zip(axes, picture.panels, strict=False) if panel.grid])
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once: else every savefig does it again, and takes thrice as long
+        figure.set_layout_engine("none")  # otherwise every savefig repeats the layout and takes three times as long
     return figure
 
 
@@ -126,12 +126,10 @@ def _draw_line(ax: Axes, line: Line) -> None:
 def _draw_bars(ax: Axes, panel: Panel) -> None:
     if panel.marks:
         for number, bars in enumerate(panel.bars):
-            aside = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
+            shift = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
             symbol = list(SYMBOLS)[number % len(SYMBOLS)]
-            ax.plot(
-                bars.values, [row + aside for row in range(len(panel.rows))], symbol, color=bars.colour, markersize=6
-            )
-        ax.grid(axis="y", visible=False)
+            at = [row + shift for row in range(len(panel.rows))]
+            ax.plot(bars.values, at, symbol, color=bars.colour, markersize=6)
         return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
@@ -147,7 +145,6 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
     for row, total in enumerate(start if panel.totals else ()):
         ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
-    ax.grid(axis="y", visible=False)
 
 
 def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
@@ -166,7 +163,7 @@ def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
     ax.pcolormesh(_edges(centres), rows, grid.values, cmap=colours, vmin=low, vmax=high, rasterized=True)
     if len(centres) == 1:
         ax.set_xticks(centres)
-    elif all(float(centre).is_integer() for centre in centres):  # there is no step 2.5
+    elif all(float(centre).is_integer() for centre in centres):  # no tick at step 2.5
         ax.locator_params(axis="x", integer=True)
     if named:
         ax.set_xticks(centres, [str(column) for column in grid.columns], rotation=30, ha="right")
@@ -177,7 +174,7 @@ def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
 
 
 def _edges(centres: Sequence[float]) -> list[float]:
-    """Where the cells of a heat map end: half-way between their centres."""
+    """Return the cell boundaries of a heat map, half-way between the centres."""
     if len(centres) == 1:
         return [centres[0] - 0.5, centres[0] + 0.5]
     inner = [(a + b) / 2 for a, b in pairwise(centres)]
@@ -196,7 +193,7 @@ def _draw_legend(figure: Figure, picture: PictureDescription, maps: Sequence[Axe
         figure.colorbar(shades, ax=list(maps), label="probability", shrink=0.8, aspect=30)
     handles: list[Any] = []
     for name, item in picture.legend.items():
-        name = "\u200b" + name if name.startswith("_") else name  # matplotlib leaves out names with an underscore
+        name = "\u200b" + name if name.startswith("_") else name  # matplotlib hides labels that start with "_"
         if isinstance(item, Line):
             colour = _PAPER_INK if item.colour == INK else item.colour
             look: dict[str, Any] = {"linestyle": _DASHES[item.dash]}

@@ -1,7 +1,7 @@
-"""Triton's kernels, differentiable: `routed` and `normalised`.
+"""The Triton kernels as differentiable functions: `routed` and `normalised`.
 
-To torch.compile they are operators that it can look into (`triton_operators`). Outside of it they are autograd
-functions, which take the host a fraction of an operator's time; for the same reason they are called with few arguments.
+Under torch.compile they dispatch to custom operators, which it can trace into (`triton_operators`). In eager mode they
+are autograd functions, whose CPU overhead is a fraction of an operator's and grows with the number of arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Blending", "Norm", "Normalising", "moments", "normalised", "routed"]
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """See `flexact.ops.routed_activation`."""
+    """Return the routed activation of h and its statistics. See `flexact.ops.routed_activation`."""
     if is_traced(h):
         return registration.routed(h, logits, blending, channel_dim)
     x, gathered = _Routed.apply(h, logits, blending, channel_dim)  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> t
 
 
 def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    """The routed activation of norm(y) + residual, and its statistics."""
+    """Return the routed activation of norm(y) + residual and its statistics."""
     if is_traced(y):
         return registration.normalised(y, logits, normalising, blending)
     own, residual, other, _ = normalising
@@ -41,8 +41,10 @@ def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Bl
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel of y, (2, channels), without a graph; the running statistics go on
-    by one step."""
+    """Return the mean and 1/√(variance + ε) of each channel, (2, channels), without a graph.
+
+    The running statistics are updated in place.
+    """
     if is_traced(y):
         found: Tensor = registration.batch_moments(y.detach(), *(running or (None, None, None)), momentum, eps)
         return found
@@ -54,7 +56,7 @@ class _Routed(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
         ctx.keys, ctx.alive, ctx.channel_dim = blending.keys, blending.alive, channel_dim
         ctx.save_for_backward(h, logits, blending.weights, blending.probabilities, blending.temperature)
-        ctx.set_materialize_grads(False)  # the statistics get none
+        ctx.set_materialize_grads(False)  # none for the statistics
         x, gathered = fallback.routed_forward(h, blending, channel_dim)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
@@ -65,7 +67,7 @@ class _Routed(torch.autograd.Function):
             return None, None, None, None
         need_h, need_logits, _, _ = ctx.needs_input_grad
         h, logits, weights, probabilities, temperature = ctx.saved_tensors
-        if torch.is_grad_enabled():  # as create_graph=True has it
+        if torch.is_grad_enabled():  # the backward runs with create_graph=True
             routing = (weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim)
             return (*differentiable.gradients(delta, h, logits, (need_h, need_logits), *routing), None, None)
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
@@ -91,7 +93,7 @@ class _Normalised(torch.autograd.Function):
         ctx.keys, ctx.alive = blending.keys, blending.alive
         norms = (own.moments, weight, bias, None if other is None else other.moments, residual_weight, residual_bias)
         ctx.save_for_backward(y, residual, *norms, *blending[:3])
-        ctx.set_materialize_grads(False)  # the statistics get none
+        ctx.set_materialize_grads(False)  # none for the statistics
         x, gathered = fallback.normalised_forward(y, normalising, blending)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
@@ -100,10 +102,10 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if delta is None:
             return (None,) * 9
-        if torch.is_grad_enabled():  # as create_graph=True has it
+        if torch.is_grad_enabled():  # the backward runs with create_graph=True
             raise FlexActError(
-                "a site that runs in one go with its batch norm has no second derivative, which create_graph=True asks "
-                "for; convert without fuse=True."
+                "create_graph=True was given, but a site that is fused with its batch norm has no second derivative. "
+                "Convert without fuse=True."
             )
         y, residual, moments, weight, bias, residual_moments, residual_weight, residual_bias, *rest = ctx.saved_tensors
         weights, probabilities, temperature = rest
@@ -120,7 +122,7 @@ class _Normalised(torch.autograd.Function):
             to_weight if need[3] else None,
             to_bias if need[4] else None,
             others[0] if need[5] else None,
-            to_bias if need[6] else None,  # the same tensor for both: torch then copies it for the second
+            to_bias if need[6] else None,  # a shared tensor: torch copies it for the second parameter
             None,
             None,
         )

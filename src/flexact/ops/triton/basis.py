@@ -1,11 +1,11 @@
-"""The built-in candidates as Triton functions.
+"""The built-in candidates as linear combinations of basis functions in Triton.
 
-Candidates share parts: leaky_relu is 0.01·h + 0.99·relu(h), elu is relu(h) plus a negative exponential. So a blend is
-computed over a *basis* of functions, each evaluated once, with coefficients folded from the candidates' weights; and a
-sum over a candidate's values, or over its slopes, is the same combination of the basis's sums. Only functions that rise
-everywhere are taken apart, so that |σ′| is the combination of the parts' slopes too.
+Candidates share terms: leaky_relu is 0.01·h + 0.99·relu(h), and elu is relu(h) plus a negative exponential. A blend is
+therefore computed over a *basis* of functions, each evaluated once, with coefficients folded from the candidates'
+weights. A sum over a candidate's values or slopes is the same combination of the sums of the basis functions. Only
+candidates that are increasing everywhere are decomposed, so |σ′| is the combination of the slopes as well.
 
-The functions themselves are in `basis_exact` and, for inputs in half precision on a card, in `basis_fast`.
+The functions are implemented in `basis_exact`, and in `basis_fast` for half-precision inputs on a GPU.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from flexact.ops.triton.basis_parts import (
 )
 
 FEW = 10
-"""Functions that cost next to nothing."""
+"""Maximum size of a basis that is kept while candidates are eliminated; see `blend`."""
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
+"""Candidates that `without_form` has warned about."""
 
 _FORMS: dict[str, dict[int, float]] = {
     "relu": {RELU.value: 1.0},
@@ -66,48 +67,51 @@ _FORMS: dict[str, dict[int, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Blend:
-    """A set of candidates as the kernels take it; `blend` makes each once, so that identity tells them apart.
+    """A set of candidates in the form that the kernels take.
 
-    A kernel is built for a basis, not for the candidates that are in: most sites that dropped different ones share it.
+    `blend` caches the instances, so they are compared by identity. A kernel is compiled per basis, not per set of alive
+    candidates, so sites that eliminated different candidates usually share it.
     """
 
     basis: tuple[int, ...]
-    """The functions to evaluate: those that the candidates still in are made of, or all where they are few."""
+    """The functions to evaluate: those of the alive candidates, or those of all candidates if they are few."""
     forms: tuple[tuple[float, ...], ...]
-    """By function of the basis, then by candidate, in or not: its coefficient."""
+    """Coefficients, indexed by basis function and then by candidate (eliminated ones included)."""
     alive: int
-    """A bit for each candidate that is still in; the weights of others are 0."""
+    """Bit mask of the alive candidates; the weights of the others are 0."""
 
     def constants(self, fast: bool) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...], bool]:
-        """In the order in which every kernel takes them."""
+        """Return the compile-time constants in the order in which every kernel takes them."""
         return self.basis, self.forms, fast
 
 
 def is_fast(h: Tensor) -> bool:
-    """Whether the card's own approximations will do for an input: in half precision."""
+    """Return whether the GPU's approximate instructions are accurate enough for h, which holds in half precision."""
     return h.is_cuda and h.element_size() == 2
 
 
 @functools.cache
 def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of these candidates cannot be evaluated here; said once in the log."""
+    """Return the candidates that have no Triton implementation, and log a warning once for each."""
     missing = tuple(key for key in keys if key not in _FORMS)
-    if news := set(missing) - _said:
-        _said.update(news)
+    if new := set(missing) - _said:
+        _said.update(new)
         _log.warning(
-            "no Triton form of %s: these sites take the closed form, which is slower.", ", ".join(sorted(news))
+            "no Triton kernel for %s: their sites fall back to the closed form, which is slower.",
+            ", ".join(sorted(new)),
         )
     return missing
 
 
 @functools.cache
 def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
-    """The blend of the candidates that are still in.
+    """Return the blend of the alive candidates.
 
-    A few functions hide behind memory: five candidates instead of two are 2 % of a training step (candidates.csv of the
-    overhead study), and kernels for fewer take seconds to build. So few stay until one candidate is left.
+    A basis of at most FEW functions is kept until one candidate is left. The kernels are bound by memory: five
+    candidates instead of two cost 2 % of a training step (candidates.csv of the overhead study), while compiling a
+    kernel for a smaller basis takes seconds.
     """
-    forms = [_FORMS.get(key, {}) for key in keys]  # of one without a form, which is out
+    forms = [_FORMS.get(key, {}) for key in keys]  # empty for custom candidates, which are eliminated here
     every, needed = ({part for k in some for part in forms[k]} for some in (range(len(keys)), alive))
     basis = tuple(sorted(every if len(every) <= FEW and len(alive) > 1 else needed))
     table = tuple(tuple(form.get(part, 0.0) for form in forms) for part in basis)
@@ -116,7 +120,7 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
 
 @triton.jit
 def value(h, PART: tl.constexpr, FAST: tl.constexpr):
-    """One function of the basis."""
+    """Return the value of one basis function."""
     if FAST:
         return fast_value(h, PART)
     else:
@@ -125,19 +129,20 @@ def value(h, PART: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def slope(h, v, PART: tl.constexpr, FAST: tl.constexpr):
-    """Its derivative, given its value; at a kink that of torch's own backward."""
+    """Return the derivative of a basis function from its value v; at a kink it is that of torch's backward."""
     if FAST:
         return fast_slope(h, v, PART)
     else:
         return exact_slope(h, v, PART)
 
 
-# A weight of 0 leaves out what is infinite too, as relu_squared soon is; what is bounded needs no such care.
+# A zero weight masks infinite values, which 0·∞ = NaN would spread; relu_squared overflows soon. Bounded functions skip
+# the mask.
 
 
 @triton.jit
 def weighted_value(weight, v, PART: tl.constexpr):
-    """A weight times the value of a function of the basis."""
+    """Return weight times the value v of a basis function, or 0 if the weight is 0."""
     if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
         return weight * v
     else:
@@ -146,7 +151,7 @@ def weighted_value(weight, v, PART: tl.constexpr):
 
 @triton.jit
 def weighted_slope(weight, d, PART: tl.constexpr):
-    """A weight times its derivative."""
+    """Return weight times the derivative d of a basis function, or 0 if the weight is 0."""
     if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART == SINE:  # noqa: SIM109  # Triton has no `in`
         return weight * tl.where(weight == 0, 0.0, d)
     else:
@@ -155,7 +160,7 @@ def weighted_slope(weight, d, PART: tl.constexpr):
 
 @triton.jit
 def coefficients(weights_ptr, row, k, BASIS: tl.constexpr, FORMS: tl.constexpr):
-    """What each function of the basis is multiplied with, from row `row` of a (rows, k) table of weights."""
+    """Return the coefficient of each basis function, from row `row` of a (rows, k) table of weights."""
     found = ()
     for b in tl.static_range(len(BASIS)):
         total = tl.zeros_like(row).to(tl.float32)

@@ -1,6 +1,6 @@
-"""The functions of the basis in float32, right to about 1e-7 of the larger of 0.1 and the value.
+"""The basis functions in float32, with an error of about 1e-7 relative to max(0.1, |value|).
 
-Every function is written with e = exp(−|h|), which cannot overflow and which the compiler evaluates once for all.
+All are written in terms of e = exp(−|h|), which cannot overflow and which the compiler evaluates only once.
 """
 
 import triton
@@ -29,12 +29,12 @@ _DENSITY_AT_0 = tl.constexpr(0.3989422804014327)
 
 @triton.jit
 def exact_value(h, PART: tl.constexpr):
-    """One function of the basis."""
+    """Return the value of one basis function."""
     e = tl.exp(-tl.abs(h))
     if PART == LINEAR:
         v = h
     elif PART == RELU:
-        v = tl.where(h <= 0, 0.0, h)  # a NaN stays one
+        v = tl.where(h <= 0, 0.0, h)  # propagates NaN
     elif PART == SIGMOID:
         v = _sigmoid(h, e)
     elif PART == TANH:
@@ -49,7 +49,7 @@ def exact_value(h, PART: tl.constexpr):
         near_0 = h * (1 + h * (1 / 2 + h * (1 / 6 + h * (1 / 24 + h * (1 / 120 + h / 720)))))  # where e − 1 cancels
         v = tl.where(h <= 0, tl.where(h > -0.1, near_0, e - 1), 0.0)
     elif PART == SOFTPLUS:
-        small = e * (1 + e * (-1 / 2 + e * (1 / 3 - e / 4)))  # where 1 + e loses e
+        small = e * (1 + e * (-1 / 2 + e * (1 / 3 - e / 4)))  # where rounding 1 + e loses digits of e
         v = tl.where(h <= 0, 0.0, h) + tl.where(e < 0.01, small, tl.log(1 + e))
     elif PART == HARDSWISH:
         v = h * tl.where(h <= -3, 0.0, tl.where(h >= 3, 6.0, h + 3)) * (1 / 6)
@@ -68,7 +68,7 @@ def exact_value(h, PART: tl.constexpr):
 
 @triton.jit
 def exact_slope(h, v, PART: tl.constexpr):
-    """Its derivative, given its value; at a kink that of torch's own backward."""
+    """Return the derivative of a basis function from its value v; at a kink it is that of torch's backward."""
     e = tl.exp(-tl.abs(h))
     if PART == LINEAR:
         d = tl.full(h.shape, 1.0, h.dtype)
@@ -120,14 +120,14 @@ def _tanh(h, e):
 
 @triton.jit
 def _tanh_of_softplus(h, e):
-    """With n = exp(h): (n² + 2n)/(n² + 2n + 2), written so that n cannot overflow."""
+    """Return (n² + 2n)/(n² + 2n + 2) with n = exp(h), written so that n cannot overflow."""
     above = tl.where(h < 0, e * e + 2 * e, 1 + 2 * e)
     return above * (1 / (above + tl.where(h < 0, 2.0, 2 * e * e)))
 
 
 @triton.jit
 def _normal_cdf(h):
-    """Φ(h), by Abramowitz and Stegun's 7.1.26: off by less than 1.5e-7. Its exponential is that of the density."""
+    """Return Φ(h) by Abramowitz and Stegun 7.1.26, with an error below 1.5e-7. It shares its exponential with gelu′."""
     t = 1 / (1 + 0.3275911 * _SQRT_HALF * tl.abs(h))
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     tail = 0.5 * series * tl.exp(-0.5 * h * h)

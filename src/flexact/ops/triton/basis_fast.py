@@ -1,13 +1,14 @@
-"""The functions of the basis for inputs in half precision, with a card's approximate instructions.
+"""The basis functions for half-precision inputs, with the GPU's approximate instructions.
 
-Right to about 11 bits of the larger of 0.1 and the value, and near 0 of the value itself: more than half precision has.
-In the far tails, where a sigmoid or a gelu is nearly 0, fewer bits are right. A site that picks among many candidates
-is bound by arithmetic, so what counts here is the number of instructions. Everything is written with e = exp(−|h|) and
-t = tanh(h/2), which the compiler evaluates once for all.
+They are accurate to about 11 bits relative to max(0.1, |value|), and near 0 relative to the value, which exceeds half
+precision. They are less accurate in the far tails, where a sigmoid or a gelu is nearly 0. A site with many candidates
+is bound by arithmetic, so these functions minimise the number of instructions. All are written in terms of
+e = exp(−|h|) and t = tanh(h/2), which the compiler evaluates only once.
 
-Over all numbers of both half precisions, on an H200, the sine and its slope are off by less than 6e-7 up to |h| = 1e7
-(the sine by 4.2e-4 of itself where it is taken for h, below 0.05), and by 1.1e-5 up to 1e9. Beyond that they are some
-number from −1 to 1: neighbours in bfloat16 are hundreds of thousands of turns apart there.
+Measured on an H200 over all float16 and bfloat16 numbers, the error of the sine and its derivative is below 6e-7 up to
+|h| = 1e7, and below 1.1e-5 up to 1e9. For |h| < 0.05 the sine is replaced by h, with a relative error of 4.2e-4. Beyond
+1e9 the results are arbitrary numbers in [−1, 1]; consecutive bfloat16 numbers are hundreds of thousands of periods
+apart there.
 """
 
 import triton
@@ -33,17 +34,17 @@ from flexact.ops.triton.basis_parts import (
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 _DENSITY = tl.constexpr(0.3989422804014327)
-_TURN = tl.constexpr(6.2831854820251465)  # 2π in float32, and what is missing of it
-_TURN_REST = tl.constexpr(-1.7484556025237907e-07)
+_TWO_PI = tl.constexpr(6.2831854820251465)  # rounded to float32
+_TWO_PI_REST = tl.constexpr(-1.7484556025237907e-07)  # 2π minus the above
 
 
 @triton.jit
 def fast_value(h, PART: tl.constexpr):
-    """One function of the basis."""
+    """Return the value of one basis function."""
     if PART == LINEAR:
         v = h
     elif PART == RELU:
-        v = _at_least_0(h)
+        v = _relu(h)
     elif PART == SIGMOID:
         v = _fast_sigmoid(h)
     elif PART == TANH:
@@ -59,23 +60,24 @@ def fast_value(h, PART: tl.constexpr):
     elif PART == SOFTPLUS:
         v = _fast_softplus(h)
     elif PART == HARDSWISH:
-        v = h * _sixth_part(h)
+        v = h * _hard_sigmoid(h)
     elif PART == RELU6:
-        v = tl.minimum(_at_least_0(h), 6.0, tl.PropagateNan.ALL)
+        v = tl.minimum(_relu(h), 6.0, tl.PropagateNan.ALL)
     elif PART == SOFTSIGN:
         v = h * _fast_reciprocal(1 + tl.abs(h))
     elif PART == RELU_SQUARED:
-        r = _at_least_0(h)
+        r = _relu(h)
         v = r * r
     else:
         tl.static_assert(PART == SINE)
-        v = tl.where(tl.abs(h) < 0.05, h, _fast_sin(_within_half_a_turn(h)))  # the card's is off by 3e-7
+        # The absolute error of the GPU's sine, 3e-7, is too large near 0.
+        v = tl.where(tl.abs(h) < 0.05, h, _fast_sin(_reduced_angle(h)))
     return v
 
 
 @triton.jit
 def fast_slope(h, v, PART: tl.constexpr):
-    """Its derivative, given its value; at a kink that of torch's own backward."""
+    """Return the derivative of a basis function from its value v; at a kink it is that of torch's backward."""
     if PART == LINEAR:
         d = tl.full(h.shape, 1.0, h.dtype)
     elif PART == RELU:
@@ -98,22 +100,22 @@ def fast_slope(h, v, PART: tl.constexpr):
     elif PART == SOFTPLUS:
         d = _fast_sigmoid(h)
     elif PART == HARDSWISH:
-        d = _sixth_part(h) + tl.where(tl.abs(h) >= 3, 0.0, h * (1 / 6))
+        d = _hard_sigmoid(h) + tl.where(tl.abs(h) >= 3, 0.0, h * (1 / 6))
     elif PART == RELU6:
         d = tl.where((h <= 0) | (h >= 6), 0.0, 1.0)
     elif PART == SOFTSIGN:
         reciprocal = _fast_reciprocal(1 + tl.abs(h))
         d = reciprocal * reciprocal
     elif PART == RELU_SQUARED:
-        d = 2 * _at_least_0(h)
+        d = 2 * _relu(h)
     else:
         tl.static_assert(PART == SINE)
-        d = _fast_cos(_within_half_a_turn(h))
+        d = _fast_cos(_reduced_angle(h))
     return d
 
 
 @triton.jit
-def _at_least_0(h):
+def _relu(h):
     return tl.maximum(h, 0.0, tl.PropagateNan.ALL)
 
 
@@ -124,22 +126,22 @@ def _fast_sigmoid(h):
 
 @triton.jit
 def _fast_softplus(h):
-    return _at_least_0(h) + _LN_2 * _fast_log2(1 + _fast_exp(-tl.abs(h)))
+    return _relu(h) + _LN_2 * _fast_log2(1 + _fast_exp(-tl.abs(h)))
 
 
 @triton.jit
 def _fast_normal_cdf(h):
-    """Φ(h), by Abramowitz and Stegun's 7.1.25: off by less than 1.3e-5. Its exponential is that of the density."""
+    """Return Φ(h) by Abramowitz and Stegun 7.1.25, with an error below 1.3e-5. It shares its exponential with gelu′."""
     t = _fast_reciprocal(1 + (0.47047 * 0.7071067811865476) * tl.abs(h))
     tail = t * (0.1740121 + t * (-0.0479399 + t * 0.3739278)) * _fast_exp(-0.5 * h * h)
     return tl.where(h < 0, tail, 1 - tail)
 
 
 @triton.jit
-def _within_half_a_turn(h):
-    """h − 2πn, from −π to π, where the card's sine is most accurate; 2π is subtracted in two parts."""
+def _reduced_angle(h):
+    """Return h − 2πn in [−π, π], where the GPU's sine is most accurate; 2π is subtracted in two parts."""
     n = tl.floor(h * (0.5 / 3.141592653589793) + 0.5)
-    return tl.fma(n, -_TURN_REST, tl.fma(n, -_TURN, h))
+    return tl.fma(n, -_TWO_PI_REST, tl.fma(n, -_TWO_PI, h))
 
 
 @triton.jit
@@ -175,8 +177,8 @@ def _fast_reciprocal(x):
 
 
 @triton.jit
-def _sixth_part(h):
-    """h/6 + 1/2, kept between 0 and 1."""
+def _hard_sigmoid(h):
+    """Return h/6 + 1/2, clamped to [0, 1]."""
     return tl.inline_asm_elementwise(
         "{ .reg .f32 sixth; mov.f32 sixth, 0f3E2AAAAB; fma.rn.sat.f32 $0, $1, sixth, 0f3F000000; }",
         "=f,f", [h], dtype=tl.float32, is_pure=True, pack=1,

@@ -1,4 +1,4 @@
-"""The functions of the basis, numbered: compile-time constants of the kernels."""
+"""Identifiers of the basis functions, as compile-time constants of the kernels."""
 
 import triton.language as tl
 

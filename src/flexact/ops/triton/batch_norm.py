@@ -1,10 +1,10 @@
-"""Batch norm, the residual addition and the routed activation in the same passes, as Triton kernels.
+"""Triton kernels that fuse batch norm, the residual addition and the routed activation.
 
     h = norm(y) + residual,   x = Σ_k w_k σ_k(h)
 
-The residual is left out, or added, or first goes through a batch norm of its own. Forward: one pass for the moments,
-one that reads y and the residual and writes x. Backward computes h again from y, which batch norm keeps anyway: one
-pass for the sums over each channel, one that writes ∂y. Nothing is saved that a ReLU here would not save.
+The residual is optional, and may have a batch norm of its own. The forward is two passes: one computes the moments, one
+reads y and the residual and writes x. The backward recomputes h from y, which batch norm saves anyway, also in two
+passes: one for the sums over each channel, one that writes ∂y. It saves no more tensors than a ReLU would.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constex
 
 
 class Norm(NamedTuple):
-    """A batch norm of one forward: what y is normalised with, and the affine parameters where it has them."""
+    """The moments and the optional affine parameters with which one forward normalises."""
 
     moments: Tensor
     """(2, channels), float32: the mean and 1/√(variance + ε)."""
@@ -57,28 +57,28 @@ class Norm(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In the order in which every kernel takes them; what is not there is never read."""
+        """The tensors in the order in which every kernel takes them; placeholders for missing ones are never read."""
         moments, weight, bias = self
         return moments, moments if weight is None else weight, moments if bias is None else bias
 
 
 class _BackwardPlan(NamedTuple):
-    """What a backward launches, one after the other, and how much it needs for sums."""
+    """The launches of a backward in their order, and the sizes of its buffers."""
 
     sums: Launch
     finish: Launch
     gradients: Launch
     room: int
-    """Partial sums, by channel and then by row of the routing."""
+    """Number of partial sums: first those per channel, then those per row of the routing."""
     results: int
-    """Sums over each channel, then the gradient to the logits."""
+    """Number of results: the sums over each channel, then the gradient to the logits."""
 
 
 def forward(
     y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor, blend: Blend,
     statistics: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x, and its statistics (2, rows, K)."""
+    """Return x and its statistics, (2, rows, K)."""
     tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
     rows, k = weights.shape
     flags = _flags(norm, residual, residual_norm)
@@ -93,10 +93,12 @@ def backward(
     delta: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor,
     probabilities: Tensor, temperature: Tensor, blend: Blend, batch_statistics: bool, need_logits: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """Gradients to y; to the residual, where there is one; and in one flat tensor, which `split_results` takes apart,
-    to bias, weight, the weight of a residual norm and the logits.
+    """Return the gradients to y and to the residual (None without one), and all others in one flat tensor.
 
-    batch_statistics: whether the norms' means and variances are those of y itself, and so depend on it.
+    The flat tensor holds the gradients to bias, weight, the weight of a residual norm and the logits; `split_results`
+    splits it.
+
+    batch_statistics: whether the moments are those of the batch, so that the gradient goes through them.
     """
     tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
     delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
@@ -115,7 +117,7 @@ def backward(
 
 
 def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tuple[Tensor, ...]:
-    """What `backward` found: the gradients to bias, weight, with a residual norm to its weight, and to the logits."""
+    """Split the flat result of `backward` into the gradients to bias, weight, residual weight (if any) and logits."""
     sizes = [channels] * (3 if has_residual_norm else 2)
     return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
 
@@ -123,7 +125,7 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
 def _forward_plan(
     tiles: Tiles, blend: Blend, statistics: int, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
-    """The sweep, what adds up its partial sums, and how many these are."""
+    """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
     sums = statistics_constants(blend, statistics)
     constants = (*blend.constants(fast), *sums, *flags, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
@@ -142,7 +144,7 @@ def _backward_plan(
     grid = (channels + (rows if need_logits else 0),)
     numbers = (by_norm, blend.alive, channels, *tiles.parts(channels), rows, *tiles.parts(rows), k)
     finish = Launch(_finish_backward, grid, numbers, (*blend.constants(fast), count, _FINISH_BLOCK), 1)
-    needed = blend if flags[0] == _NO_RESIDUAL.value else _NOTHING  # ∂h is known: one kernel for all blends
+    needed = blend if flags[0] == _NO_RESIDUAL.value else _NOTHING  # with a residual, ∂h is stored: one kernel for all
     constants = (*needed.constants(fast), batch_statistics, *walk)
     gradients = Launch(_backward, tiles.grid, (*tiles.sizes, k, tiles.numel // channels), constants, WARPS)
     results = count * channels + (rows * k if need_logits else 0)
@@ -150,7 +152,7 @@ def _backward_plan(
 
 
 def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> tuple[int, bool, bool]:
-    """Kind of the residual, and which of the norms are affine."""
+    """Return the kind of the residual, and whether the norm and the residual norm are affine."""
     affine = norm.weight is not None
     if residual is None:
         return _NO_RESIDUAL.value, affine, False
@@ -161,7 +163,7 @@ def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> t
 
 @triton.jit
 def _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE: tl.constexpr):
-    """Mean, rstd, weight·rstd and bias of each column of a tile."""
+    """Return mean, rstd, weight·rstd and bias for each column of a tile."""
     mean = tl.load(moments_ptr + channel, inside, other=0.0)[None, :]
     rstd = tl.load(moments_ptr + channels + channel, inside, other=0.0)[None, :]
     if AFFINE:
@@ -174,7 +176,7 @@ def _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE: 
 
 @triton.jit
 def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.constexpr):
-    """What is added to norm(y), and the residual as it is in memory, less its norm's mean."""
+    """Return the term added to norm(y), and the residual as stored, centred if it has a norm."""
     if RESIDUAL == _NO_RESIDUAL:
         return 0.0, 0.0
     else:
@@ -218,9 +220,9 @@ def _backward_sums(
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The sums of ∂h, ∂h·ŷ and ∂h·r̂ over each channel, and the inner products; ∂h too where the residual needs it.
+    """Store partial sums of ∂h, ∂h·ŷ and ∂h·r̂ per channel and the inner products, and with a residual also ∂h.
 
-    The partial sums of the inner products are behind the others, of which there are `by_norm`.
+    The partial sums of the inner products start at offset `by_norm`, after the others.
     """
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
@@ -257,8 +259,10 @@ def _finish_backward(
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first programs add up a channel each, the others a row of the routing each; the gradient to the logits is
-    left behind the sums."""
+    """Reduce the partial sums: one program per channel, then one per row of the routing.
+
+    The gradient to the logits is stored after the sums over the channels.
+    """
     program = tl.program_id(0)
     if program < channels:
         for i in tl.static_range(COUNT):
@@ -281,9 +285,9 @@ def _backward(
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """∂y = weight·rstd·(∂h − mean(∂h) − ŷ·mean(∂h·ŷ)), and the same for the residual where it has a norm of its own.
+    """Store ∂y = weight·rstd·(∂h − mean(∂h) − ŷ·mean(∂h·ŷ)), and the same for a residual with a norm of its own.
 
-    Without a residual ∂h is computed again from δ, which stands in its place.
+    Without a residual, `to_h_ptr` points to δ and ∂h is recomputed from it.
     """
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)

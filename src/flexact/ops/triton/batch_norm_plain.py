@@ -1,4 +1,4 @@
-"""What `flexact.ops.triton.batch_norm` computes, in plain torch: takes its place where a kernel cannot be built."""
+"""Plain-torch fallback of `batch_norm` and `moments`, used if a kernel cannot be compiled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexact.ops.triton.moments import Running
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel, (2, channels); moves the running statistics."""
+    """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place."""
     variance, mean = torch.var_mean(y.detach().float(), dim=(0, 2, 3), unbiased=False)
     if running is not None:
         running_mean, running_var, batches = running
@@ -23,7 +23,7 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
 
 
 def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
-    """h = norm(y) + residual."""
+    """Return h = norm(y) + residual."""
     h = _normalised(y, norm)[1]
     if residual is not None:
         h = h + (residual if residual_norm is None else _normalised(residual, residual_norm)[1])
@@ -33,7 +33,7 @@ def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm
 def backward(
     to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Gradients to y, to the residual, and to bias, weight and the residual's weight, as in `batch_norm.backward`."""
+    """Return the gradients to y, residual, and [bias, weight, residual weight]. See `batch_norm.backward`."""
     to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
     if residual is None:
         return to_y, None, [to_bias, to_weight]
@@ -44,25 +44,26 @@ def backward(
 
 
 def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """(y − mean)·rstd, and the norm's output, in float32."""
+    """Return (y − mean)·rstd and the output of the norm, in float32."""
     mean, rstd = norm.moments
-    normal = (y.float() - _by_channel(mean)) * _by_channel(rstd)
+    normalised = (y.float() - _per_channel(mean)) * _per_channel(rstd)
     if norm.weight is None or norm.bias is None:
-        return normal, normal
-    return normal, normal * _by_channel(norm.weight) + _by_channel(norm.bias)
+        return normalised, normalised
+    return normalised, normalised * _per_channel(norm.weight) + _per_channel(norm.bias)
 
 
 def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to y, weight and bias."""
-    gradient, normal = to_h.float(), _normalised(y, norm)[0]
-    to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normal).sum((0, 2, 3))
+    """Return the gradients to y, weight and bias."""
+    gradient, normalised = to_h.float(), _normalised(y, norm)[0]
+    to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normalised).sum((0, 2, 3))
     if batch_statistics:
         elements = y.numel() // y.shape[1]
-        gradient = gradient - (_by_channel(to_bias) + normal * _by_channel(to_weight)) / elements
+        gradient = gradient - (_per_channel(to_bias) + normalised * _per_channel(to_weight)) / elements
     rstd = norm.moments[1]
     scale = rstd if norm.weight is None else rstd * norm.weight.float()
-    return (gradient * _by_channel(scale)).to(y.dtype), to_weight, to_bias
+    return (gradient * _per_channel(scale)).to(y.dtype), to_weight, to_bias
 
 
-def _by_channel(values: Tensor) -> Tensor:
+def _per_channel(values: Tensor) -> Tensor:
+    """Return one value per channel, shaped to broadcast against (batch, channels, height, width)."""
     return values.float().view(1, -1, 1, 1)

@@ -1,11 +1,11 @@
-"""Launching a Triton kernel with as little work for the host as can be.
+"""Triton kernel launches with low CPU overhead.
 
-A step of a small network is bound by the host, and Triton's own way to a launch takes longer there than the kernel on
-the card. So what stays the same from call to call is prepared once, as a `Launch`, and a kernel that was built once is
-run directly. What it was specialised on, beside what its launch has, is the key it is found by.
+A training step of a small network is bound by the CPU, where Triton's own launch takes longer than the kernel on the
+GPU. A `Launch` therefore prepares everything that is constant across calls, and calls the launcher of a compiled kernel
+directly. Compiled kernels are cached by the properties of the tensors that Triton specialises on.
 
-Running it directly takes Triton's private launcher. With a Triton whose launcher is not known, or differs from the one
-that is, every launch is an ordinary one.
+The direct call uses Triton's private launcher. If a version of Triton has another launcher, every launch falls back to
+Triton's documented one.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from torch.library import wrap_triton
 from flexact.ops import dispatch
 
 NEWEST_LAUNCHER = (3, 6)
-"""The last Triton whose launcher is known to take what it is called with here."""
+"""The newest Triton whose private launcher is known to work here."""
 
-_OF_THE_CARD = ("CUDA error", "Triton Error [CUDA]")
-"""In messages about the card or an earlier launch on it, not about what is built."""
+_GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
+"""Substrings of errors about the GPU or an earlier launch on it, as opposed to the compilation of a kernel."""
 
 _log = logging.getLogger(__name__)
 
 
 class CannotBuild(Exception):
-    """A kernel does not build on this machine; the cause says why."""
+    """Raised if a kernel cannot be compiled on this machine; the cause gives the reason."""
 
 
 class Launch:
-    """A kernel with all that it takes but its tensors: its grid, the numbers behind the tensors, and the compile-time
-    constants behind these. Called with the tensors, it runs."""
+    """A kernel with its grid and all arguments but the tensors; call it with the tensors to launch it.
+
+    numbers, constants: the runtime and the compile-time arguments, which follow the tensors in this order.
+    """
 
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
         self._interpreted = not isinstance(kernel, triton.JITFunction)
-        self._behind = (*numbers, *constants)
+        self._arguments = (*numbers, *constants)
         self._built: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
         if self._interpreted:
-            self.kernel[self.grid](*tensors, *self._behind)
+            self.kernel[self.grid](*tensors, *self._arguments)
             return
         first = tensors[0]
         if is_traced(first):
-            wrap_triton(self.kernel)[self.grid](*tensors, *self._behind, num_warps=self.warps)
+            wrap_triton(self.kernel)[self.grid](*tensors, *self._arguments, num_warps=self.warps)
             return
         device = first.get_device()
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -62,37 +64,37 @@ class Launch:
             return
         launcher = self._built[key]
         if launcher is None:
-            self._ordinary(tensors)
+            self._launch_documented(tensors)
             return
-        # As Triton's own launch does it, without the hooks of its profiler; with addresses instead of tensors, since it
-        # would ask the driver about each of those.
+        # As in Triton's own launch, but without its profiler hooks, and with addresses instead of tensors, for each of
+        # which it would query the driver.
         run, grid, stream_of, function, metadata = launcher
         try:
-            run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._behind)
+            run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._arguments)
         except Exception as error:
-            if _is_of_the_card(error):
+            if _is_gpu_error(error):
                 raise
             _say_once(f"{type(error).__name__}: {error}")
             self._built[key] = None
-            self._ordinary(tensors)
+            self._launch_documented(tensors)
 
-    def _ordinary(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Launch as Triton documents it; the kernel that was built."""
-        return self.kernel[self.grid](*tensors, *self._behind, num_warps=self.warps)
+    def _launch_documented(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Launch through Triton's documented interface, and return the compiled kernel."""
+        return self.kernel[self.grid](*tensors, *self._arguments, num_warps=self.warps)
 
     def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
-        """Build the kernel, and run it for the first time. Triton's compiler fails with errors of many types."""
+        """Compile the kernel, launch it for the first time, and return its launcher."""
         try:
-            built = self._ordinary(tensors)
-        except Exception as error:
-            if _is_of_the_card(error):
+            built = self._launch_documented(tensors)
+        except Exception as error:  # Triton's compiler raises errors of many types
+            if _is_gpu_error(error):
                 raise
             raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
         return _launcher(built, (*self.grid, 1, 1)[:3])
 
 
 def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """What runs a built kernel directly; None where this Triton's launcher is not known."""
+    """Return the private launcher of a compiled kernel and its arguments, or None if this Triton has another one."""
     if dispatch.triton_version() > NEWEST_LAUNCHER:
         _say_once(f"Triton {triton.__version__} is newer than {'.'.join(map(str, NEWEST_LAUNCHER))}")
         return None
@@ -106,14 +108,15 @@ def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 @functools.cache
 def _say_once(reason: str) -> None:
-    _log.warning("Triton's launcher is not the one known (%s): each launch of a kernel takes the host longer.", reason)
+    """Log once per reason that launches fall back to Triton's documented interface."""
+    _log.warning("unknown Triton launcher (%s): falling back to Triton's own, which has a higher CPU overhead.", reason)
 
 
-def _is_of_the_card(error: Exception) -> bool:
-    """Whether an error is about the card or an earlier launch on it."""
-    return isinstance(error, torch.OutOfMemoryError) or any(one in str(error) for one in _OF_THE_CARD)
+def _is_gpu_error(error: Exception) -> bool:
+    """Return whether an error is about the GPU or an earlier launch on it."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _GPU_ERRORS)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether torch.compile, or another tracer, is looking at what is done with a tensor."""
+    """Return whether torch.compile or another tracer traces the operations on a tensor."""
     return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)

@@ -1,8 +1,8 @@
-"""The mean and variance of each channel of a batch, as Triton kernels.
+"""Triton kernels for the mean and variance of each channel of a batch.
 
-A program walks over tiles. It sums up what stands at each place of them, and its square, less what stands there in the
-first tile; so one value far from the others, wherever it is, spoils the few sums of its place alone. The means and
-squared deviations of all places, and then those of all programs, are merged without cancellation (Chan's formula).
+A program iterates over tiles. For each position in a tile it accumulates the value and its square, shifted by the value
+at that position in the first tile, so an outlier affects the accuracy at its own position only. The means and squared
+deviations of all positions, and then of all programs, are merged with Chan's formula, without cancellation.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from flexact.ops.triton.tiles import (
 
 _FINISH_BLOCK = 256
 Running = tuple[Tensor, Tensor, Tensor]
-"""The running mean and variance of a batch norm, and of how many batches."""
+"""The running mean and variance of a batch norm, and its number of batches."""
 
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    """The mean and 1/√(variance + ε) of each channel, (2, channels); the running statistics, where there are any, go on
-    by one step: by `momentum` of the way, or without one as the average of all steps."""
+    """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place.
+
+    momentum: weight of this batch in the running statistics; None takes the cumulative average.
+    """
     tiles = by_channel(y, 1, MOMENTS)
     sweep, finish, room = tiles.plan(_plan, running is not None, momentum, eps)
     found = y.new_empty((2, tiles.channels), dtype=torch.float32)
@@ -47,7 +49,7 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
 
 
 def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launch, Launch, int]:
-    """The sweep, what merges its parts, and how many numbers these have."""
+    """Return the main launch, the launch that merges its partial results, and the size of their buffer."""
     sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants), WARPS)
     channels = tiles.channels
     numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
@@ -60,8 +62,10 @@ def _sweep(
     y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Of this program's values of each channel, less the channel's first one: how many there are, their sum, and the
-    sum of their squared deviations from their mean."""
+    """Store the count, the sum, and the sum of squared deviations of this program's values per channel.
+
+    The values are shifted by the first value of their channel.
+    """
     if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(batches_ptr, tl.load(batches_ptr) + 1)
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
@@ -90,7 +94,7 @@ def _sweep(
 
 @triton.jit
 def _over_channel(values, LAST: tl.constexpr):
-    """The sum over all places of a tile that belong to one channel, shaped to be subtracted from the tile."""
+    """Return the sum over a tile per channel, shaped to broadcast against the tile."""
     total = tl.sum(values, axis=0, keep_dims=True)
     if LAST:
         return total
@@ -109,10 +113,10 @@ def _finish(
     square = add_up(partials_ptr, 2, 3, channel, channels, parts, per_channel, BLOCK)
     start = 0
     while start < parts * per_channel:
-        part, is_there = part_of(start, channel, channels, parts, per_channel, BLOCK)
-        count = tl.load(partials_ptr + part * 3, is_there, other=0.0)
-        apart = tl.load(partials_ptr + part * 3 + 1, is_there, other=0.0) / tl.maximum(count, 1.0) - off
-        square += tl.sum(count * apart * apart)
+        part, mask = part_of(start, channel, channels, parts, per_channel, BLOCK)
+        count = tl.load(partials_ptr + part * 3, mask, other=0.0)
+        difference = tl.load(partials_ptr + part * 3 + 1, mask, other=0.0) / tl.maximum(count, 1.0) - off
+        square += tl.sum(count * difference * difference)
         start += BLOCK
     mean, variance = tl.load(y_ptr + channel.to(tl.int64) * inner).to(tl.float32) + off, square / elements
     tl.store(found_ptr + channel, mean)

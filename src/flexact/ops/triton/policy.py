@@ -1,17 +1,17 @@
-"""The draw, and the policy's work on the logits, as one Triton kernel each for all sites of a model.
+"""Two Triton kernels that process all sites of a model in one launch: sampling, and the policy's logit step.
 
-Both are a little arithmetic on a table of (rows, K), where a launch costs more than what it computes, and plain torch
-takes some forty of them. `routing.router` and `policy.logit_updates` have the same in plain torch: for reading,
-and as the tests' oracle.
+Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
+forty. `routing.router` and `policy.logit_updates` have the same in plain torch, for readers and as the oracle
+of the tests.
 
-What the sites hold comes as one flat tensor, `values`, for which one concatenation is enough; it has no padding. Two
-tables of integers say where a row finds its own in it:
+The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
+offsets of each row in it:
 
-- layout, (rows, 3): its first number among those of all sites, how many candidates it has, and its temperature;
-- calls, (rows, 3 + most calls of a row): whether it was called, how many statistics are its own, how far behind a
-  call's sensitivities its deviations are, and where the sensitivities of each call begin.
+- layout, (rows, 3): offset of the row's first number, number of candidates, offset of the temperature;
+- calls, (rows, 3 + maximum number of calls): whether the row was called, number of calls, distance from a call's
+  sensitivities to its deviations, and offset of the sensitivities of each call.
 
-No sum goes over rows, so a program needs nothing from the others.
+No sum goes over rows, so programs are independent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from flexact.ops.triton.launch import Launch, is_traced
 from flexact.ops.triton.routed import MOST_CANDIDATES
 
 _ROWS = 8
-"""Of a program."""
+"""Rows per program."""
 _WARPS = 1
-"""Of a program: one alone loads a running average before it stores it, also where two of its threads hold the same."""
+"""Warps per program. With more, a thread could load a running average after another thread has updated it."""
 
-# As in `flexact.routing.corrections` and `flexact.policy.running_gradient`.
+# The same constants as in `flexact.routing.corrections` and `flexact.policy.running_gradient`.
 _TINY = tl.constexpr(1e-30)
 _SMALLEST_SHARE = tl.constexpr(1e-6)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -40,51 +40,51 @@ _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 @dataclass(frozen=True)
 class Rule:
-    """What the policy does to a gradient, in this order."""
+    """The operations that the policy applies to a gradient, in this order."""
 
     normalises: bool
-    """Divides a candidate's share by the root-mean-square of a_k − x."""
+    """Divide a candidate's entry by the root mean square of a_k − x."""
     clips: bool
-    """Bounds a row's norm by `clip`."""
+    """Clip the norm of each row to `clip`."""
     pulls: bool
-    """Adds the gradient of the relative KL,"""
+    """Add the gradient of the relative KL."""
     clips_sensitivity: bool
-    """whose target is made of sensitivities up to `clip`."""
+    """Clip the sensitivities in the KL's target to `clip`."""
     paced: bool
-    """Takes the running mean, in units of the running size and times the step size."""
+    """Replace the gradient by its running mean, divided by its running size and multiplied by the step size."""
     mean_rate: float
-    """How much of a new gradient goes into the running mean,"""
+    """Weight of a new gradient in the running mean."""
     square_rate: float
-    """and of its square into the running square."""
+    """Weight of a new squared gradient in the running square."""
     lam: float | None
-    """λ of the target; None ties it to the temperature."""
+    """λ of the KL's target; None ties it to the temperature."""
     clip: float
 
     @property
     def tied(self) -> bool:
-        """Whether the temperature is read."""
+        """Whether λ is tied to the temperature."""
         return self.pulls and self.lam is None
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """In the order in which the kernel takes them."""
+        """Runtime arguments in the order in which the kernel takes them."""
         return self.mean_rate, self.square_rate, 0.0 if self.lam is None else float(self.lam), float(self.clip)
 
     @property
     def constants(self) -> tuple[bool, ...]:
-        """In the order in which the kernel takes them."""
+        """Compile-time arguments in the order in which the kernel takes them."""
         return self.normalises, self.clips, self.pulls, self.clips_sensitivity, self.tied, self.paced
 
 
 def takes(logits: Tensor, k: int) -> bool:
-    """Whether the kernels have room for K candidates, and nothing looks at what is done with the logits."""
+    """Return whether the kernels support k candidates and these logits, which must not be traced."""
     return k <= MOST_CANDIDATES.value and logits.dtype == torch.float32 and not is_traced(logits)
 
 
 def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """π and p = softmax((log π + g)/τ), each (rows, K).
+    """Return π and p = softmax((log π + g)/τ), each (rows, K).
 
-    values: all logits, then a temperature a site. alive, noise: (rows, K).
+    values: all logits, then one temperature per site. alive, noise: (rows, K).
     """
     pi, p = torch.empty_like(noise), torch.empty_like(noise)
     _draw_launch(*noise.shape)(values, layout, alive, noise, pi, p)
@@ -95,14 +95,15 @@ def direction(
     values: Tensor, size: int, layout: Tensor, calls: Tensor, alive: Tensor, running: tuple[Tensor, Tensor, Tensor],
     q: Tensor, width: Tensor, alpha: Tensor, step_size: Tensor, rule: Rule,
 ) -> Tensor:  # fmt: skip
-    """What the policy makes of the logits' gradients, flat and without padding: in their place or, when paced, to be
-    subtracted from the logits. The running averages go on by one step, in place.
+    """Return the corrected gradients of the logits or, if paced, the steps to subtract from the logits.
 
-    values: all gradients, `size` numbers; then, if λ is tied, a temperature a site; then the statistics of each
+    The result is flat, without padding. The running averages are updated in place.
+
+    values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the statistics of each
     call, (2, its rows, its candidates).
-    calls: not read where the rule needs no statistics.
-    running: the mean (rows, K), the square (rows, 1), and the weights of both (rows, 2).
-    q: (rows, K), what the KL acts on. width: (rows, 1). alpha, step_size: scalars.
+    calls: not read if the rule needs no statistics.
+    running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
+    q: (rows, K), the distribution that the KL acts on. width: (rows, 1). alpha, step_size: scalars.
     """
     found = values.new_empty(size)
     launch = _direction_launch(*alive.shape, calls.shape[1] - 3, rule)
@@ -130,7 +131,7 @@ def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, 
     shifted = logits - tl.max(logits, axis=1, keep_dims=True)
     log_pi = shifted - tl.log(tl.sum(tl.exp(shifted), axis=1, keep_dims=True))
     noise = tl.load(noise_ptr + row * k + column, inside, other=0.0)
-    # Rounded as torch does it: at a low temperature the quotients are large, and their differences decide.
+    # Rounded as in torch: at a low temperature the quotients are large, and the softmax depends on their differences.
     p = _softmax(tl.div_rn(log_pi + noise, _temperature(values_ptr, layout_ptr, row, rows)))
     tl.store(pi_ptr + row * k + column, tl.exp(log_pi), inside)
     tl.store(p_ptr + row * k + column, p, inside)
@@ -167,7 +168,7 @@ def _direction(
         q = tl.load(q_ptr + row * k + column, inside, other=0.0)
         width = tl.load(width_ptr + row, row < rows, other=1).to(tl.float32)
         pulled = gradient + tl.load(alpha_ptr) * size / width * (q - target)
-        gradient = tl.where(called, pulled, gradient)  # a site that was not called has no target
+        gradient = tl.where(called, pulled, gradient)  # a site without a call has no target
     if PACED:
         gradient = tl.load(step_size_ptr) * (gradient / size)
     tl.store(found_ptr + start + column, gradient, own)
@@ -175,7 +176,7 @@ def _direction(
 
 @triton.jit
 def _tile(rows, k, ROWS: tl.constexpr):
-    """This program's rows (ROWS, 1), the columns (1, 16), and which places of the tables these are."""
+    """Return this program's rows (ROWS, 1), the columns (1, 16), and a mask of the positions inside the table."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, MOST_CANDIDATES)[None, :]
     return row, column, (row < rows) & (column < k)
@@ -183,26 +184,26 @@ def _tile(rows, k, ROWS: tl.constexpr):
 
 @triton.jit
 def _own(layout_ptr, row, column, rows):
-    """Where each row begins among the numbers of all sites, and which of the columns it has."""
+    """Return the offset of each row in `values`, and a mask of its columns."""
     start = tl.load(layout_ptr + row * 3, row < rows, other=0)
     return start, column < tl.load(layout_ptr + row * 3 + 1, row < rows, other=0)
 
 
 @triton.jit
 def _temperature(values_ptr, layout_ptr, row, rows):
-    place = tl.load(layout_ptr + row * 3 + 2, row < rows, other=0)
-    return tl.load(values_ptr + place, row < rows, other=1.0)
+    offset = tl.load(layout_ptr + row * 3 + 2, row < rows, other=0)
+    return tl.load(values_ptr + offset, row < rows, other=1.0)
 
 
 @triton.jit
 def _alive(alive_ptr, row, column, inside, rows, k):
-    """Who is still in; everyone in a row behind the last, so that its softmax is one of numbers."""
+    """Return a mask of the alive candidates; all are alive in rows past the last, so that their softmax is finite."""
     return (tl.load(alive_ptr + row * k + column, inside, other=0) != 0) | (row >= rows)
 
 
 @triton.jit
 def _statistics(values_ptr, calls_ptr, row, column, own, rows, most):
-    """Whether each row was called, and the means of its sensitivities and deviations over its calls."""
+    """Return whether each row was called, and its mean sensitivities and deviations over its calls."""
     first = calls_ptr + row * (3 + most)
     called = tl.load(first, row < rows, other=0) != 0
     count = tl.load(first + 1, row < rows, other=0)
@@ -211,15 +212,15 @@ def _statistics(values_ptr, calls_ptr, row, column, own, rows, most):
     deviation = tl.zeros(own.shape, tl.float32)
     call = 0
     while call < most:
-        place = tl.load(first + 3 + call, call < count, other=0) + column
-        sensitivity += tl.load(values_ptr + place, own & (call < count), other=0.0)
-        deviation += tl.load(values_ptr + place + distance, own & (call < count), other=0.0)
+        offset = tl.load(first + 3 + call, call < count, other=0) + column
+        sensitivity += tl.load(values_ptr + offset, own & (call < count), other=0.0)
+        deviation += tl.load(values_ptr + offset + distance, own & (call < count), other=0.0)
         call += 1
     divisor = tl.where(count < 1, 1, count).to(tl.float32)
     return called, sensitivity / divisor, deviation / divisor
 
 
-# `tl.where` bounds a number from one side and leaves a NaN one, as torch's clamp does and `tl.maximum` does not.
+# The bounds below use `tl.where`, which propagates NaN like torch's clamp; `tl.maximum` does not.
 
 
 @triton.jit
@@ -241,7 +242,7 @@ def _clipped(gradient, bound):
 def _updated(
     gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
 ):  # fmt: skip
-    """The running mean and root-mean-square with one more gradient in them, corrected for their short history."""
+    """Update the running averages with a gradient; return its mean and root mean square with bias correction."""
     wide = gradient.to(tl.float64)  # as in `flexact.policy.running_gradient`
     square = tl.sum(wide * wide, axis=1, keep_dims=True) / _remaining(alive)
     mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, inside)
@@ -255,16 +256,16 @@ def _updated(
 
 @triton.jit
 def _averaged(pointer, new, rate, mask):
-    """A running average with something new in it, which is also left behind."""
-    before = tl.load(pointer, mask, other=0.0)
-    average = before + rate * (new - before)
+    """Update a running average in place, and return it."""
+    old = tl.load(pointer, mask, other=0.0)
+    average = old + rate * (new - old)
     tl.store(pointer, average, mask)
     return average
 
 
 @triton.jit
 def _remaining(alive):
-    """How many candidates a row has left, at least 1."""
+    """Return the number of alive candidates of each row, at least 1."""
     count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
     return tl.where(count < 1, 1.0, count)
 

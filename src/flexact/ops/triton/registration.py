@@ -1,4 +1,4 @@
-"""Triton's kernels as operators of torch.library, which torch.compile can look into: what `triton_ops` is there."""
+"""The Triton kernels as torch.library operators, which torch.compile can trace into. `triton_ops` selects them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flexact.ops.triton import fallback
 from flexact.ops.triton.batch_norm import Norm, split_results
 from flexact.ops.triton.fallback import Blending, Normalising
 
-_SEPARATOR = "\n"  # an operator takes one string, not several
+_SEPARATOR = "\n"  # joins the keys, because a custom operator takes no list of strings
 
 
 def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """See `triton_ops.routed`."""
+    """Return the routed activation and its statistics. See `triton_ops.routed`."""
     *routing, keys, alive, statistics = blending
     x, gathered = routed_activation(h, logits, *routing, _SEPARATOR.join(keys), list(alive), channel_dim, statistics)
     return x, gathered
 
 
 def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    """See `triton_ops.normalised`."""
+    """Return the routed activation of norm(y) + residual and its statistics. See `triton_ops.normalised`."""
     own, residual, other, batch_statistics = normalising
     *routing, keys, alive, statistics = blending
     x, gathered = normalised_activation(
@@ -50,7 +50,7 @@ def batch_moments(
     momentum: float | None,
     eps: float,
 ) -> Tensor:
-    """See `triton_ops.moments`."""
+    """Return the moments of each channel. See `triton_ops.moments`."""
     if running_mean is None or running_var is None or batches is None:
         return fallback.moments(y, None, momentum, eps)
     return fallback.moments(y, (running_mean, running_var, batches), momentum, eps)
@@ -68,7 +68,7 @@ def routed_activation(
     channel_dim: int,
     statistics: int,
 ) -> tuple[Tensor, Tensor]:
-    """The routed activation, and its statistics."""
+    """Return the routed activation and its statistics."""
     blending = _blending(weights, probabilities, temperature, keys, alive, statistics)
     return fallback.routed_forward(h, blending, channel_dim)
 
@@ -85,7 +85,7 @@ def routed_activation_backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Its gradients to h and to the logits."""
+    """Return the gradients of the routed activation to h and to the logits."""
     blending = _blending(weights, probabilities, temperature, keys, alive)
     return fallback.routed_backward(delta, h, blending, channel_dim, need_logits)
 
@@ -109,7 +109,7 @@ def normalised_activation(
     statistics: int,
     batch_statistics: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The routed activation of norm(y) + residual, and its statistics."""
+    """Return the routed activation of norm(y) + residual and its statistics."""
     norms = (moments, weight, bias), (residual_moments, residual_weight, residual_bias)
     normalising = _normalising(*norms, residual, batch_statistics)
     blending = _blending(weights, probabilities, temperature, keys, alive, statistics)
@@ -135,7 +135,7 @@ def normalised_activation_backward(
     batch_statistics: bool,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients, as `batch_norm.backward` has them; to a residual that is not there, an empty one."""
+    """Return the gradients as `batch_norm.backward` does, with an empty tensor if there is no residual."""
     norms = (moments, weight, bias), (residual_moments, residual_weight, residual_bias)
     normalising = _normalising(*norms, residual, batch_statistics)
     blending = _blending(weights, probabilities, temperature, keys, alive)
@@ -173,7 +173,7 @@ _ARGUMENTS = (
     *("y", "moments", "weight", "bias"),
     *("residual", "residual_moments", "residual_weight", "residual_bias", "logits"),
 )
-"""The first ones of `normalised_activation`; seven others follow, which need no gradient."""
+"""The first arguments of `normalised_activation`; the other seven need no gradient."""
 
 
 def _keep_normalised(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

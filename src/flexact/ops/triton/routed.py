@@ -1,8 +1,8 @@
-"""The routed activation as Triton kernels: memory is read and written as often as by a ReLU.
+"""Triton kernels of the routed activation, with the memory traffic of a ReLU.
 
-Forward reads h and writes x; backward reads h and δ and writes ∂h. Statistics and inner products are partial sums of
-the same passes, added up by one small kernel in a fixed order, without atomics: the same result every run. Arithmetic
-is in float32. The candidates still in are compile-time constants; probabilities and τ are read from memory.
+The forward reads h and writes x; the backward reads h and δ and writes ∂h. Statistics and inner products are partial
+sums of the same passes. A small kernel reduces them in a fixed order, without atomics, so results are deterministic.
+Arithmetic is in float32. The basis functions are compile-time constants; probabilities and τ are read from memory.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from flexact.ops.triton.tiles import (
 )
 
 _FINISH_BLOCK = 1024
-_FEW = 6
+_FEW_BASIS_FUNCTIONS = 6
 
 MOST_CANDIDATES = tl.constexpr(ops.MOST_CANDIDATES)
-"""Room for all built-in ones in a row of a table, as a power of two."""
+"""Width of a row in a kernel: all built-in candidates, and a power of 2."""
 
 
 def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: int) -> tuple[Tensor, Tensor]:
-    """x = Σ_k w_k σ_k(h), and its statistics (2, rows, K): see `closed_form.forward`."""
+    """Return x = Σ_k w_k σ_k(h) and its statistics, (2, rows, K). See `closed_form.forward`."""
     h, weights = dense(h), weights.contiguous()
     rows, k = weights.shape
     x = torch.empty_like(h)
@@ -68,7 +68,7 @@ def backward(
     channel_dim: int,
     need_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients to h and to the logits, (rows·K,), empty where they are not needed."""
+    """Return the gradients to h and to the logits, (rows·K,), empty if not needed."""
     h, weights = dense(h), weights.contiguous()
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     rows, k = weights.shape
@@ -88,7 +88,7 @@ def backward(
 def _forward_plan(
     tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
-    """The sweep, what adds up its partial sums, and how many these are."""
+    """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
     sums = statistics_constants(blend, statistics)
     constants = (*blend.constants(fast), *sums, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
@@ -98,7 +98,7 @@ def _forward_plan(
 def _backward_plan(
     tiles: Tiles, blend: Blend, need_logits: bool, rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch, int]:
-    """The sweep, what adds up its partial sums, and how many these are."""
+    """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
     constants = (*blend.constants(fast), need_logits, rows > 1, *tiles.constants)
     sweep = Launch(_backward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
     numbers = (blend.alive, rows, k, *tiles.parts(rows))
@@ -107,13 +107,13 @@ def _backward_plan(
 
 
 def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
-    """How many sums a forward leaves behind, and of what."""
+    """Return the number of sums that a forward takes, and whether they are for sensitivities and for deviations."""
     sensitivities, deviations = bool(statistics & SENSITIVITY), bool(statistics & DEVIATION)
     return sensitivities * len(blend.basis) + deviations * len(blend.forms[0]), sensitivities, deviations
 
 
 def finish_statistics(tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Launch | None:
-    """What adds up a forward's partial sums into its statistics; None where none were asked for."""
+    """Return the launch that reduces the partial sums of a forward to its statistics, or None without statistics."""
     if not statistics:
         return None
     numbers = (blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
@@ -122,7 +122,7 @@ def finish_statistics(tiles: Tiles, blend: Blend, statistics: int, rows: int, k:
 
 
 def finished_statistics(finish: Launch | None, partials: Tensor, rows: int, k: int) -> Tensor:
-    """The statistics (2, rows, K) of a forward; empty where none were asked for."""
+    """Return the statistics of a forward, (2, rows, K), empty if none were requested."""
     if finish is None:
         return partials.new_empty(0)
     gathered = partials.new_empty(2, rows, k)
@@ -135,8 +135,8 @@ def _tiles(h: Tensor, rows: int, channel_dim: int, blend: Blend) -> Tiles:
 
 
 def cut_for(blend: Blend) -> Cut:
-    """Of a tensor by channel: programs that keep many sums take long to add them up, so there are fewer of them."""
-    return FEW_SUMS if len(blend.basis) <= _FEW else MANY_SUMS
+    """Return the cut for sums per channel. With many sums, fewer programs keep the final reduction short."""
+    return FEW_SUMS if len(blend.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
 
 
 @triton.jit
@@ -182,7 +182,7 @@ def row_coefficients(
     weights_ptr, channel, inside, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
-    """The coefficients of each column of a tile, or the same for all."""
+    """Return the coefficients for each column of a tile, or one set for all columns."""
     if BY_CHANNEL:
         return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, BASIS, FORMS)
     else:
@@ -195,20 +195,20 @@ def blended(
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
     SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """x, and the sums with this tile's |slopes| and squared deviations in them."""
+    """Return x, and the sums with this tile's |slopes| and squared deviations added."""
     x = tl.zeros_like(h)
     values = ()
-    grown = ()
+    updated = ()
     for b in tl.static_range(len(BASIS)):
         v = value(h, BASIS[b], FAST)
         x += weighted_value(weights[b], v, BASIS[b])
         values = values + (v,)
         if SENSITIVITIES:
             if BASIS[b] == LINEAR:
-                grown = grown + (sums[b],)  # 1 everywhere: known without adding up
+                updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
                 size = tl.abs(slope(h, v, BASIS[b], FAST))
-                grown = grown + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
+                updated = updated + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
     if DEVIATIONS:
         for i in tl.static_range(len(FORMS[0])):
             deviation = -x
@@ -216,24 +216,24 @@ def blended(
                 if FORMS[b][i] != 0:
                     deviation += FORMS[b][i] * values[b]
             square = deviation * deviation
-            before = sums[len(sums) - len(FORMS[0]) + i]
-            grown = grown + (before + (square if EVEN else tl.where(mask, square, 0.0)),)
-    return x, grown
+            old = sums[len(sums) - len(FORMS[0]) + i]
+            updated = updated + (old + (square if EVEN else tl.where(mask, square, 0.0)),)
+    return x, updated
 
 
 @triton.jit
 def differentiated(
     h, delta, weights, sums, BASIS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr
 ):  # fmt: skip
-    """δ·Σ w σ′(h), and the sums with this tile's inner products ⟨δ, σ(h)⟩ in them."""
+    """Return δ·Σ w σ′(h), and the sums with this tile's inner products ⟨δ, σ(h)⟩ added."""
     total = tl.zeros_like(h)
-    grown = ()
+    updated = ()
     for b in tl.static_range(len(BASIS)):
         v = value(h, BASIS[b], FAST)
         total += weighted_slope(weights[b], slope(h, v, BASIS[b], FAST), BASIS[b])
         if NEED_LOGITS:
-            grown = grown + (sums[b] + delta * v,)
-    return delta * total, grown
+            updated = updated + (sums[b] + delta * v,)
+    return delta * total, updated
 
 
 @triton.jit(do_not_specialize=["alive", "parts", "elements"])
@@ -257,9 +257,9 @@ def _finish_statistics(
         for i in tl.static_range(len(FORMS[0])):
             total = add_up(partials_ptr, COUNT - len(FORMS[0]) + i, COUNT, row, rows, parts, per_row, BLOCK)
             deviations = tl.where(column == i, total / elements, deviations)
-    is_in = ((alive >> column) & 1) == 1
-    tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
-    tl.store(gathered_ptr + (rows + row) * k + column, tl.where(is_in, deviations, 0.0), column < k)
+    is_alive = ((alive >> column) & 1) == 1
+    tl.store(gathered_ptr + row * k + column, tl.where(is_alive, sensitivities, 0.0), column < k)
+    tl.store(gathered_ptr + (rows + row) * k + column, tl.where(is_alive, deviations, 0.0), column < k)
 
 
 @triton.jit(do_not_specialize=["alive", "parts"])
@@ -279,19 +279,19 @@ def logit_gradient(
     found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr,
 ):  # fmt: skip
-    """(p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 for who is out."""
+    """Store (p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 if eliminated."""
     column = tl.arange(0, MOST_CANDIDATES)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
-    # Who has no part gets none, even of an infinite output.
+    # Mask the inner products where p = 0, because 0·∞ would be NaN.
     inner = tl.where((((alive >> column) & 1) == 1) & (p != 0), combined(found, BASIS, FORMS), 0.0)
-    apart = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
-    gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * apart, axis=1)
+    differences = tl.expand_dims(inner, 1) - tl.expand_dims(inner, 0)
+    gradient = p / tl.load(temperature_ptr) * tl.sum(tl.expand_dims(p, 0) * differences, axis=1)
     tl.store(to_logits_ptr + row * k + column, gradient, column < k)
 
 
 @triton.jit
 def combined(found, BASIS: tl.constexpr, FORMS: tl.constexpr):
-    """The candidates' sums, from those of the basis; of one that is out, something else."""
+    """Return the sums of the candidates from those of the basis; entries of eliminated candidates are arbitrary."""
     column = tl.arange(0, MOST_CANDIDATES)
     total = tl.zeros([MOST_CANDIDATES], tl.float32)
     for b in tl.static_range(len(BASIS)):

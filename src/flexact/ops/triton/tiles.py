@@ -1,8 +1,9 @@
-"""How the kernels walk over a tensor.
+"""How the kernels split a tensor into tiles.
 
-Every dense tensor is, in its memory, (outer, channels, inner): a channels-last one has inner = 1, a contiguous one
-inner = height·width; where channels do not matter it is rows of a tile's length. A program takes one tile of columns
-and every so-manieth tile of rows, and leaves partial sums behind, which are added up in a fixed order.
+In memory, every dense tensor is (outer, channels, inner): a channels-last one has inner = 1, a contiguous one
+inner = height·width. Where channels do not matter, it is split into rows of a tile's width. A program processes one
+column of tiles and every n-th row of them, with n programs per column. It stores partial sums, which a second kernel
+reduces in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,24 +21,23 @@ from torch import Tensor
 
 WARPS = 4
 MOST_PLANS = 256
-"""That are kept for tensors of one size."""
+"""Maximum number of cached plans per tensor size."""
 
 Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """How a tensor is cut up; there are the few below, known by identity."""
+    """Launch parameters of a kind of kernel. The instances below are compared by identity."""
 
     tile: int
-    """Elements a tile."""
+    """Elements per tile."""
     programs: int
-    """About how many programs a launch has: so many that a card is filled, and so few that the partial sums are."""
+    """Approximate number of programs: enough to fill a GPU, and few enough to keep the number of partial sums small."""
 
 
 STAGES = tl.constexpr(4)
-"""Tiles that a program has under way at once: loads of the next ones go on while one is computed. Measured on an H200,
-as are the cuts."""
+"""Pipeline stages: the next tiles are loaded while one is computed. Tuned on an H200, as are the cuts."""
 FLAT = Cut(1024, 132 * 4)
 FEW_SUMS = Cut(1024, 132 * 3)
 MANY_SUMS = Cut(1024, 132 * 2)
@@ -46,7 +46,7 @@ MOMENTS = Cut(2048, 132 * 2)
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """How one tensor is walked over. By channel, sums are kept apart for each channel."""
+    """How one tensor is split into tiles, with sums over the whole tensor or per channel."""
 
     numel: int
     outer: int
@@ -60,27 +60,27 @@ class Tiles:
     _plans: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
 
     def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
-        """What is prepared for walks like this one: `make` of these tiles and choices, made once."""
+        """Return `make(self, *choices)`, cached."""
         try:
-            found: Plan | None = self._plans.get((make, choices))
-        except TypeError:  # a compiler's symbol has no hash
+            plan: Plan | None = self._plans.get((make, choices))
+        except TypeError:  # a symbolic number of torch.compile is not hashable
             return make(self, *choices)
-        if found is None:
-            if len(self._plans) >= MOST_PLANS:  # a momentum that changes from step to step makes one each
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:  # a momentum that changes every step adds one each time
                 self._plans.clear()
-            found = self._plans[make, choices] = make(self, *choices)
-        return found
+            plan = self._plans[make, choices] = make(self, *choices)
+        return plan
 
     @cached_property
     def columns(self) -> int:
-        """Tiles side by side."""
+        """Number of columns of tiles."""
         if self.last:
             return triton.cdiv(self.channels, self.block_j)
         return self.channels * triton.cdiv(self.inner, self.block_j)
 
     @cached_property
     def splits(self) -> int:
-        """Programs that share a column of tiles."""
+        """Number of programs per column of tiles."""
         return max(1, min(triton.cdiv(self.outer, self.block_a), self.programs // self.columns))
 
     @cached_property
@@ -89,24 +89,24 @@ class Tiles:
 
     @cached_property
     def even(self) -> bool:
-        """Whether no tile hangs over the edge."""
+        """Whether the tiles cover the tensor exactly, so that no mask is needed."""
         width = self.channels if self.last else self.inner
-        whole = self.outer * self.channels * self.inner == self.numel
-        return whole and self.outer % self.block_a == 0 and width % self.block_j == 0
+        exact = self.outer * self.channels * self.inner == self.numel
+        return exact and self.outer % self.block_a == 0 and width % self.block_j == 0
 
     def room(self, count: int) -> int:
-        """Numbers in `count` partial sums of every program, and of every channel of it."""
+        """Return the buffer size for `count` partial sums per program and channel."""
         return self.splits * (self.channels if self.last else self.columns) * count
 
     def parts(self, rows: int) -> tuple[int, int]:
-        """Of how many parts a row's sum consists: (parts, per_row), as `add_up` takes them."""
+        """Return (parts, per_row), the numbers of partial sums per row that `add_up` takes."""
         if rows == 1:
             return self.splits * self.columns, 1
         return self.splits, 1 if self.last else self.columns // self.channels
 
     @cached_property
     def constants(self) -> tuple[bool, int, int, bool]:
-        """In the order in which every kernel takes them."""
+        """Compile-time constants in the order in which every kernel takes them."""
         return self.last, self.block_a, self.block_j, self.even
 
     @cached_property
@@ -115,13 +115,13 @@ class Tiles:
 
 
 def flat(h: Tensor, cut: Cut) -> Tiles:
-    """A dense tensor whose channels do not matter."""
+    """Return the tiles of a dense tensor whose channels do not matter."""
     numel = h.numel()
-    return (_flat if isinstance(numel, int) else _flat.__wrapped__)(numel, cut)  # a compiler's symbol has no hash
+    return (_flat if isinstance(numel, int) else _flat.__wrapped__)(numel, cut)  # a symbolic number is not hashable
 
 
 def by_channel(h: Tensor, channel_dim: int, cut: Cut) -> Tiles:
-    """A dense tensor in any order of its dimensions."""
+    """Return the tiles of a dense tensor with sums per channel; its dimensions may have any order in memory."""
     numel, channels = h.numel(), h.shape[channel_dim]
     make = _by_channel if isinstance(numel, int) else _by_channel.__wrapped__
     return make(numel, channels, h.stride(channel_dim) if channels > 1 else numel, cut)
@@ -144,18 +144,18 @@ def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
 
 
 def _power_of_2(size: int, most: int) -> int:
-    """The smallest power of 2 that is not under a size, up to `most`; a compiler's symbol is only compared with it."""
+    """Return the next power of 2 of a size, at most `most`. A symbolic size is only compared if it is large."""
     return most if size >= most else triton.next_power_of_2(int(size))
 
 
 def dense(h: Tensor) -> Tensor:
-    """h itself where its elements fill its memory without gaps, in any order; otherwise a copy."""
+    """Return h if its elements fill their memory without gaps, in any order; otherwise a contiguous copy."""
     return h if torch.ops.aten.is_non_overlapping_and_dense(h) else h.clone(memory_format=torch.contiguous_format)
 
 
 @triton.jit
 def columns(tile, channels, inner, LAST: tl.constexpr, BLOCK_J: tl.constexpr):
-    """The channel of each column of a tile, its place in a row, and whether there is one."""
+    """Return the channel of each element in a row of a tile, its offset, and a mask of those inside the tensor."""
     j = tl.arange(0, BLOCK_J)
     if LAST:
         channel = tile * BLOCK_J + j
@@ -169,7 +169,7 @@ def columns(tile, channels, inner, LAST: tl.constexpr, BLOCK_J: tl.constexpr):
 
 @triton.jit
 def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.constexpr):
-    """Where the elements of a tile are, and whether they are there."""
+    """Return the offsets of a tile's elements, and a mask of those inside the tensor."""
     a = tl.cast(row_tile, tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
     offset = a[:, None] * channels * inner + column[None, :]
     return offset, (a < outer)[:, None] & inside[None, :] & (offset < numel)
@@ -177,7 +177,7 @@ def places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A: tl.
 
 @triton.jit
 def load(pointer, offset, mask, EVEN: tl.constexpr):
-    """A tile in float32, 0 where there is nothing."""
+    """Return a tile in float32, with 0 outside the mask."""
     if EVEN:
         return tl.load(pointer + offset).to(tl.float32)
     else:
@@ -186,7 +186,7 @@ def load(pointer, offset, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def store(pointer, offset, values, mask, EVEN: tl.constexpr):
-    """Leave a tile behind."""
+    """Store a tile."""
     if EVEN:
         tl.store(pointer + offset, values)
     else:
@@ -195,39 +195,38 @@ def store(pointer, offset, values, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def zeros(count: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr):
-    """Accumulators, one a sum."""
-    found = ()
+    """Return `count` accumulators, each a tile of zeros."""
+    accumulators = ()
     for _ in tl.static_range(count):
-        found = found + (tl.zeros([BLOCK_A, BLOCK_J], tl.float32),)
-    return found
+        accumulators = accumulators + (tl.zeros([BLOCK_A, BLOCK_J], tl.float32),)
+    return accumulators
 
 
 @triton.jit
 def store_sum(partials_ptr, total, i, count, channel, inside, channels, LAST: tl.constexpr, BY_CHANNEL: tl.constexpr):
-    """Leave sum number i of `count` behind, of this program or of each of its channels."""
+    """Store partial sum i of `count`, for this program or for each of its channels."""
     tile, split = tl.program_id(0), tl.program_id(1)
     if LAST and BY_CHANNEL:
         tl.store(partials_ptr + (split * channels + channel) * count + i, tl.sum(total, axis=0), inside)
     else:
-        place = split * tl.num_programs(0) + tile
-        tl.store(partials_ptr + place * count + i, tl.sum(tl.sum(total, axis=1), axis=0))
+        program = split * tl.num_programs(0) + tile
+        tl.store(partials_ptr + program * count + i, tl.sum(tl.sum(total, axis=1), axis=0))
 
 
 @triton.jit
 def add_up(partials_ptr, i, count, row, rows, parts, per_row, BLOCK: tl.constexpr):
-    """Sum number i of a row, over the (parts, rows, per_row) programs that left a part of it."""
+    """Return sum i of a row: the total of its partial sums, which are stored as (parts, rows, per_row)."""
     total = tl.zeros([BLOCK], tl.float32)
     start = 0
     while start < parts * per_row:
-        part, is_there = part_of(start, row, rows, parts, per_row, BLOCK)
-        total += tl.load(partials_ptr + part * count + i, is_there, other=0.0)
+        part, mask = part_of(start, row, rows, parts, per_row, BLOCK)
+        total += tl.load(partials_ptr + part * count + i, mask, other=0.0)
         start += BLOCK
     return tl.sum(total)
 
 
 @triton.jit
 def part_of(start, row, rows, parts, per_row, BLOCK: tl.constexpr):
-    """Which of the (parts, rows, per_row) programs left the parts of a row from number `start` on, and whether there
-    are so many."""
+    """Return the indexes of BLOCK partial sums of a row, from number `start` on, and a mask of those that exist."""
     n = start + tl.arange(0, BLOCK)
     return ((n // per_row) * rows + row) * per_row + n % per_row, n < parts * per_row
