@@ -38,23 +38,23 @@ NEVER_ANEW = "m and s not begun anew each round"
 UNDIVIDED = "α not divided by the width"
 VARIANTS = {
     "default": DEFAULT,
-    "no KL": replace(DEFAULT, correction="none"),
-    "α halved": replace(DEFAULT, alpha=0.65),
-    "α doubled": replace(DEFAULT, alpha=2.6),
-    UNDIVIDED: replace(DEFAULT, alpha=1.3 * 16),
-    "no settling after a drop": replace(DEFAULT, settle=0.0),
-    "settling for 75 % of a round": replace(DEFAULT, settle=0.75),
+    "no KL": DEFAULT.with_policy(correction="none"),
+    "α halved": DEFAULT.with_policy(alpha=0.65),
+    "α doubled": DEFAULT.with_policy(alpha=2.6),
+    UNDIVIDED: DEFAULT.with_policy(alpha=1.3 * 16),
+    "no settling after a drop": DEFAULT.with_policy(settle=0.0),
+    "settling for 75 % of a round": DEFAULT.with_policy(settle=0.75),
     NEVER_ANEW: DEFAULT,
-    "pace halved": replace(DEFAULT, pace=5.0),
-    "pace doubled": replace(DEFAULT, pace=20.0),
+    "pace halved": DEFAULT.with_policy(pace=5.0),
+    "pace doubled": DEFAULT.with_policy(pace=20.0),
     "rounds of any length": replace(DEFAULT, round_steps="fill"),
     "rounds of 200 steps at most": replace(DEFAULT, round_steps=200),
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),
     "no elimination, one pick at 70 %": replace(DEFAULT, eliminate="none"),
-    "logits left to Adam at 0.01": replace(DEFAULT, logit_step="optimizer"),
+    "logits left to Adam at 0.01": DEFAULT.with_policy(logit_step="optimizer"),
     "half of the candidates dropped per round": replace(DEFAULT, eliminate="half"),
     "no rewind": replace(DEFAULT, rewind=False),
-    "Gumbel noise on": replace(DEFAULT, noise=1.0),
+    "Gumbel noise on": DEFAULT.with_policy(noise=1.0),
 }
 
 

@@ -70,9 +70,15 @@ def outcome(reading: Reading) -> Outcome:
     return {alpha: _trained(reading.seeds, truths, alpha=alpha, **reading.fields) for alpha, truths in CELLS.items()}
 
 
+def _config(fields: dict[str, Any]) -> FlexConfig:
+    """The paper's config with the fields of a reading, all but one of which are the policy's."""
+    policy = {name: value for name, value in fields.items() if name != "commit_at"}
+    return FlexConfig.paper(commit_at=fields["commit_at"], granularity="channel").with_policy(**policy)
+
+
 def _trained(seeds: int, truths: tuple[str, ...], **fields: Any) -> dict[str, tuple[float, int]]:
     cells = [Cell(truth, seed) for truth in truths for seed in range(seeds)]
-    site = FlexAct(config=FlexConfig.paper(**fields, granularity="channel"), channels=len(cells))
+    site = FlexAct(config=_config(fields), channels=len(cells))
     found = list(zip(cells, train(Task(), cells, site, EPOCHS).mse, site.picks, strict=True))
     return {
         truth: (

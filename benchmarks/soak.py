@@ -88,7 +88,7 @@ def samples(run: str, steps: int, every: int) -> Iterator[Sample]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     relu, routed = _network(), _network()
-    config = flexact.FlexConfig(noise=1.0, alpha=0.3, alpha_kind="absolute", **POLICIES[run])
+    config = flexact.FlexConfig(policy=flexact.Policy(noise=1.0, alpha=0.3, alpha_kind="absolute"), **POLICIES[run])
     routed = flexact.convert(routed, config=config)
     optimizer = torch.optim.SGD(flexact.param_groups(routed, weight_decay=5e-4), lr=0.01, momentum=0.9)
     plain_optimizer = torch.optim.SGD(relu.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexConfig
-from flexact.ops import SENSITIVITY, dispatch, reference, routed_activation
+from flexact import FlexConfig, Policy
+from flexact.ops import dispatch, reference, routed_activation
 from flexact.routing import layer
 
 pytestmark = [
@@ -88,7 +88,7 @@ def trained(
 def test_two_runs_with_one_seed_give_the_same_bits(fuse: bool, granularity: Any, resnets: ModuleType) -> None:
     states = []
     for _ in range(2):
-        config = FlexConfig(noise=1.0, granularity=granularity)
+        config = FlexConfig(granularity=granularity, policy=Policy(noise=1.0))
         images = torch.randn(2, 3, 16, 16) if granularity == "channel" else None
         model = resnet(resnets, fuse, config=config, example_inputs=images)
         trained(model, 12)
@@ -106,17 +106,18 @@ def by_the_reference(h: Tensor, logits: Tensor, *rest: Any) -> tuple[Tensor, Ten
     x = reference.routed_activation(
         h, logits.view(rows, k), torch.zeros_like(p), temperature, keys, left, channel_dim=channel_dim
     )
-    gathered = torch.zeros(2, rows, k, device=h.device)
-    if statistics & SENSITIVITY:
-        gathered[0] = reference.mean_sensitivity(h, keys, rows, channel_dim) * left
-    return x, gathered if statistics else gathered.new_empty(0)
+    if not statistics:
+        return x, x.new_empty(0)
+    return x, reference.mean_sensitivity(h, keys, rows, channel_dim) * left
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 def test_a_hundred_steps_end_at_the_references_loss(
     fuse: bool, resnets: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = FlexConfig.paper(noise=0.0)  # a paced step follows the sign of a gradient, and so of its rounding
+    config = FlexConfig.paper(
+        policy=Policy.paper(noise=0.0)
+    )  # a paced step follows the sign of a gradient, and so of its rounding
     ours = trained(resnet(resnets, fuse, config=config), 100, lr=GENTLE, batches=1)
     assert dispatch.active(CARD).name == "triton"
     monkeypatch.setattr(dispatch, "_forced", "closed_form")
@@ -144,7 +145,9 @@ def test_a_fused_resnet_18_is_extracted_as_the_plain_network(spelling: str, resn
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_mixed_precision_trains_as_float32_does(dtype: torch.dtype, resnets: ModuleType) -> None:
-    config = FlexConfig.paper(noise=0.0)  # a paced step follows the sign of a gradient, and so of its rounding
+    config = FlexConfig.paper(
+        policy=Policy.paper(noise=0.0)
+    )  # a paced step follows the sign of a gradient, and so of its rounding
     model, twin = resnet(resnets, True, config=config), resnet(resnets, True, config=config)
 
     def in_half(images: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ def one_call(h: Tensor) -> tuple[Tensor, ...]:
     logits = torch.zeros(3, device=h.device, requires_grad=True)
     p = torch.tensor([[0.5, 0.3, 0.2]], device=h.device)
     one = torch.ones((), device=h.device)
-    x, gathered = routed_activation(h, logits, p, p, one, names, range(3), statistics=SENSITIVITY)
+    x, gathered = routed_activation(h, logits, p, p, one, names, range(3), statistics=True)
     return x.detach(), gathered, *torch.autograd.grad(x.square().sum(), (h, logits))
 
 
@@ -287,7 +290,7 @@ def test_more_elements_than_32_bits_count(layout: str) -> None:
     delta = torch.empty_like(h).normal_()
     logits = torch.zeros(rows * 2, device=CARD, requires_grad=True)
     p, one = torch.softmax(torch.randn(rows, 2, device=CARD), -1), torch.ones((), device=CARD)
-    x, gathered = routed_activation(h, logits, p, p, one, names, range(2), statistics=SENSITIVITY)
+    x, gathered = routed_activation(h, logits, p, p, one, names, range(2), statistics=True)
     to_h, to_logits = torch.autograd.grad(x, (h, logits), delta)
     channel = torch.arange(rows, device=CARD).view(-1, *(1,) * (len(shape) - 2)).expand(shape[1:]) if rows > 1 else None
     for start in (0, 2**30 - 500, 2**31 - 500, h.numel() - 1000):
@@ -314,7 +317,10 @@ def test_batch_norm_of_more_elements_than_32_bits_count(layout: torch.memory_for
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("needs 60 GiB of memory")
     torch.manual_seed(0)
-    site, norm = flexact.FlexAct(config=FlexConfig(noise=0.0)).to(CARD), nn.BatchNorm2d(64, momentum=1.0).to(CARD)
+    site, norm = (
+        flexact.FlexAct(config=FlexConfig(policy=Policy(noise=0.0))).to(CARD),
+        nn.BatchNorm2d(64, momentum=1.0).to(CARD),
+    )
     y = (
         torch.empty(520, 64, 256, 256, dtype=torch.bfloat16, device=CARD, memory_format=layout)
         .normal_()

@@ -15,6 +15,7 @@ NAMES = {
     "FlexAct",
     "FlexActError",
     "FlexConfig",
+    "Policy",
     "Recorder",
     "Schedule",
     "commit",

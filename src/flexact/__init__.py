@@ -1,7 +1,7 @@
 """Every layer of a network picks its activation function while it trains; then the plain network comes back out."""
 
 from flexact.candidates import register_candidate
-from flexact.config import FlexConfig
+from flexact.config import FlexConfig, Policy
 from flexact.errors import FlexActError
 from flexact.observe.recorder import Recorder
 from flexact.observe.selection import selection
@@ -16,6 +16,7 @@ __all__ = [
     "FlexAct",
     "FlexActError",
     "FlexConfig",
+    "Policy",
     "Recorder",
     "Schedule",
     "commit",

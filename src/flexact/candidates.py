@@ -1,4 +1,4 @@
-"""The functions one can pick: value, exact derivative, and the module that replaces a site.
+"""The candidates: value, exact derivative, and the module that replaces a site.
 
 A candidate is elementwise. Its derivative is given the input *and* the value, so that sigmoid, tanh and their like need
 no second exponential. At a kink (relu at 0) the derivative is the one torch's own backward uses.
@@ -203,8 +203,12 @@ def register_candidate(
     for role, given in (("function", fn), ("derivative", derivative), ("module", module)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
+    slope = autograd_derivative(fn) if derivative is None else _without_value(derivative)
     try:
-        _register(name, fn, derivative, module)
+        _check_function(name, fn)
+        _check_derivative(name, fn, slope)
+        if module is not None:
+            _check_module(name, fn, module)
     except FlexActError:
         raise
     except Exception as error:
@@ -212,32 +216,16 @@ def register_candidate(
             f"candidate {name!r} raised {type(error).__name__} while it was checked: {error}. Its function, derivative "
             "and module must take a float64 tensor of any shape."
         ) from error
-
-
-def _register(
-    name: str,
-    fn: Callable[[Tensor], Tensor],
-    derivative: Callable[[Tensor], Tensor] | None,
-    module: Callable[[], nn.Module] | None,
-) -> None:
-    _check_elementwise(name, fn)
-    _check_finite(name, fn)
-    if derivative is None:
-        slope = autograd_derivative(fn)
-    else:
-        of_input = derivative
-
-        def slope(h: Tensor, value: Tensor) -> Tensor:
-            return of_input(h)
-
-    _check_derivative(name, fn, slope)
-    if module is not None:
-        _check_module(name, fn, module)
     build = module if module is not None else (lambda: _Function(name, fn))
     _registry[name] = Candidate(name, fn, slope, build)
 
 
-def _check_elementwise(name: str, fn: Callable[[Tensor], Tensor]) -> None:
+def _without_value(derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda h, value: derivative(h)
+
+
+def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
+    """Refuse a function that is not elementwise, writes to its input, or is not finite."""
     for shape in ((7,), (2, 3, 5)):
         h = torch.linspace(-3, 3, math.prod(shape), dtype=torch.float64).reshape(shape)
         untouched = h.clone()
@@ -259,9 +247,6 @@ def _check_elementwise(name: str, fn: Callable[[Tensor], Tensor]) -> None:
                 f"candidate {name!r} is not elementwise: its value at one element depends on the others. Only "
                 "elementwise functions can be picked."
             )
-
-
-def _check_finite(name: str, fn: Callable[[Tensor], Tensor]) -> None:
     h = torch.linspace(-6, 6, 49, dtype=torch.float64)
     value = fn(h)
     bad = torch.nonzero(~value.isfinite()).flatten()

@@ -1,51 +1,129 @@
-"""FlexConfig: every choice there is, in one frozen dataclass that saves as versioned JSON."""
+"""FlexConfig and Policy: what a user decides, and how the logits are drawn, corrected and moved."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
-import sys
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from flexact.candidates import ORIGINAL, lookup
 from flexact.errors import FlexActError, suggestion
+from flexact.io import value_checks
 from flexact.io.json_input import parsed_json
 
-VERSION = 1
+VERSION = 2
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it nothing changes any more: the likeliest candidate has all of the probability."""
 
-MOST_STEPS = 2**53
-"""Of a run: up to here a float, in which fractions of it are taken, tells every step."""
-
 PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 DEFAULT_CANDIDATES = (ORIGINAL, "relu", "gelu", "silu", "elu", "tanh")
 
-Forward = Literal["soft", "hard"]
-Eval = Literal["blend", "pick"]
-Anneal = Literal["exponential", "linear", "cosine", "constant"]
 Correction = Literal["none", "grad_norm_kl", "clip_logit_gradient", "clipped_norm_kl", "output_norm"]
-Advantage = Literal["raw", "normalized"]
-AlphaKind = Literal["absolute", "relative"]
-AlphaSchedule = Literal["constant", "falling"]
-KlOn = Literal["pi", "p"]
-DrawPer = Literal["step", "forward"]
-NoiseAcrossRanks = Literal["shared", "per_rank"]
-LogitStep = Literal["paced", "optimizer"]
-Granularity = Literal["layer", "channel"]
-Init = Literal["uniform", "original"]
 Eliminate = Literal["half", "one", "none"]
-Share = Literal["model", "site"]
-PickBy = Literal["auto", "blend", "trial"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the routing draws, corrects and moves its logits.
+
+    `Policy()` is the best one known, `Policy.paper()` the paper's, and `Policy.literal()` the paper's formulas read
+    literally.
+
+    >>> import flexact
+    >>> config = flexact.FlexConfig(policy=flexact.Policy(alpha=0.65))
+    >>> config.policy.alpha
+    0.65
+    """
+
+    forward: Literal["soft", "hard"] = "soft"
+    """In training, "soft" blends the candidates; "hard" runs the likeliest one with the gradient of the blend."""
+    noise: float = 0.0
+    """Scale of the Gumbel noise in training: 1 is the paper's, 0 is none. Eval mode has no noise."""
+    temperature: float = 1.0
+    """τ at the first step."""
+    final_temperature: float = 1.0
+    """τ at the commitment. Between the two, τ changes exponentially."""
+    correction: Correction = "grad_norm_kl"
+    """The correction of the routing gradient's bias; see `flexact.routing.corrections`."""
+    alpha: float = 1.3
+    """The weight of a KL correction."""
+    alpha_kind: Literal["absolute", "relative"] = "relative"
+    """"absolute" adds α·KL to the loss. "relative" adds its gradient in units of the site's own task gradient, divided
+    by the number of elements of a sample at the site."""
+    alpha_schedule: Literal["constant", "falling"] = "constant"
+    """Whether α is constant until the commitment, or falls linearly to 0 there."""
+    lam: float | Literal["temperature"] = 0.3
+    """λ of the target softmax(−ḡ/λ); "temperature" ties it to τ."""
+    kl_on: Literal["pi", "p"] = "pi"
+    """Whether the KL acts on the noise-free π or on the sampled p."""
+    clip: float = 1.0
+    """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and of "clipped_norm_kl" (each ḡ)."""
+    logit_step: Literal["paced", "optimizer"] = "paced"
+    """Whether the Schedule moves the logits itself (see `flexact.policy.running_gradient`), or your optimizer does."""
+    pace: float = 10.0
+    """How far a paced logit can move in one elimination round once the weights have settled."""
+    settle: float = 0.5
+    """The fraction of each round but the first in which paced logits do not move, so that the weights adapt to the
+    last drop."""
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Policy:
+        """The paper's policy: Gumbel noise, annealed τ, and α = 0.3 on the KL of π as a term of the loss.
+
+        >>> import flexact
+        >>> flexact.Policy.paper(alpha=0.1).noise
+        1.0
+        """
+        own: dict[str, Any] = {"noise": 1.0, "final_temperature": 0.1, "alpha": 0.3, "alpha_kind": "absolute"}
+        return cls(**(own | {"logit_step": "optimizer"} | changes))
+
+    @classmethod
+    def literal(cls, **changes: Any) -> Policy:
+        """The paper's formulas read literally: the KL acts on the sampled p, and λ is τ."""
+        return cls.paper(**({"kl_on": "p", "lam": "temperature"} | changes))
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        bounds: dict[str, dict[str, float]] = {
+            "temperature": {"at_least": SMALLEST_TEMPERATURE},
+            "final_temperature": {"at_least": SMALLEST_TEMPERATURE},
+            "noise": {"at_least": 0},
+            "alpha": {"at_least": 0},
+            "clip": {"above": 0},
+            "pace": {"above": 0},
+            "settle": {"at_least": 0, "below": 1},
+        }
+        if self.lam != "temperature":
+            bounds["lam"] = {"above": 0}
+        _check_numbers(self, bounds)
+
+    @property
+    def uses_kl(self) -> bool:
+        """Whether a KL corrects the routing; only then are sensitivities gathered."""
+        return self.correction in ("grad_norm_kl", "clipped_norm_kl") and self.alpha > 0
+
+    @property
+    def adds_to_loss(self) -> bool:
+        """Whether the KL is a term of the loss; see `flexact.penalty`."""
+        return self.uses_kl and self.alpha_kind == "absolute"
+
+    @property
+    def pulls_logits(self) -> bool:
+        """Whether the KL acts on the logit gradients before a step, in units of the task gradient."""
+        return self.uses_kl and self.alpha_kind == "relative"
+
+    @property
+    def acts_before_steps(self) -> bool:
+        """Whether anything is done to the logit gradients between the backward pass and the optimizer's step."""
+        return self.logit_step == "paced" or self.correction == "clip_logit_gradient" or self.pulls_logits
 
 
 @dataclass(frozen=True)
 class FlexConfig:
-    """Every choice of the method. `FlexConfig()` is the best policy we know, `FlexConfig.paper()` the paper's.
+    """What a user decides. `FlexConfig()` is the best configuration known, `FlexConfig.paper()` the paper's.
 
     >>> import flexact
     >>> config = flexact.FlexConfig(candidates=("relu", "gelu", "silu"), seed=3)
@@ -54,56 +132,18 @@ class FlexConfig:
     """
 
     candidates: tuple[str, ...] = DEFAULT_CANDIDATES
-    """What a site can pick; "original" stands for what it had before (for nothing, where a FlexAct is built alone)."""
-    forward: Forward = "soft"
-    """In training: "soft" blends the candidates, "hard" uses the likeliest and passes the soft gradient through."""
-    eval: Eval = "blend"
-    """In eval mode before the commitment: the blend of π, or the current argmax ("pick")."""
-    noise: float = 0.0
-    """Scale of the Gumbel noise in training; 1 is the paper's, 0 is none. Eval mode never has any."""
-    draw_per: DrawPer = "step"
-    """Under a Schedule: one draw of the noise an optimizer step, which its micro-batches share, or one each training
-    forward. Without a Schedule a step is a forward."""
-    noise_across_ranks: NoiseAcrossRanks = "shared"
-    """With several ranks: one draw for all of them, as one process with the whole batch has it, or one each."""
-    temperature: float = 1.0
-    """τ at the first step."""
-    final_temperature: float = 1.0
-    """τ at the commitment."""
-    anneal: Anneal = "exponential"
-    """How τ goes from the first to the last."""
-    correction: Correction = "grad_norm_kl"
-    """What pulls the routing straight; see `flexact.routing.corrections`."""
-    advantage: Advantage = "raw"
-    """"normalized" divides each candidate's advantage by the root-mean-square of a_k − x."""
-    alpha: float = 1.3
-    """The weight of a KL correction."""
-    alpha_kind: AlphaKind = "relative"
-    """"absolute": α·KL is added to the loss. "relative": its gradient is in units of the site's own task gradient,
-    and divided by the elements of a sample there."""
-    alpha_schedule: AlphaSchedule = "constant"
-    """Constant until the commitment, or falling linearly to 0 there."""
-    lam: float | Literal["temperature"] = 0.3
-    """λ of the target softmax(−ḡ/λ): a constant, or "temperature" to tie it to τ."""
-    kl_on: KlOn = "pi"
-    """Whether the KL acts on the noise-free π or on the sampled p."""
-    clip: float = 1.0
-    """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and "clipped_norm_kl" (each ḡ)."""
-    logit_step: LogitStep = "paced"
-    """"paced": the Schedule moves the logits itself (`policy.running_gradient`); "optimizer": your optimizer does."""
-    pace: float = 10.0
-    """How far a logit can go in an elimination round once the weights have settled, when paced."""
-    settle: float = 0.5
-    """The fraction of each round but the first for which paced logits hold still: the weights first have to get used to
-    the candidate that was dropped."""
-    pick_by: PickBy = "auto"
+    """What a site can pick. "original" stands for the function it had before conversion; a FlexAct built alone has
+    none."""
+    eval: Literal["blend", "pick"] = "blend"
+    """What eval mode runs before the commitment: the blend of π, or the current argmax ("pick")."""
+    pick_by: Literal["auto", "blend", "trial"] = "auto"
     """"blend": sites blend their candidates, and drop those that the loss asks for least. "trial": candidates are
     trained alone, one after another from the same start, and compared by their loss; this needs `share="model"` and
     `schedule.step(loss)`. "auto": a trial in a network without normalisation layers, a blend in others."""
-    share: Share = "model"
+    share: Literal["model", "site"] = "model"
     """"model": sites with the same candidates pick together, by the evidence of all. "site": each for itself."""
     trial_steps: int = 420
-    """For how many steps each of the last two candidates of a trial is trained."""
+    """Training steps of each of the last two candidates of a trial."""
     eliminate: Eliminate | None = None
     """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
     candidates, the weakest "one", or "none" before the commitment. None: half where sites pick together, else one."""
@@ -116,107 +156,96 @@ class FlexConfig:
     commit_at: float | None = 0.7
     """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
     rewind: bool | None = None
-    """At the commitment, put the weights back to where the run began and clear the optimizer's state, so that the rest
-    of the run trains the picks as if they had been there from the start. It keeps a copy of the weights in host memory
-    until then. None: where at least half of the run is left to train the picks."""
-    granularity: Granularity = "layer"
-    """One pick a site, or one a channel of it."""
+    """Whether the commitment puts the weights back to where the run began and clears the optimizer's state, so that the
+    rest of the run trains the picks as if they had been there from the start. A copy of the weights stays in host
+    memory until then. None: where at least half of the run is left to train the picks."""
+    granularity: Literal["layer", "channel"] = "layer"
+    """One pick per site, or one per channel of it."""
     channel_dim: int = 1
-    """Which dimension of a site's input holds the channels (for granularity="channel")."""
-    init: Init = "uniform"
-    """Where routing starts: undecided, or at what the site had before (added to the candidates if missing)."""
+    """The dimension of a site's input that holds the channels, for granularity="channel"."""
+    init: Literal["uniform", "original"] = "uniform"
+    """Where routing starts: undecided, or at the original function, which is added to the candidates if missing."""
     init_probability: float = 0.999
     """π of the original function at the start, with init="original"."""
     seed: int = 0
-    """Of the noise; the same seed repeats a run."""
+    """Seed of the noise; the same seed repeats a run."""
+    policy: Policy = field(default_factory=Policy)
+    """How the routing draws, corrects and moves its logits."""
+
+    def __new__(cls, *args: Any, **given: Any) -> FlexConfig:
+        """Refuse fields of Policy here, where a dataclass would raise a TypeError."""
+        for name in given.keys() & _names(Policy):
+            raise FlexActError(f"{name} is a field of Policy; give policy=Policy({name}={given[name]!r:.80}).")
+        return super().__new__(cls)
 
     @classmethod
     def paper(cls, **changes: Any) -> FlexConfig:
-        """The paper's rule: Gumbel noise, annealed τ, α = 0.3 on the KL of π, a commitment half-way and no elimination.
+        """The paper's configuration: its five candidates and policy, a commitment half-way, no elimination.
 
         What the paper leaves open is read as comes nearest its tables; benchmarks/readings.py tries the readings, and
         results/paper_readings.csv has what they give.
 
         >>> import flexact
-        >>> flexact.FlexConfig.paper(seed=1).noise
+        >>> flexact.FlexConfig.paper(seed=1).policy.noise
         1.0
         """
-        return dataclasses.replace(
-            cls(
-                candidates=PAPER_CANDIDATES,
-                noise=1.0,
-                temperature=1.0,
-                final_temperature=0.1,
-                anneal="exponential",
-                alpha=0.3,
-                alpha_kind="absolute",
-                alpha_schedule="constant",
-                lam=0.3,
-                kl_on="pi",
-                logit_step="optimizer",
-                pick_by="blend",
-                share="site",
-                eliminate="none",
-                commit_at=0.5,
-                rewind=False,
-            ),
-            **changes,
-        )
+        own: dict[str, Any] = {"candidates": PAPER_CANDIDATES, "pick_by": "blend", "share": "site", "eliminate": "none"}
+        own |= {"commit_at": 0.5, "rewind": False, "policy": Policy.paper()}
+        return cls(**(own | changes))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "candidates", _checked_candidates(self.candidates))
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed and not (name == "eliminate" and value is None):
-                raise FlexActError(
-                    f"{name}={value!r} is not a choice{suggestion(str(value), allowed)} "
-                    f"Expected one of: {', '.join(allowed)}."
-                )
-        self._check_number("temperature", at_least=SMALLEST_TEMPERATURE)
-        self._check_number("final_temperature", at_least=SMALLEST_TEMPERATURE)
-        self._check_number("noise", at_least=0)
-        self._check_number("alpha", at_least=0)
-        self._check_number("pace", above=0)
-        self._check_number("settle", at_least=0, below=1)
-        self._check_number("clip", above=0)
-        if self.lam != "temperature":
-            self._check_number("lam", above=0)
-        self._check_number("init_probability", above=0, below=1)
-        self._check_number("warmup", at_least=0, below=1)
+        _check_choices(self)
+        bounds: dict[str, dict[str, float]] = {
+            "init_probability": {"above": 0, "below": 1},
+            "warmup": {"at_least": 0, "below": 1},
+        }
         if self.commit_at is not None:
-            self._check_number("commit_at", above=0, at_most=1)
-            if self.warmup >= self.commit_at:
-                raise FlexActError(
-                    f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
-                )
-        elif self.eliminate not in (None, "none"):
+            bounds["commit_at"] = {"above": 0, "at_most": 1}
+        _check_numbers(self, bounds)
+        for name in ("seed", "channel_dim"):
+            object.__setattr__(self, name, value_checks.integer(name, getattr(self, name)))
+        value_checks.steps("trial_steps", self.trial_steps)
+        if self.round_steps not in (None, "fill"):
+            value_checks.steps("round_steps", self.round_steps, ", 'fill' or None")
+        if not isinstance(self.rewind, bool | None):
+            raise FlexActError(f"rewind must be True, False or None; got {self.rewind!r:.80}.")
+        if not isinstance(self.policy, Policy):
+            raise FlexActError(f"policy must be a Policy, such as Policy(alpha=1.0); got {self.policy!r:.80}.")
+        self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        """Refuse choices that contradict each other."""
+        if self.commit_at is not None and self.warmup >= self.commit_at:
+            raise FlexActError(
+                f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
+            )
+        if self.commit_at is None and self.eliminate not in (None, "none"):
             raise FlexActError(
                 f"eliminate={self.eliminate!r} ends in a commitment, and commit_at is None. Give commit_at, or set "
                 "eliminate='none'."
             )
-        if not isinstance(self.rewind, bool | None):
-            raise FlexActError(f"rewind must be True, False or None; got {self.rewind!r}.")
-        if self.rewind and self.commit_at is None:
+        if self.commit_at is None and self.rewind:
             raise FlexActError(
                 "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
                 "rewind=False."
             )
-        if self.round_steps not in (None, "fill"):
-            self._check_steps("round_steps", ", 'fill' or None")
-        self._check_steps("trial_steps")
-        alone = self.share == "site" or self.granularity == "channel"
-        if self.pick_by == "trial" and (alone or self.rewind is False or self.commit_at is None):
+        if self.pick_by == "trial" and (not self.picks_together or self.rewind is False or self.commit_at is None):
             raise FlexActError(
                 f"pick_by='trial' trains the whole network with one candidate after another and commits to the best, "
                 f"and this config has share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}, "
                 f"commit_at={self.commit_at!r}. Use share='model', granularity='layer', leave rewind out and give "
                 "commit_at, or use pick_by='blend'."
             )
-        for name in ("seed", "channel_dim"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral):
-                raise FlexActError(f"{name} must be an integer; got {value!r}.")
-            object.__setattr__(self, name, int(value))
+
+    def with_policy(self, **changes: Any) -> FlexConfig:
+        """The same config with these fields of its policy changed.
+
+        >>> import flexact
+        >>> flexact.FlexConfig.paper().with_policy(alpha=0.1).policy.alpha
+        0.1
+        """
+        return dataclasses.replace(self, policy=dataclasses.replace(self.policy, **changes))
 
     @property
     def elimination(self) -> Eliminate:
@@ -225,76 +254,40 @@ class FlexConfig:
             return self.eliminate
         if self.commit_at is None:
             return "none"
-        return "half" if self._picks_together else "one"
+        return "half" if self.picks_together else "one"
 
     @property
     def round_length(self) -> int | None:
-        """The most steps of a round; None where rounds fill the time until `commit_at`. See `round_steps`."""
+        """Maximum steps per round; None where rounds fill the time until `commit_at`. See `round_steps`."""
         if self.round_steps == "fill":
             return None
-        return self.round_steps if self.round_steps is not None else 350 if self._picks_together else 400
+        return self.round_steps if self.round_steps is not None else 350 if self.picks_together else 400
 
     @property
-    def _picks_together(self) -> bool:
+    def picks_together(self) -> bool:
+        """Whether sites with the same candidates make one pick."""
         return self.share == "model" and self.granularity == "layer"
-
-    def _check_steps(self, name: str, otherwise: str = "") -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST_STEPS:
-            raise FlexActError(f"{name} must be a number of steps, at least 1{otherwise}; got {value!r:.80}.")
-
-    def _check_number(
-        self,
-        name: str,
-        above: float = -math.inf,
-        at_least: float = -math.inf,
-        below: float = math.inf,
-        at_most: float = math.inf,
-    ) -> None:
-        value = getattr(self, name)
-        real = isinstance(value, Real) and not isinstance(value, bool)
-        if real and not isinstance(value, int):  # of numpy, say
-            value = _as_float(value)
-            object.__setattr__(self, name, value)
-        number = real and abs(value) <= sys.float_info.max
-        if not (number and above < value < below and at_least <= value <= at_most):
-            low = f"above {above:g}" if above > -math.inf else f"at least {at_least:g}"
-            high = (
-                f" and below {below:g}"
-                if below < math.inf
-                else f" and at most {at_most:g}"
-                if at_most < math.inf
-                else ""
-            )
-            raise FlexActError(f"{name} must be a finite number {low}{high}; got {value!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version."""
-        fields = dataclasses.asdict(self)
-        fields["candidates"] = list(self.candidates)
-        return {"flexact_config": VERSION, **fields}
+        return {"flexact_config": VERSION, **dataclasses.asdict(self), "candidates": list(self.candidates)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FlexConfig:
         """The inverse of `to_dict`; fields it does not name keep their defaults."""
         if not isinstance(data, dict) or "flexact_config" not in data:
             raise FlexActError(
-                f"not a FlexConfig: expected a dictionary with the key 'flexact_config'; got {_shown(data)}."
+                f"not a FlexConfig: expected a dictionary with the key 'flexact_config'; got {data!r:.60}."
             )
         version = data["flexact_config"]
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise FlexActError(f"'flexact_config' must be a version number from 1 to {VERSION}; got {version!r}.")
-        if version > VERSION:
+        if isinstance(version, bool) or version != VERSION:
             raise FlexActError(
-                f"this config has version {version}, and this flexact reads up to {VERSION}; update flexact to read it."
+                f"this config has version {version!r:.80}, and this flexact reads version {VERSION} only. Use the "
+                "flexact that wrote it, or write it again with FlexConfig.to_dict()."
             )
-        known = [field.name for field in dataclasses.fields(cls)]
-        fields = {key: value for key, value in data.items() if key != "flexact_config"}
-        for key in fields:
-            if key not in known:
-                raise FlexActError(
-                    f"unknown config field {key!r}{suggestion(str(key), known)} Known: {', '.join(known)}."
-                )
+        fields = _known_fields(cls, {key: value for key, value in data.items() if key != "flexact_config"})
+        if isinstance(fields.get("policy"), dict):
+            fields["policy"] = Policy(**_known_fields(Policy, fields["policy"]))
         return cls(**fields)
 
     def to_json(self) -> str:
@@ -321,33 +314,51 @@ class FlexConfig:
         return cls.from_dict(data)
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "forward": get_args(Forward),
-    "eval": get_args(Eval),
-    "anneal": get_args(Anneal),
-    "correction": get_args(Correction),
-    "advantage": get_args(Advantage),
-    "alpha_kind": get_args(AlphaKind),
-    "alpha_schedule": get_args(AlphaSchedule),
-    "kl_on": get_args(KlOn),
-    "draw_per": get_args(DrawPer),
-    "noise_across_ranks": get_args(NoiseAcrossRanks),
-    "logit_step": get_args(LogitStep),
-    "granularity": get_args(Granularity),
-    "init": get_args(Init),
-    "eliminate": get_args(Eliminate),
-    "share": get_args(Share),
-    "pick_by": get_args(PickBy),
-}
+@functools.cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(one.name for one in dataclasses.fields(kind))
+
+
+def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The given fields, all of which the dataclass must have."""
+    for key in given:
+        if key not in _names(kind):
+            known = sorted(_names(kind))
+            raise FlexActError(
+                f"unknown config field {key!r}{suggestion(str(key), known)} {kind.__name__} has: {', '.join(known)}."
+            )
+    return dict(given)
+
+
+@functools.cache
+def _choices(kind: Any) -> dict[str, tuple[str | None, ...]]:
+    """The values of each field that is annotated as a Literal, or as a Literal or None."""
+    found: dict[str, tuple[str | None, ...]] = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
+        if parts and all(get_origin(part) is Literal or part is type(None) for part in parts):
+            found[name] = tuple(word for part in parts for word in (get_args(part) or (None,)))
+    return found
+
+
+def _check_choices(config: Any) -> None:
+    for name, allowed in _choices(config.__class__).items():
+        if getattr(config, name) is not None or None not in allowed:
+            value_checks.choice(name, getattr(config, name), [word for word in allowed if word is not None])
+
+
+def _check_numbers(config: Any, bounds: dict[str, dict[str, float]]) -> None:
+    for name, limits in bounds.items():
+        object.__setattr__(config, name, value_checks.number(name, getattr(config, name), **limits))
 
 
 def _checked_candidates(names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, (list, tuple)):
-        raise FlexActError(f"candidates must be a sequence of names such as ('relu', 'tanh'); got {_shown(names)}.")
+        raise FlexActError(f"candidates must be a sequence of names such as ('relu', 'tanh'); got {names!r:.60}.")
     for name in names:
         if not isinstance(name, str):
             raise FlexActError(
-                f"a candidate is given by its name; got {_shown(name)}. Register a function with "
+                f"a candidate is given by its name; got {name!r:.60}. Register a function with "
                 "flexact.register_candidate and name it here."
             )
         if name != ORIGINAL:
@@ -361,16 +372,3 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
             "choose: use that activation itself."
         )
     return tuple(names)
-
-
-def _as_float(value: Any) -> float:
-    """A real number of another type; infinity, which no choice is, where it is too large for a float."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -278,7 +278,7 @@ def test_the_outcome_of_a_text_cell_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_config_as_text_is_refused() -> None:
-    text = flexact.FlexConfig(noise=1.0).to_json()
+    text = flexact.FlexConfig(policy=flexact.Policy(noise=1.0)).to_json()
     for length in range(len(text)):
         with pytest.raises(FlexActError):
             flexact.FlexConfig.from_json(text[:length])

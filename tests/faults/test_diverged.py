@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 import flexact
-from flexact import FlexConfig, Schedule
+from flexact import FlexConfig, Policy, Schedule
 
 STEPS = 60
 POLICIES = {
     "blend": FlexConfig(pick_by="blend"),
     "blend that rewinds": FlexConfig(pick_by="blend", rewind=True, commit_at=0.5),
     "trial": FlexConfig(pick_by="trial"),
-    "optimizer": FlexConfig(pick_by="blend", logit_step="optimizer"),
+    "optimizer": FlexConfig(pick_by="blend", policy=Policy(logit_step="optimizer")),
     "paper": FlexConfig.paper(),
     "warm-up": FlexConfig(pick_by="blend", init="original", warmup=0.3),
-    "hard": FlexConfig(pick_by="blend", forward="hard"),
+    "hard": FlexConfig(pick_by="blend", policy=Policy(forward="hard")),
 }
 TIMES: dict[str, Callable[[int], bool]] = {
     "always": lambda step: True,

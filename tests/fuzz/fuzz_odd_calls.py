@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import flexact
-from flexact import FlexAct, FlexConfig
+from flexact import FlexAct, FlexConfig, Policy
 
 PLACES: dict[str, Any] = {
     "all": "all",
@@ -34,16 +34,20 @@ PLACES: dict[str, Any] = {
 CONFIGS: dict[str, Callable[[], FlexConfig]] = {
     "default": FlexConfig,
     "paper": FlexConfig.paper,
-    "noisy": lambda: FlexConfig(noise=1.0, forward="hard", eval="pick", seed=-(10**30), draw_per="forward"),
+    "noisy": lambda: FlexConfig(eval="pick", seed=-(10**30), policy=Policy(noise=1.0, forward="hard")),
     "from the original": lambda: FlexConfig(init="original", init_probability=0.9),
-    "by channel": lambda: FlexConfig(granularity="channel", noise=0.5),
-    "by another channel": lambda: FlexConfig(granularity="channel", channel_dim=-1, advantage="normalized"),
+    "by channel": lambda: FlexConfig(granularity="channel", policy=Policy(noise=0.5)),
+    "by another channel": lambda: FlexConfig(granularity="channel", channel_dim=-1),
     "by a channel there is none of": lambda: FlexConfig(granularity="channel", channel_dim=10**30),
-    "clipped": lambda: FlexConfig(correction="clip_logit_gradient", logit_step="optimizer", clip=1e-300),
-    "normalised outputs": lambda: FlexConfig(correction="output_norm", noise=1.0, anneal="cosine"),
-    "clipped norms": lambda: FlexConfig(correction="clipped_norm_kl", alpha_kind="absolute", kl_on="p", noise=1.0),
-    "never commits": lambda: FlexConfig(eliminate="none", commit_at=None, lam="temperature"),
-    "extremes": lambda: FlexConfig(temperature=1e38, final_temperature=1e-6, alpha=1e30, lam=1e-30, pace=1e30, noise=9),
+    "clipped": lambda: FlexConfig(policy=Policy(correction="clip_logit_gradient", logit_step="optimizer", clip=1e-300)),
+    "normalised outputs": lambda: FlexConfig(policy=Policy(correction="output_norm", noise=1.0)),
+    "clipped norms": lambda: FlexConfig(
+        policy=Policy(correction="clipped_norm_kl", alpha_kind="absolute", kl_on="p", noise=1.0)
+    ),
+    "never commits": lambda: FlexConfig(eliminate="none", commit_at=None, policy=Policy(lam="temperature")),
+    "extremes": lambda: FlexConfig(
+        policy=Policy(temperature=1e38, final_temperature=1e-6, alpha=1e30, lam=1e-30, pace=1e30, noise=9)
+    ),
     "two": lambda: FlexConfig(candidates=("identity", "sigmoid"), round_steps=2**53, warmup=0.1),
     "the original and another": lambda: FlexConfig(candidates=("original", "softplus")),
 }
@@ -143,11 +147,11 @@ ODD_CALLS: dict[str, Callable[[nn.Module], Any]] = {
     "a candidate that is no function": lambda model: flexact.register_candidate("odd", None),
     "a candidate that mixes": lambda model: flexact.register_candidate("odd", lambda h: h - h.mean()),
     "a candidate with a wrong derivative": lambda model: flexact.register_candidate("odd", torch.sin, torch.sin),
-    "a number that is none": lambda model: FlexConfig(alpha=math.nan),
-    "a number of other numbers": lambda model: FlexConfig(alpha=Fraction(10**400)),
-    "a number too large": lambda model: FlexConfig(pace=10**400),
+    "a number that is none": lambda model: FlexConfig(policy=Policy(alpha=math.nan)),
+    "a number of other numbers": lambda model: FlexConfig(policy=Policy(alpha=Fraction(10**400))),
+    "a number too large": lambda model: FlexConfig(policy=Policy(pace=10**400)),
     "rounds without an end": lambda model: FlexConfig(round_steps=10**400),
-    "a policy there is none of": lambda model: FlexConfig(forward=["soft"]),
+    "a policy there is none of": lambda model: FlexConfig(policy=Policy(forward=["soft"])),
     "a config of nothing": lambda model: FlexConfig.from_dict(None),
     "a config that is cut off": lambda model: FlexConfig.from_json(FlexConfig().to_json()[:200]),
     "a config that goes deep": lambda model: FlexConfig.from_json("[" * 100_000),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import flexact
+from configs import flat
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,14 +62,8 @@ def routed(tiny_bert: Callable[..., Any], converted: dict[str, tuple[nn.Module, 
     """Builds a tiny BERT, converted."""
 
     def build(where: Any = "all", seed: int = 0, settings: dict[str, Any] | None = None, **choices: Any) -> Any:
-        how = repr((where, seed, settings, choices))
-        if how not in converted:
-            config = flexact.FlexConfig(**{"init": "original", **choices})
-            model = flexact.convert(tiny_bert(seed, **(settings or {})), where, config)
-            converted[how] = model, torch.get_rng_state()
-        model, state = converted[how]
-        torch.set_rng_state(state)
-        return copy.deepcopy(model)
+        config = flat(**{"init": "original", **choices})
+        return flexact.convert(tiny_bert(seed, **(settings or {})), where, config)
 
     return build
 

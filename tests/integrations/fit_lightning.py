@@ -20,7 +20,7 @@ import flexact
 from flexact.routing.sites import sites_of
 
 # The logits of the default policy move by gradients in units of their own size, which blow rounding up: these do not.
-CONFIG = flexact.FlexConfig(noise=1.0, logit_step="optimizer", alpha_kind="absolute", alpha=0.3)
+CONFIG = flexact.FlexConfig(policy=flexact.Policy(noise=1.0, logit_step="optimizer", alpha_kind="absolute", alpha=0.3))
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 pl = importlib.import_module(sys.argv[1])
 FlexActCallback = importlib.import_module("flexact.integrations.lightning").FlexActCallback  # after the package

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flexact
 import forked
+from configs import flat
 from flexact.routing.sites import sites_of
 
 L = pytest.importorskip("lightning")
@@ -48,7 +49,7 @@ class Lit(L.LightningModule):
 
     def __init__(self, seed: int = 0, lr: float = 0.05, decay: float = 0.0, **choices: Any) -> None:
         super().__init__()
-        self.net = flexact.convert(network(seed), config=flexact.FlexConfig(**choices))
+        self.net = flexact.convert(network(seed), config=flat(**choices))
         self.lr, self.decay = lr, decay
         self.losses: list[float] = []
 

@@ -46,7 +46,7 @@ def main(folder: str, *settings: str) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
     config = transformers.BertConfig(**sizes, vocab_size=40, max_position_embeddings=8)
     model = transformers.BertForSequenceClassification(config)
-    policy = flexact.FlexConfig(init="original", init_probability=0.5, noise=1.0, warmup=0.2)
+    policy = flexact.FlexConfig(init="original", init_probability=0.5, warmup=0.2, policy=flexact.Policy(noise=1.0))
     model = flexact.convert(model, config=policy)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     args = transformers.TrainingArguments(

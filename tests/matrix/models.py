@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.routing.sites import sites_of
 from resnets import SharedBlock
 
 Batch = tuple[tuple[Tensor, ...], Tensor]
 """What a model is called with, and what it should answer."""
 
-STEADY = FlexConfig.paper(noise=0.0, commit_at=None)
+STEADY = FlexConfig.paper(commit_at=None, policy=Policy.paper(noise=0.0))
 """Without noise, and moved by the optimizer: a paced step follows the sign of a gradient, and so of its rounding."""
 
 

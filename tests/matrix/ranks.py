@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar.ranks import SyncedBatchNorm
 from matrix.models import COLUMNS, Batch, Column, logits_of, optimizer_of, scatter_logits
@@ -33,13 +33,14 @@ BATCH = 12
 POLICIES = {
     # At the usual pace a logit of so short a run goes ten up or down in a step: where probabilities are 0 or 1 their
     # gradients are rounding. The weight of the KL is one that counts.
-    "default": FlexConfig(pace=0.2, alpha=100.0, noise=0.5),
+    "default": FlexConfig(policy=Policy(pace=0.2, alpha=100.0, noise=0.5)),
     "paper": FlexConfig.paper(commit_at=None),
-    "per rank": FlexConfig.paper(commit_at=None, noise_across_ranks="per_rank", kl_on="p"),
-    "warm-up": FlexConfig(pace=0.2, noise=0.5, init="original", init_probability=0.5, warmup=0.05),  # two steps of it
-    "per rank, default": FlexConfig(pace=0.2, noise=0.5, kl_on="p", noise_across_ranks="per_rank"),
+    "sampled": FlexConfig.paper(commit_at=None, policy=Policy.paper(kl_on="p")),
+    # Two steps of warm-up.
+    "warm-up": FlexConfig(init="original", init_probability=0.5, warmup=0.05, policy=Policy(pace=0.2, noise=0.5)),
+    "sampled, default": FlexConfig(policy=Policy(pace=0.2, noise=0.5, kl_on="p")),
 }
-COMMITTING = FlexConfig(noise=0.5)
+COMMITTING = FlexConfig(policy=Policy(noise=0.5))
 
 
 def synced(column: Column) -> nn.Module:
@@ -72,7 +73,7 @@ def trained(column: Column, config: FlexConfig, rank: int = 0, ranks: int = 1) -
         loss = column.loss(run, part(column.batch(step, BATCH), rank, ranks)) + flexact.penalty(model)
         if loss.requires_grad:  # a lone site that waits has nothing to train
             loss.backward()
-        kept["statistics"].append(schedule.router.mean_statistics().clone())
+        kept["statistics"].append(schedule.router.sensitivity().clone())
         kept["noise"].append(schedule.router.noise.clone())
         optimizer.step()
         optimizer.zero_grad()
@@ -128,11 +129,10 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, config in POLICIES.items():
-        if not name.startswith("per rank"):
-            model = sharded(config)
-            optimizer = optimizer_of(model)
-            steps(model, optimizer, flexact.Schedule(model, 40, optimizer), STEPS)
-            found[name] = collected(model)
+        model = sharded(config)
+        optimizer = optimizer_of(model)
+        steps(model, optimizer, flexact.Schedule(model, 40, optimizer), STEPS)
+        found[name] = collected(model)
     found["half"], found["half, told"] = _in_half_precision(column, mesh)
     total = 12
     model = sharded(COMMITTING)

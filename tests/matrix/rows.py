@@ -23,11 +23,10 @@ ROWS = (
         "outputs and gradients equal those of eager mode; no graph break; at most one recompilation per elimination "
         "round",
         (
-            "To train with a full graph, use a `Schedule`, which draws the noise outside of the graph. Without one, "
-            "every forward counts as a step and its draw breaks the graph, as it does with "
-            "`FlexConfig(draw_per='forward')`.",
-            "If the model's class has a forward of its own, the first step compiles two graphs: torch compiles the "
-            "draw, which is a forward pre-hook, separately.",
+            "In training a whole graph needs a `Schedule`, which makes the draw outside of it; without one a step is a "
+            "forward, and its draw breaks the graph.",
+            "The first step compiles two graphs where the model's class has a forward of its own: torch compiles the "
+            "draw, a forward pre-hook, apart.",
         ),
     ),
     Row(
@@ -52,12 +51,11 @@ ROWS = (
     Row(
         "accumulation",
         "gradient accumulation and clipping",
-        "one draw per optimizer step or per micro-batch; equal micro-batches give the step of one batch",
+        "one draw per optimizer step; equal micro-batches make the step of one batch",
         (
-            "With `FlexConfig(draw_per='step')`, the default, the micro-batches of a step share one draw. With "
-            "`draw_per='forward'` each has its own, and the first uses that of the step.",
-            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty uses the mean of the "
-            "statistics seen so far. Call `schedule.step()` once per optimizer step.",
+            "The micro-batches of a step share its draw.",
+            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty's statistics are the "
+            "mean over those seen so far. Call `schedule.step()` once an optimizer step.",
         ),
     ),
     Row(
@@ -65,10 +63,9 @@ ROWS = (
         "DDP, 2 and 3 gloo ranks",
         "logits bit-identical on all ranks; statistics averaged; equal to one process with the whole batch within 1e-5",
         (
-            "With `FlexConfig(noise_across_ranks='shared')`, the default, all ranks draw the same noise. With "
-            "`'per_rank'` each draws its own, and the logits still stay identical.",
-            "All ranks need the same batch size. As for any network, equality with one process requires synchronised "
-            "batch norm.",
+            "All ranks draw the same noise.",
+            "The ranks' batches must be of one size. As for any network, batch norm has to be synchronised for the "
+            "equality with one process.",
         ),
     ),
     Row(

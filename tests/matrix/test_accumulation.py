@@ -1,4 +1,4 @@
-"""Gradient accumulation and clipping: one draw an optimizer step or one a micro-batch, and a penalty counted once."""
+"""Gradient accumulation and clipping: one draw per optimizer step, and a penalty counted once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexConfig
-from flexact.routing.router import gumbel_noise
+from flexact import FlexConfig, Policy
+from flexact.routing.gumbel import gumbel_noise
 from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, gradients_of, optimizer_of, scatter_logits
 
@@ -27,7 +27,7 @@ def draws(model: nn.Module, column: Column, micro_batches: int, steps: int) -> l
     return seen
 
 
-def test_micro_batches_share_one_draw_a_step_by_default(column: Column) -> None:
+def test_micro_batches_share_one_draw_per_step(column: Column) -> None:
     model = column.build(FlexConfig.paper())
     seen = draws(model, column, 3, 2)
     for step, own in enumerate(seen):
@@ -35,18 +35,8 @@ def test_micro_batches_share_one_draw_a_step_by_default(column: Column) -> None:
         assert all(torch.equal(noise, expected) for noise in own)
 
 
-def test_each_micro_batch_has_its_own_draw_where_asked(column: Column) -> None:
-    seen = draws(column.build(FlexConfig.paper(draw_per="forward")), column, 3, 2)
-    flat = [noise for own in seen for noise in own]
-    assert all(not torch.equal(one, other) for i, one in enumerate(flat) for other in flat[:i])
-    shared = draws(column.build(FlexConfig.paper()), column, 1, 2)
-    assert all(torch.equal(ours[0], theirs[0]) for ours, theirs in zip(seen, shared, strict=True)), "the first one"
-    again = draws(column.build(FlexConfig.paper(draw_per="forward")), column, 3, 2)
-    assert all(torch.equal(a, b) for one, two in zip(seen, again, strict=True) for a, b in zip(one, two, strict=True))
-
-
 @pytest.mark.parametrize("clipped", [False, True], ids=["", "clipped"])
-@pytest.mark.parametrize("config", [STEADY, FlexConfig(pace=0.2)], ids=["paper", "default"])
+@pytest.mark.parametrize("config", [STEADY, FlexConfig(policy=Policy(pace=0.2))], ids=["paper", "default"])
 def test_equal_micro_batches_make_the_step_of_one_batch(column: Column, config: FlexConfig, clipped: bool) -> None:
     """Loss and penalty divided by the number of micro-batches: the same batch four times is that batch once."""
     states = []
@@ -83,7 +73,7 @@ def test_statistics_are_those_of_all_micro_batches_and_the_penalty_is_not_multip
             column.answer(model, inputs)
         penalty = flexact.penalty(model)
         penalty.backward()
-        found.append([schedule.router.mean_statistics(), penalty.detach(), *gradients_of(model).values()])
+        found.append([schedule.router.sensitivity(), penalty.detach(), *gradients_of(model).values()])
     for left, right in zip(*found, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
 

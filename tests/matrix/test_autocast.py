@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.routing.sites import sites_of
 from matrix.models import Column, optimizer_of
 
@@ -42,7 +42,7 @@ def moved(batch: Any, device: str) -> Any:
 def test_two_hundred_steps_stay_finite_with_float32_logits_and_statistics(
     column: Column, dtype: torch.dtype, device: str
 ) -> None:
-    model = column.build(FlexConfig(noise=0.5, final_temperature=0.1)).to(device)
+    model = column.build(FlexConfig(policy=Policy(noise=0.5, final_temperature=0.1))).to(device)
     optimizer = optimizer_of(model, 0.02, momentum=0.9)
     schedule = flexact.Schedule(model, STEPS, optimizer)
     scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16, init_scale=2.0**10)
@@ -57,7 +57,7 @@ def test_two_hundred_steps_stay_finite_with_float32_logits_and_statistics(
             loss = column.loss(model, batch)
         loss = loss + flexact.penalty(model)
         if not schedule.committed:
-            assert {table.dtype for table in (schedule.router.p, schedule.router.mean_statistics())} == {torch.float32}
+            assert {table.dtype for table in (schedule.router.p, schedule.router.sensitivity())} == {torch.float32}
         if loss.requires_grad:  # a lone committed site has nothing to train
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)

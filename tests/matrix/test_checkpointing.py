@@ -41,7 +41,7 @@ def trained(model: nn.Module, schedule: flexact.Schedule, column: Column, run: A
         penalty = flexact.penalty(model)
         model.zero_grad()
         (loss + penalty).backward()
-        kept += [loss.detach(), penalty.detach(), schedule.router.mean_statistics().clone()]
+        kept += [loss.detach(), penalty.detach(), schedule.router.sensitivity().clone()]
         kept += [*gradients_of(model).values(), *(one.grad for one in inputs if one.grad is not None)]
         schedule.step()
     return kept

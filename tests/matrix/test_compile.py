@@ -13,7 +13,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.config import PAPER_CANDIDATES
 from matrix.models import COLUMNS, Column, gradients_of, optimizer_of, scatter_logits
 
@@ -112,7 +112,7 @@ def recompiles_at_most_once_a_round(column: Column, config: FlexConfig) -> bool:
 
 
 def test_an_annealed_eliminated_committed_run_recompiles_once_a_round(column: Column) -> None:
-    config = FlexConfig(candidates=PAPER_CANDIDATES, noise=0.5, final_temperature=0.2)
+    config = FlexConfig(candidates=PAPER_CANDIDATES, policy=Policy(noise=0.5, final_temperature=0.2))
     assert recompiles_at_most_once_a_round(column, config)
 
 

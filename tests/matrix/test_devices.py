@@ -87,7 +87,7 @@ def test_other_precisions_keep_the_logits_in_float32(column: Column, dtype: torc
     sites = sites_of(model)
     for site in sites:
         assert {site.logits.dtype, site.temperature.dtype, site.router.p.dtype} == {torch.float32}
-        assert site.router.mean_statistics().dtype == torch.float32
+        assert site.router.sensitivity().dtype == torch.float32
     others = [p for name, p in model.named_parameters() if "logits" not in name]
     assert all(one.dtype == dtype for one in others)
     assert all(one.isfinite().all() for one in model.parameters())

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.ops import reference
 from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, scatter_logits
 
-CHOICES = {"soft": STEADY, "hard": FlexConfig.paper(noise=0.0, commit_at=None, forward="hard")}
+CHOICES = {"soft": STEADY, "hard": FlexConfig.paper(commit_at=None, policy=Policy.paper(noise=0.0, forward="hard"))}
 
 
 class Plain(nn.Module):
@@ -25,7 +25,7 @@ class Plain(nn.Module):
     def __init__(self, site: flexact.FlexAct) -> None:
         super().__init__()
         self.logits = nn.Parameter(site.logits.detach().clone())
-        self.keys, self.hard = site.keys, site.config.forward == "hard"
+        self.keys, self.hard = site.keys, site.config.policy.forward == "hard"
 
     def forward(self, h: Tensor) -> Tensor:
         logits = self.logits.view(1, -1)

@@ -14,13 +14,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import flexact
-from flexact import FlexConfig
+from flexact import FlexConfig, Policy
 from flexact.routing.sites import sites_of
 from matrix.models import STEADY, Column, optimizer_of, scatter_logits
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-CONFIG = FlexConfig(final_temperature=0.2)
+CONFIG = FlexConfig(policy=Policy(final_temperature=0.2))
 
 
 def trained(column: Column, steps: int, total: int = 20) -> nn.Module:

@@ -67,7 +67,7 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
     recorder.close()
     header = json.loads(path.read_text().splitlines()[0])
     assert header["flexact_history"] == 2
-    assert header["policy"]["alpha"] == FlexConfig().alpha
+    assert header["config"]["policy"]["alpha"] == FlexConfig().policy.alpha
     assert header["versions"]["torch"] == torch.__version__
     assert Recorder.load(path) == recorder.history
     assert len(Recorder.load(path)) == 3
@@ -95,7 +95,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 2}', '{"flexact_history": 2, "policy": {"al'])
+@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 2}', '{"flexact_history": 2, "config": {"al'])
 def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path, start: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(start)
@@ -305,7 +305,7 @@ def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: o
 def test_a_second_run_into_the_same_file_is_told_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, steps=3)
-    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="new file"):
+    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="A new run needs a new file"):
         recorder.record(1)
 
 

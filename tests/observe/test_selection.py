@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, convert, selection
+from flexact import FlexAct, FlexActError, FlexConfig, Policy, convert, selection
 from flexact.observe.selection import Selection
 from flexact.policy.evidence import Contest
 
@@ -48,7 +48,7 @@ def test_rows_have_the_softmax_of_the_logits_and_the_lead_over_the_runner_up() -
 
 
 def test_noise_and_temperature_do_not_show() -> None:
-    model = network(FlexConfig(candidates=FIVE, noise=5.0, temperature=0.01))
+    model = network(FlexConfig(candidates=FIVE, policy=Policy(noise=5.0, temperature=0.01)))
     set_logits(model[1], [0.1, 0.2, 0.3, 0.4, 0.5])
     before = selection(model).to_dict()
     for _ in range(5):
@@ -435,7 +435,7 @@ def _with(**fields: object) -> dict[str, object]:
         (3, "not a Selection"),
         ({"rows": []}, "not a Selection"),
         ({"flexact_selection": "1", "rows": []}, "not a Selection"),
-        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 3 alone"),
+        ({"flexact_selection": 1, "rows": []}, "has version 1, and this flexact reads version 3 only"),
         ({"flexact_selection": 4, "rows": []}, "has version 4"),
         ({"flexact_selection": 3}, "needs 'rows'"),
         ({"flexact_selection": 3, "rows": [{"site": "1"}]}, "row 0 of a selection needs the fields"),

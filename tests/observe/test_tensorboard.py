@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import flexact
+from configs import flat
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 NAMES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
@@ -21,7 +22,7 @@ NAMES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 
 def network(**choices: Any) -> nn.Module:
     layers = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Tanh())
-    config = flexact.FlexConfig(candidates=NAMES, **choices)
+    config = flat(candidates=NAMES, **choices)
     return flexact.convert(layers, "*", config=config, example_inputs=torch.randn(4, 2))
 
 

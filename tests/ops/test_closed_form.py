@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flexact.candidates import lookup
-from flexact.ops import DEVIATION, SENSITIVITY, _routed_activation, closed_form, reference, routed_activation
+from flexact.ops import _routed_activation, closed_form, reference, routed_activation
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 ALL = (
@@ -48,7 +48,7 @@ class Case:
         log_pi = torch.log_softmax(self.logits.masked_fill(~self.alive, -torch.inf), -1)
         return torch.softmax((log_pi + self.noise) / self.temperature, -1)
 
-    def run(self, statistics: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def run(self, statistics: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x, the statistics, and the gradients to h and to the logits."""
         h = self.h.detach().requires_grad_()
         logits = self.logits.flatten().requires_grad_()
@@ -147,19 +147,12 @@ def test_equals_the_reference_whatever_shape_layout_dtype_and_mode(case: Case) -
 @settings(max_examples=200)
 @given(case=cases(smallest=1))
 def test_statistics_are_the_plain_means(case: Case) -> None:
-    x, gathered, _, _ = case.run(SENSITIVITY | DEVIATION)
+    x, gathered, _, _ = case.run(True)
     h, rows = case.h.double(), case.logits.shape[0]
     sensitivity = reference.mean_sensitivity(h, case.names, rows, case.channel_dim)
-    exact_x = case.run_reference()[0]
-    squares = [(lookup(name).function(h) - exact_x).square() for name in case.names]
-    by_row = [
-        square.mean().view(1) if rows == 1 else square.movedim(case.channel_dim, 0).reshape(rows, -1).mean(1)
-        for square in squares
-    ]
     someone = case.alive.any(0)
     dtype = torch.float64 if case.h.dtype == torch.float64 else torch.float32
-    close(gathered[0], sensitivity * someone, dtype, 2.0)
-    close(gathered[1], torch.stack(by_row, -1) * someone, dtype, float(case.size().max()) ** 2)
+    close(gathered, sensitivity * someone, dtype, 2.0)
     assert torch.equal(x, case.run()[0]), "gathering statistics must not change the output"
 
 
@@ -169,20 +162,18 @@ def test_without_statistics_nothing_is_gathered() -> None:
     assert gathered.numel() == 0
 
 
-@pytest.mark.parametrize("flag", [SENSITIVITY, DEVIATION])
-def test_statistics_not_asked_for_are_zero_and_have_no_gradient(flag: int) -> None:
+def test_statistics_have_no_gradient() -> None:
     h, p = torch.randn(4, requires_grad=True), torch.full((1, 5), 0.2)
     logits = torch.zeros(5, requires_grad=True)
-    _, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=flag)
-    assert bool(gathered[0].any()) == (flag == SENSITIVITY)
-    assert bool(gathered[1].any()) == (flag == DEVIATION)
+    _, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=True)
+    assert gathered.shape == (1, 5)
     assert not gathered.requires_grad
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2)])
 def test_empty_input_gives_empty_output_and_zero_statistics(shape: tuple[int, ...]) -> None:
     h, logits, p = torch.randn(shape, requires_grad=True), torch.zeros(5, requires_grad=True), torch.full((1, 5), 0.2)
-    x, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=3)
+    x, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=True)
     to_h, to_logits = torch.autograd.grad(x.sum(), (h, logits))
     assert x.shape == to_h.shape == shape
     assert not gathered.any()
@@ -274,7 +265,7 @@ def test_opcheck(layout: str, rows: int) -> None:
     h = OPCHECKED[layout]().requires_grad_()
     logits = torch.randn(rows * 3, requires_grad=True)
     p = torch.softmax(logits.detach().view(rows, 3), -1)
-    arguments = (h, logits, p, p, torch.tensor(0.5), "relu\nsigmoid\ngelu", [0, 1, 2], 1, SENSITIVITY | DEVIATION)
+    arguments = (h, logits, p, p, torch.tensor(0.5), "relu\nsigmoid\ngelu", [0, 1, 2], 1, True)
     torch.library.opcheck(_routed_activation, arguments)
 
 
@@ -290,7 +281,7 @@ def test_two_runs_are_bit_identical(rows: int) -> None:
     p = torch.softmax(logits.detach().view(rows, 5), -1)
     results = []
     for _ in range(2):
-        x, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=3)
+        x, gathered = routed_activation(h, logits, p, p, torch.ones(()), FIVE, range(5), statistics=True)
         results.append((x, gathered, *torch.autograd.grad(x, logits, delta)))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
@@ -312,7 +303,7 @@ def test_saves_only_its_input_and_small_tensors() -> None:
     h, logits = torch.randn(16, 8, 8, 8, requires_grad=True), torch.zeros(1, 5, requires_grad=True)
     p, alive = torch.full((1, 5), 0.2), torch.ones(1, 5, dtype=torch.bool)
     ours = saved_bytes(
-        lambda: routed_activation(h, logits.flatten(), p, p, torch.ones(()), FIVE, range(5), statistics=3)
+        lambda: routed_activation(h, logits.flatten(), p, p, torch.ones(()), FIVE, range(5), statistics=True)
     )
     plain = saved_bytes(lambda: reference.routed_activation(h, logits, torch.zeros(1, 5), 1.0, FIVE, alive))
     assert ours <= h.untyped_storage().nbytes() + 100
@@ -325,7 +316,7 @@ def test_input_and_upstream_gradient_are_never_written_to() -> None:
         before = (h.detach().clone(), delta.clone())
         k = len(ALL)
         logits, p = torch.zeros(k, requires_grad=True), torch.full((1, k), 1 / k)
-        x, _ = routed_activation(h, logits, p, p, torch.ones(()), ALL, range(k), statistics=3)
+        x, _ = routed_activation(h, logits, p, p, torch.ones(()), ALL, range(k), statistics=True)
         torch.autograd.grad(x, (h, logits), delta)
         assert torch.equal(h.detach(), before[0])
         assert torch.equal(delta, before[1])
@@ -335,9 +326,9 @@ SPECIAL = (torch.nan, torch.inf, -torch.inf, 1.0, -2.0, 0.0)
 
 
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
-@pytest.mark.parametrize("statistics", [0, SENSITIVITY | DEVIATION])
+@pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_hard_passes_nan_and_infinity_as_the_picked_function_would(name: str, statistics: int, rows: int) -> None:
+def test_hard_passes_nan_and_infinity_as_the_picked_function_would(name: str, statistics: bool, rows: int) -> None:
     h, k = torch.tensor([SPECIAL]), len(ALL)
     weights = nn.functional.one_hot(torch.full((rows,), ALL.index(name)), k).float()
     p = torch.full((rows, k), 1 / k)

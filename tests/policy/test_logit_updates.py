@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexAct, FlexConfig
+from configs import flat_paper
+from flexact import FlexAct, FlexConfig, Policy
 from flexact.config import PAPER_CANDIDATES
 from flexact.ops import reference
 from flexact.policy import logit_updates as policy
@@ -22,7 +23,7 @@ FIVE = PAPER_CANDIDATES
 
 
 def site_with(logits: list[float] | None = None, **changes: Any) -> FlexAct:
-    site = FlexAct(config=FlexConfig.paper(**changes))
+    site = FlexAct(config=flat_paper(**changes))
     if logits is not None:
         with torch.no_grad():
             site.logits.copy_(torch.tensor(logits))
@@ -98,7 +99,7 @@ def test_penalty_is_zero_before_a_forward_after_an_eval_forward_once_committed_a
 
 def test_penalty_of_a_model_is_the_sum_over_its_sites() -> None:
     torch.manual_seed(0)
-    config = FlexConfig.paper(noise=0.0, lam=1.0, alpha=0.3)
+    config = FlexConfig.paper(policy=Policy.paper(noise=0.0, lam=1.0, alpha=0.3))
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), "*", config=config)
     x = torch.randn(20, 3)
     first, second = sites_of(model)
@@ -134,7 +135,6 @@ def test_penalty_ignores_dropped_candidates_and_has_a_finite_gradient() -> None:
     ("changes", "acts"),
     [
         ({"correction": "none"}, False),
-        ({"correction": "none", "advantage": "normalized"}, True),
         ({"correction": "clip_logit_gradient"}, True),
         ({"alpha_kind": "relative"}, True),
         ({"alpha_kind": "absolute"}, False),
@@ -144,7 +144,7 @@ def test_penalty_ignores_dropped_candidates_and_has_a_finite_gradient() -> None:
     ids=str,
 )
 def test_which_policies_act_before_steps(changes: dict[str, Any], acts: bool) -> None:
-    assert policy.acts_before_steps(FlexConfig.paper(**changes)) is acts
+    assert flat_paper(**changes).policy.acts_before_steps is acts
 
 
 def act(site: FlexAct, step_size: float = 0.0) -> Evidence:
@@ -213,7 +213,7 @@ def test_a_paced_step_of_a_site_that_is_sure_goes_where_the_gradient_points_and_
         act(site, step_size=1.0)
         exact = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
         alive, none = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.float64)
-        x = reference.routed_activation(h.double(), exact, none, site.config.temperature, FIVE, alive)
+        x = reference.routed_activation(h.double(), exact, none, site.config.policy.temperature, FIVE, alive)
         (gradient,) = torch.autograd.grad(x, exact, delta.double())
         expected = torch.tensor(logits) - gradient[0] / gradient.square().mean().sqrt()
         torch.testing.assert_close(site.logits.detach().double(), expected, rtol=1e-4, atol=1e-4)
@@ -226,17 +226,8 @@ def test_clipping_bounds_each_sites_logit_gradient() -> None:
     torch.testing.assert_close(after, before * 0.25 / before.norm())
 
 
-def test_normalised_advantage_divides_by_the_root_mean_square_of_a_minus_x() -> None:
-    h = torch.randn(50)
-    site = site_with(correction="none", advantage="normalized", noise=0.0)
-    before, after = corrected(site, h, torch.randn(50))
-    values = torch.stack([torch.relu(h), torch.sigmoid(h), torch.tanh(h), torch.where(h > 0, h, 0.01 * h), h])
-    size = (values - values.mean(0)).square().mean(1).sqrt()
-    torch.testing.assert_close(after, before * size.mean() / size)
-
-
-def test_output_norm_with_normalised_advantage_still_trains() -> None:
-    site = site_with(correction="output_norm", advantage="normalized")
+def test_output_norm_trains() -> None:
+    site = site_with(correction="output_norm")
     before, after = corrected(site, torch.randn(8, 5), torch.randn(8, 5))
     assert before.any()
     assert torch.equal(before, after)
@@ -265,7 +256,7 @@ def test_the_schedule_applies_the_policy_before_the_optimizers_step() -> None:
     torch.manual_seed(0)
     model = flexact.convert(
         nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)),
-        config=FlexConfig(correction="clip_logit_gradient", clip=1e-3, logit_step="optimizer"),
+        config=FlexConfig(policy=Policy(correction="clip_logit_gradient", clip=1e-3, logit_step="optimizer")),
     )
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=1.0))
     schedule = flexact.Schedule(model, total_steps=10, optimizer=optimizer)

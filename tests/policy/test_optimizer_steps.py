@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 import flexact
+from configs import flat
 from flexact import FlexAct, FlexConfig, Schedule, param_groups
 from flexact.routing.sites import sites_of
 
@@ -77,11 +78,11 @@ def adversarial(
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"logit_step": "optimizer"}, {"advantage": "normalized"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"logit_step": "optimizer"}, {"correction": "clip_logit_gradient"}], ids=str)
 def test_two_optimizers_in_one_network_move_each_its_own_logits_as_in_networks_apart(
     changes: dict[str, Any], reuse: bool
 ) -> None:
-    config = FlexConfig(**(APART | changes))
+    config = flat(**(APART | changes))
     together, apart = Gan(), Gan()
     flexact.convert(together, config=config)
     schedules = [Schedule(together, STEPS)]
@@ -167,7 +168,7 @@ def test_maximizing_an_objective_is_minimizing_its_negative(kind: type[torch.opt
     found = []
     for sign in (1.0, -1.0):
         torch.manual_seed(0)
-        model = flexact.convert(part(3, 1), config=FlexConfig(**(APART | {"logit_step": logit_step})))
+        model = flexact.convert(part(3, 1), config=flat(**(APART | {"logit_step": logit_step})))
         optimizer = kind(param_groups(model), lr=0.01, maximize=sign < 0)
         schedule = Schedule(model, 2 * STEPS)
         for x in batches():
@@ -215,7 +216,7 @@ def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is
     found = []
     for fused in (False, True):
         torch.manual_seed(0)
-        model = flexact.convert(part(3, 1), config=FlexConfig(**(APART | {"logit_step": logit_step})))
+        model = flexact.convert(part(3, 1), config=flat(**(APART | {"logit_step": logit_step})))
         optimizer = torch.optim.SGD(param_groups(model), lr=0.01, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
         schedule = Schedule(model, 2 * STEPS)
@@ -256,7 +257,7 @@ def converted(config: FlexConfig) -> Sampler:
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
 def test_another_method_than_the_call_sees_the_logits_of_now(logit_step: str, scheduled: bool) -> None:
-    model = converted(FlexConfig(**(APART | {"logit_step": logit_step})))
+    model = converted(flat(**(APART | {"logit_step": logit_step})))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.5)
     schedule = Schedule(model, 10 * STEPS) if scheduled else None
     x = torch.randn(16, 3)

@@ -31,9 +31,9 @@ class Block(nn.Module):
 
 torch.manual_seed(0 if not resumes else 99)
 policies = {
-    "default": flexact.FlexConfig(noise=1.0),
+    "default": flexact.FlexConfig(policy=flexact.Policy(noise=1.0)),
     "paper": flexact.FlexConfig.paper(),
-    "channel": flexact.FlexConfig(noise=1.0, granularity="channel", advantage="normalized", forward="hard"),
+    "channel": flexact.FlexConfig(granularity="channel", policy=flexact.Policy(noise=1.0, forward="hard")),
 }
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Block(), nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 1))
 model = flexact.convert(model, config=policies[policy], example_inputs=torch.zeros(2, 4))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import flexact
+from configs import flat
 from flexact import FlexAct, FlexActError, FlexConfig, Schedule, convert, param_groups, selection
 from flexact.routing.sites import sites_of
 
@@ -363,7 +364,7 @@ def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
     ids=str,
 )
 def test_a_config_that_asks_for_something_else_blends(changes: dict[str, Any]) -> None:
-    assert Run(config=FlexConfig(**changes), total_steps=100).tried is None
+    assert Run(config=flat(**changes), total_steps=100).tried is None
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)], ids=repr)

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flexact import FlexConfig
-from flexact.ops import DEVIATION, SENSITIVITY
 from flexact.routing import corrections
 
 seeds = st.integers(0, 2**32)
@@ -36,10 +34,6 @@ def test_target_leaves_out_who_was_dropped() -> None:
     alive = torch.tensor([[True, False, True]])
     target = corrections.target(torch.tensor([[1.0, 0.0, 1.0]]), 0.3, alive)
     assert target.tolist() == [[0.5, 0.0, 0.5]]
-
-
-def test_clipped_sensitivities_are_bounded_from_above_only() -> None:
-    assert corrections.clipped(torch.tensor([[0.2, 5.0, 1.0]]), 1.0).tolist() == [[pytest.approx(0.2), 1.0, 1.0]]
 
 
 @given(seed=seeds)
@@ -81,24 +75,6 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(seed: int, bound: floa
 
 def test_clipping_a_zero_gradient_leaves_zero() -> None:
     assert not corrections.clip_rows(torch.zeros(2, 3), 1.0).any()
-
-
-def test_normalised_advantage_divides_by_the_root_mean_square_and_keeps_the_scale() -> None:
-    gradient, deviation = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0, 1.0, 9.0]])
-    # sizes 2, 1, 3; their mean is 2
-    expected = torch.tensor([[1.0 * 2 / 2, 2.0 * 2 / 1, 3.0 * 2 / 3]])
-    torch.testing.assert_close(corrections.normalised_advantage(gradient, deviation, everyone(1, 3)), expected)
-
-
-def test_normalised_advantage_takes_its_mean_over_who_is_in() -> None:
-    alive = torch.tensor([[True, True, False]])
-    ours = corrections.normalised_advantage(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[4.0, 16.0, 0.0]]), alive)
-    torch.testing.assert_close(ours, torch.tensor([[3 / 2, 3 / 4, 0.0]]))
-
-
-def test_normalised_advantage_leaves_rows_without_deviations_alone() -> None:
-    gradient = doubles(0)
-    assert torch.equal(corrections.normalised_advantage(gradient, torch.zeros(3, 5), everyone()), gradient)
 
 
 @given(seed=seeds, alpha=st.floats(0.01, 5), size=st.floats(1e-6, 1e6))
@@ -159,19 +135,3 @@ def test_output_normalisation_of_zeros_and_of_large_values_is_finite(dtype: torc
     x = blended(h, logits)
     assert x.dtype == dtype
     assert all(t.isfinite().all() for t in (x, *torch.autograd.grad(x.float().sum(), (h, logits))))
-
-
-@pytest.mark.parametrize(
-    ("changes", "needed"),
-    [
-        ({"correction": "none"}, 0),
-        ({"correction": "grad_norm_kl"}, SENSITIVITY),
-        ({"correction": "clipped_norm_kl"}, SENSITIVITY),
-        ({"correction": "grad_norm_kl", "alpha": 0.0}, 0),
-        ({"correction": "clip_logit_gradient"}, 0),
-        ({"correction": "none", "advantage": "normalized"}, DEVIATION),
-        ({"correction": "grad_norm_kl", "advantage": "normalized"}, SENSITIVITY | DEVIATION),
-    ],
-)
-def test_only_the_statistics_a_policy_needs_are_gathered(changes: dict[str, object], needed: int) -> None:
-    assert corrections.statistics_needed(FlexConfig(**changes)) == needed  # type: ignore[arg-type]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, candidates
+from configs import flat_paper
+from flexact import FlexAct, FlexActError, FlexConfig, Policy, candidates
 from flexact.ops import reference
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.sites import sites_of
@@ -30,7 +31,7 @@ LOGITS = [0.3, -0.2, 0.9, 0.1, -0.5]
 
 def site_with(logits: list[float] = LOGITS, channels: int | None = None, **changes: Any) -> FlexAct:
     """A site that is past its start: the paper's noise, given logits."""
-    site = FlexAct(config=FlexConfig.paper(**changes), channels=channels)
+    site = FlexAct(config=flat_paper(**changes), channels=channels)
     with torch.no_grad():
         site.logits.copy_(torch.tensor(logits).repeat(site.rows)[: site.logits.numel()])
     return site
@@ -112,7 +113,7 @@ def test_a_lone_site_repeats_with_its_seed_and_draws_anew_each_step() -> None:
 def test_inplace_is_accepted_and_the_input_never_overwritten() -> None:
     h = torch.linspace(-3, 3, 30)
     before = h.clone()
-    for site in (FlexAct(ALL, inplace=True), FlexAct(ALL, FlexConfig.paper(advantage="normalized"), inplace=True)):
+    for site in (FlexAct(ALL, inplace=True), FlexAct(ALL, FlexConfig.paper(), inplace=True)):
         site(h).sum().backward()
         site.eval()(h)
         flexact.commit(site)(h)
@@ -161,14 +162,11 @@ def test_a_finite_input_never_yields_nan(
     """|h| up to 1e4, all candidates, any temperature: output and gradients stay numbers."""
     config = FlexConfig.paper(
         candidates=[name for name in ALL if not overflows(name, dtype)],
-        temperature=temperature,
-        forward=forward,
-        correction=correction,
-        advantage="normalized",
         granularity="channel" if channels else "layer",
-        lam="temperature",
-        kl_on="p",
         seed=seed,
+        policy=Policy.paper(
+            temperature=temperature, forward=forward, correction=correction, lam="temperature", kl_on="p"
+        ),
     )
     site = FlexAct(config=config, channels=channels)
     with torch.no_grad():
@@ -190,7 +188,9 @@ def test_each_candidate_stays_finite_up_to_1e4(name: str, dtype: torch.dtype, fo
     other = "sigmoid" if name == "tanh" else "tanh"
     size = 200.0 if overflows(name, dtype) else 1e4
     for temperature in (10.0, 1.0, 0.001):
-        config = FlexConfig.paper(candidates=(name, other), temperature=temperature, forward=forward)
+        config = FlexConfig.paper(
+            candidates=(name, other), policy=Policy.paper(temperature=temperature, forward=forward)
+        )
         site = FlexAct(config=config)
         h = torch.linspace(-size, size, 41).to(dtype).requires_grad_()
         x = site(h)
@@ -247,7 +247,8 @@ def test_logits_stay_float32_when_the_model_changes_precision(convert: Callable[
 @pytest.mark.parametrize("correction", ["grad_norm_kl", "output_norm"])
 def test_autocast_routes_half_precision_with_float32_logits(correction: str) -> None:
     model = flexact.convert(
-        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), config=FlexConfig.paper(correction=correction)
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)),
+        config=FlexConfig.paper(policy=Policy.paper(correction=correction)),
     )
     (site,) = sites_of(model)
     seen: list[torch.dtype] = []
@@ -282,7 +283,7 @@ class Blocks(nn.Module):
 def test_a_recomputed_forward_sees_the_same_draw(reentrant: bool, changes: dict[str, Any]) -> None:
     def run(recompute: bool | None) -> list[Tensor]:
         torch.manual_seed(0)
-        model = flexact.convert(Blocks(), config=FlexConfig.paper(**changes))
+        model = flexact.convert(Blocks(), config=flat_paper(**changes))
         model.recompute = recompute
         optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.1))
         schedule = flexact.Schedule(model, total_steps=8, optimizer=optimizer)
@@ -309,7 +310,7 @@ def test_dropped_candidates_take_no_part() -> None:
     assert site.dropped_at.tolist() == [[-1, 3, -1, -1, 3]]
     assert site.alive == (0, 2, 3)
     x = site(h)
-    alone = FlexAct(("relu", "tanh", "leaky_relu"), FlexConfig.paper(noise=0.0))
+    alone = FlexAct(("relu", "tanh", "leaky_relu"), FlexConfig.paper(policy=Policy.paper(noise=0.0)))
     with torch.no_grad():
         alone.logits.copy_(torch.tensor(LOGITS)[[0, 2, 3]])
     torch.testing.assert_close(x, alone(h))
@@ -564,7 +565,7 @@ def test_state_dict_round_trip(committed: bool) -> None:
     site.temperature.fill_(0.25)
     if committed:
         site.commit(step=5)
-    other = FlexAct(config=FlexConfig.paper(noise=0.0))
+    other = FlexAct(config=FlexConfig.paper(policy=Policy.paper(noise=0.0)))
     other.load_state_dict(site.state_dict())
     assert other.committed is committed
     assert other.alive == site.alive

@@ -178,7 +178,7 @@ def test_recorders_folder_is_reported(tmp_path: Path) -> None:
     page = build(folder).read_text(encoding="utf-8")
     assert "4 records of 4 sites" in page
     assert "<td>undecided</td>" in page  # four steps decide nothing
-    assert "<h3>history.jsonl: policy</h3>" in page
+    assert "<h3>history.jsonl: config</h3>" in page
     assert f"<td>torch</td><td>{torch.__version__}</td>" in page
     assert folders.HOSTILE not in page
     assert (folder / "figures" / "history-probabilities.svg").exists()

@@ -98,16 +98,15 @@ class FlexActCallback(TrainerCallback):
         check_arguments(trainer)
         blend(sites)
         config = sites[0].config
-        if self.logit_lr is not None and config.logit_step == "paced":
+        if self.logit_lr is not None and config.policy.logit_step == "paced":
             raise FlexActError(
                 f"logit_lr={self.logit_lr} has no effect because the policy updates the logits, not the optimizer. "
-                "Remove it, or convert with FlexConfig(logit_step='optimizer')."
+                "Remove it, or convert with FlexConfig(policy=Policy(logit_step='optimizer'))."
             )
         others = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlexActCallback)]
         if others and others[0] is not self:
             raise FlexActError("the callbacks of this Trainer include another FlexActCallback. Remove it from them.")
-        uses_kl = config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
-        self._adds_penalty = uses_kl and config.alpha_kind == "absolute"
+        self._adds_penalty = config.policy.adds_to_loss
         self._trainer = trainer
         if not others:
             trainer.add_callback(self)

@@ -1,45 +1,69 @@
-"""Checks of what a command is given, in the words of its options."""
+"""Checks of values that a user gives: each returns the value, or raises an error that names and shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import sys
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 from flexact.errors import FlexActError, suggestion
 
-_ONE = {"datasets": "data set"}
-"""The singular of an option, where it is not the option without its "s"."""
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    at_least: float = -math.inf,
+    below: float = math.inf,
+    at_most: float = math.inf,
+) -> Any:
+    """A finite number within bounds. Numbers of other types than Python's, such as numpy's, become floats.
+
+    >>> number("alpha", -1, at_least=0)
+    Traceback (most recent call last):
+    ...
+    flexact.errors.FlexActError: alpha must be a finite number at least 0; got -1.
+    """
+    found = value
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if is_real and not isinstance(value, int):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+    is_finite = is_real and abs(found) <= sys.float_info.max
+    if not (is_finite and above < found < below and at_least <= found <= at_most):
+        bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+        told = " and ".join(f"{which} {bound:g}" for which, bound in bounds.items() if math.isfinite(bound))
+        raise FlexActError(f"{name} must be a finite number {told}; got {value!r:.80}.")
+    return found
 
 
-def check_names(option: str, given: Sequence[str], known: Collection[str]) -> None:
-    """Raise unless an option has at least one name, and every name once and known."""
-    if not given:
-        raise FlexActError(f"--{option} names nothing; give at least one of {', '.join(known)}.")
-    for name in given:
-        check_known(_ONE.get(option, option.removesuffix("s")), name, known)
-    check_once(option, given)
+def integer(name: str, value: Any) -> int:
+    """An integer of any type that counts as one; True and False do not."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
+    return int(value)
 
 
-def check_known(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise unless a name is one of the known names."""
-    if name not in known:
-        raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
+def steps(name: str, value: Any, otherwise: str = "") -> int:
+    """A number of optimizer steps. otherwise: what else is allowed, for the error message."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST_STEPS:
+        raise FlexActError(f"{name} must be a number of optimizer steps, at least 1{otherwise}; got {value!r:.80}.")
+    return int(value)
 
 
-def check_once(option: str, given: Sequence[str]) -> None:
-    """Raise where an option names something twice."""
-    repeated = sorted({name for name in given if given.count(name) > 1})
-    if repeated:
-        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
+def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of several words."""
+    names = list(allowed)
+    if value not in names:
+        raise FlexActError(
+            f"{name}={value!r:.80} is not a choice{suggestion(str(value), names)} Expected one of: {', '.join(names)}."
+        )
 
 
-def check_whole(option: str, value: Any, low: int, high: int) -> None:
-    """Raise unless a value is a whole number in a range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FlexActError(f"--{option} must be a whole number from {low} to {high}; got {value!r}.")
-
-
-def check_seed(seed: Any) -> None:
-    """Raise unless a cell's seed is a whole number from 0 on."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise FlexActError(f"a seed is a whole number from 0 on; got {seed!r}.")
+MOST_STEPS = 2**53
+"""Maximum steps of a run. Up to here a float, in which fractions of a run are computed, represents every step."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import platform
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,24 +18,22 @@ from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
-from flexact.io.json_input import parsed_json, path_of
-from flexact.observe.history_fields import DECISIONS, DROPS, RESERVED
-from flexact.observe.selection import Row, plain, selection
+from flexact.io.json_input import path_of
+from flexact.observe import history
+from flexact.observe.history import DECISIONS, DROPS, RESERVED
+from flexact.observe.selection import selection
+from flexact.observe.selection_row import Row, plain
 from flexact.routing.sites import sites_of
 
 if TYPE_CHECKING:
     from flexact.observe.tensorboard import Board
 
-VERSION = 2
-_KEY = "flexact_history"
-_OPENING = json.dumps({_KEY: VERSION})[:-1]
-
 
 class Recorder:
     """Keeps the probabilities of all sites over training, in memory and, if asked to, on disk.
 
-    path: a JSON-lines file, one whole line a record; an existing one is gone on with. Its first line has the policy and
-    the versions, for `flexact report`.
+    path: a JSON-lines file with one line per record, appended to if it exists. Its first line has the config and the
+    versions, for `flexact report`.
     tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
     histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
 
@@ -63,23 +60,27 @@ class Recorder:
         self._board: Board | None = None
         if path is not None:
             self._path = path_of(path, "a history")
-            self.history = _existing(self._path)
-        self._told = _told(self.history)
+            self.history = history.existing(self._path)
+        self._known = _known(self.history)
         if tensorboard is not None:
             from flexact.observe.tensorboard import Board  # not before it is asked for
 
             self._board = Board(tensorboard)
         if path is not None:
-            self._begin_file()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._rewrite()
+            except OSError as error:
+                raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def record(self, step: int, **values: float) -> None:
         """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
         step = _index(step)
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
-                f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To go on "
-                "with a run from an earlier checkpoint, cut the history first with recorder.rewind(step). A run that "
-                "begins anew needs a new file: give another path, or remove the old one."
+                f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To resume "
+                "from an earlier checkpoint, cut the history first with recorder.rewind(step). A new run needs a new "
+                "file: give another path, or remove the old one."
             )
         numbers = {name: _number(name, value) for name, value in values.items()}
         now = selection(self.model)
@@ -97,31 +98,32 @@ class Recorder:
             **numbers,
         }
         self.history.append(entry)
-        self._told |= _told([entry])
+        self._known |= _known([entry])
         if self._file is not None:
-            self._write(entry)
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
         if self._board is not None:
             self._board.write(self.model, self.history, numbers)
 
     def _news(self, rows: Mapping[str, Row]) -> dict[str, Any]:
         """The drops and decisions that no record has yet."""
         drops = {
-            site: {name: _drop(row, name) for name in row.dropped if (site, name) not in self._told}
+            site: {name: _drop(row, name) for name in row.dropped if (site, name) not in self._known}
             for site, row in rows.items()
         }
         decisions = {
             site: {"runner_up": row.runner_up, "decided": row.decided}
             for site, row in rows.items()
-            if row.committed and (site, None) not in self._told
+            if row.committed and (site, None) not in self._known
         }
         news = {DROPS: {site: new for site, new in drops.items() if new}, DECISIONS: decisions}
         return {name: value for name, value in news.items() if value}
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after a step: for going on from an earlier checkpoint."""
+        """Remove what was recorded after a step, to resume from an earlier checkpoint."""
         last = _index(step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
-        self._told = _told(self.history)
+        self._known = _known(self.history)
         if self._file is not None:
             self._rewrite()
 
@@ -152,39 +154,21 @@ class Recorder:
         ...
         flexact.errors.FlexActError: there is no history at nowhere.jsonl; ...
         """
-        path = path_of(path, "a history")
-        if not path.is_file():
-            raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
-        text = _text(path)
-        if not text:
-            raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
-        return _parsed(path, text)
-
-    def _begin_file(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._rewrite()
-        except OSError as error:
-            raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
+        return history.records(path_of(path, "a history"))
 
     def _rewrite(self) -> None:
-        """Write the file anew, whole or not at all, and go on at its end."""
+        """Replace the file atomically, and append to it from then on."""
         if self._file is not None:
             self._file.close()
         lines = [_header(self.model), *self.history]
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         self._file = self._path.open("a", encoding="utf-8")
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
 
-
-def _told(history: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
+def _known(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
     """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
-    drops = {(site, name) for entry in history for site, one in entry.get(DROPS, {}).items() for name in one}
-    return drops | {(site, None) for entry in history for site in entry.get(DECISIONS, {})}
+    drops = {(site, name) for entry in records for site, one in entry.get(DROPS, {}).items() for name in one}
+    return drops | {(site, None) for entry in records for site in entry.get(DECISIONS, {})}
 
 
 def _drop(row: Row, candidate: str) -> dict[str, Any]:
@@ -196,12 +180,11 @@ def _drop(row: Row, candidate: str) -> dict[str, Any]:
 
 def _header(model: nn.Module) -> dict[str, Any]:
     """The first line of a file: what it is, and what the run was made with."""
-    header: dict[str, Any] = {_KEY: VERSION}
+    header: dict[str, Any] = {history.KEY: history.VERSION}
     sites = sites_of(model)
     if sites:
-        fields = sites[0].policy.to_dict()
-        del fields["candidates"]  # each record has those of each site
-        header["policy"] = fields
+        header["config"] = sites[0].config.to_dict()
+        del header["config"]["candidates"]  # each record has those of each site
     header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
     with suppress(PackageNotFoundError):  # a source tree on the path has no version
         header["versions"]["flexact"] = version("flexact")
@@ -228,67 +211,3 @@ def _index(step: Any) -> int:
         return operator.index(step)
     except TypeError:
         raise FlexActError(f"a step is a whole number; got step={step!r}.") from None
-
-
-def _existing(path: Path) -> list[dict[str, Any]]:
-    """The records of a file to go on with; none where there is no file yet."""
-    if not path.exists():
-        return []
-    text = _text(path)
-    whole = _without_cut_line(text)
-    cut_header = _OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)
-    return _parsed(path, whole if whole or cut_header else text)
-
-
-def _without_cut_line(text: str) -> str:
-    """A run that was killed may leave its last line unfinished; it was never a record."""
-    return text[: text.rfind("\n") + 1]
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise FlexActError(f"{path} is not a regular file; give the path of a history that a Recorder wrote.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise FlexActError(f"{path} is not a history of flexact: it is no text file.") from None
-
-
-def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
-    entries = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            entry = parsed_json(line)
-        except ValueError as error:
-            if number == 1:
-                _check_header(path, None)
-            raise FlexActError(
-                f"{path}, line {number}: not valid JSON ({_objection(error)}). The file is cut off or "
-                "was edited; remove that line to read the rest."
-            ) from None
-        if number == 1:
-            _check_header(path, entry)
-        elif _is_record(entry):
-            entries.append(entry)
-        else:
-            raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
-    return entries
-
-
-def _is_record(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return False
-    parts = [entry.get("sites"), entry.get(DROPS, {}), entry.get(DECISIONS, {})]
-    return all(isinstance(part, dict) for part in parts)
-
-
-def _objection(error: ValueError) -> str:
-    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-def _check_header(path: Path, header: Any) -> None:
-    number = header.get(_KEY) if isinstance(header, dict) else None
-    if not isinstance(number, int):
-        raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{_KEY}": {VERSION}.')
-    if number > VERSION:
-        raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")

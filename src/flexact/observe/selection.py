@@ -1,4 +1,4 @@
-"""What was picked, and on what evidence.
+"""The picks of a model and their evidence.
 
 Probabilities here are always the noise-free π, over the candidates still in.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.observe.selection_row import Row
 from flexact.observe.selection_table import table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
@@ -26,51 +27,6 @@ if TYPE_CHECKING:
 VERSION = 3
 _TIE = 1e-6
 """Probabilities that differ by no more are alike."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One site, or one channel of it: its pick, and by how much that leads."""
-
-    site: str
-    channel: int | None
-    original: str | None
-    """The candidate that stood here before; None if it is none of them."""
-    pick: str | None
-    """The candidate that leads now. None while all that are left are alike, as before training and in a trial."""
-    probability: float
-    runner_up: str | None
-    """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
-    with the smallest margin in standard errors."""
-    margin: float
-    """The probability of the pick less that of the next candidate still in."""
-    committed: bool
-    decided: bool
-    """Whether the row is committed on significant evidence: that its pick is better than what the site had before, or,
-    where it kept that, that this is better than the runner-up."""
-    probabilities: dict[str, float]
-    dropped: dict[str, int]
-    """When each candidate that is out was dropped, in steps."""
-    evidence: dict[str, Contest]
-    """By how much each of these was behind then; without those that were dropped on no evidence. Of what the site had
-    before: in the round of a blend in which it first was significantly behind."""
-
-    @property
-    def key(self) -> str:
-        """The site; that of a channel has its number behind a colon."""
-        return self.site if self.channel is None else f"{self.site}:{self.channel}"
-
-    @property
-    def lead(self) -> Contest | None:
-        """The evidence against the runner-up; None before the commitment, and where there is none."""
-        return self.evidence.get(self.runner_up) if self.committed and self.runner_up is not None else None
-
-    @property
-    def over_original(self) -> Contest | None:
-        """The evidence against what the site had before, where it picked something else; None where there is none."""
-        if not self.committed or self.original is None or self.original == self.pick:
-            return None
-        return self.evidence.get(self.original)
 
 
 @dataclass(frozen=True)
@@ -101,23 +57,23 @@ class Selection:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
         candidate that diverged, and the probabilities of a run that did."""
-        return {"flexact_selection": VERSION, "rows": [plain(asdict(row)) for row in self.rows]}
+        return {"flexact_selection": VERSION, "rows": [row.to_dict() for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
         """The inverse of `to_dict`."""
         version = data.get("flexact_selection") if isinstance(data, dict) else None
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        if isinstance(version, bool) or not isinstance(version, int):
             raise FlexActError(f"not a Selection: expected {{'flexact_selection': {VERSION}, ...}}; got {data!r:.80}.")
         if version != VERSION:
             raise FlexActError(
-                f"this selection has version {version}, and this flexact reads version {VERSION} alone. Use the "
-                "flexact that wrote it, or take it anew with flexact.selection(model).to_dict()."
+                f"this selection has version {version!r:.80}, and this flexact reads version {VERSION} only. Use the "
+                "flexact that wrote it, or write it again with flexact.selection(model).to_dict()."
             )
         rows = data.get("rows")
         if not isinstance(rows, list):
             raise FlexActError(f"a selection needs 'rows', a list; got {rows!r:.80}.")
-        return cls(tuple(_row(number, row) for number, row in enumerate(rows)))
+        return cls(tuple(Row.from_dict(number, row) for number, row in enumerate(rows)))
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table: one row a site, one column a candidate's probability. The columns lead, standard_error, z and
@@ -232,86 +188,8 @@ def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mappi
 
 def _flat(row: Row) -> dict[str, Any]:
     """A row of the frame."""
-    lead = row.lead
-    return {
-        "site": row.site,
-        "channel": row.channel,
-        "original": row.original,
-        "pick": row.pick,
-        "probability": row.probability,
-        "runner_up": row.runner_up,
-        "margin": row.margin,
-        "committed": row.committed,
-        "decided": row.decided,
-        "lead": None if lead is None else lead.margin,
-        "standard_error": None if lead is None else lead.standard_error,
-        "z": None if lead is None else lead.z,
-        "steps": None if lead is None else lead.steps,
-        **{f"p({name})": p for name, p in row.probabilities.items()},
-    }
-
-
-def plain(value: Any) -> Any:
-    """The same with None for every number that is not finite, which JSON cannot have."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _row(number: int, data: Any) -> Row:
-    """A row of `Selection.to_dict`, with every field checked."""
-    if not isinstance(data, dict) or data.keys() != _FIELDS.keys():
-        raise FlexActError(f"row {number} of a selection needs the fields {', '.join(_FIELDS)}; got {data!r:.80}.")
-    for name, value in data.items():
-        if not _is_right(name, value):
-            raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.")
-    fields: dict[str, Any] = dict(data)
-    for name in ("probability", "margin"):
-        fields[name] = math.nan if data[name] is None else data[name]
-    fields["probabilities"] = {key: math.nan if p is None else p for key, p in data["probabilities"].items()}
-    fields["dropped"] = dict(data["dropped"])
-    fields["evidence"] = {
-        key: Contest(**(one | {"margin": math.inf if one["margin"] is None else one["margin"]}))
-        for key, one in data["evidence"].items()
-    }
-    return Row(**fields)
-
-
-def _is_right(name: str, value: Any) -> bool:
-    """Whether a field of a row has the type that it must have."""
-    if not _is_of(value, _FIELDS[name]):
-        return False
-    if name == "evidence":
-        return all(
-            isinstance(key, str)
-            and isinstance(one, dict)
-            and one.keys() == _CONTEST.keys()
-            and all(_is_of(one[field], kinds) for field, kinds in _CONTEST.items())
-            for key, one in value.items()
-        )
-    kinds = _BY_NAME.get(name)
-    return kinds is None or all(isinstance(key, str) and _is_of(one, kinds) for key, one in value.items())
-
-
-def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a value is of one of these types; True and False are no numbers."""
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-
-
-_NUMBER: tuple[type, ...] = (float, int, type(None))
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "site": (str,),
-    "channel": (int, type(None)),
-    "original": (str, type(None)),
-    "pick": (str, type(None)),
-    "probability": _NUMBER,
-    "runner_up": (str, type(None)),
-    "margin": _NUMBER,
-    "committed": (bool,),
-    "decided": (bool,),
-    "probabilities": (dict,),
-    "dropped": (dict,),
-    "evidence": (dict,),
-}
-_BY_NAME: dict[str, tuple[type, ...]] = {"probabilities": _NUMBER, "dropped": (int,)}
-_CONTEST: dict[str, tuple[type, ...]] = {"margin": _NUMBER, "standard_error": (float, int), "steps": (int,)}
+    names = ("site", "channel", "original", "pick", "probability", "runner_up", "margin", "committed", "decided")
+    fields = {name: getattr(row, name) for name in names}
+    of_lead = {"lead": "margin", "standard_error": "standard_error", "z": "z", "steps": "steps"}
+    fields |= {column: getattr(row.lead, name, None) for column, name in of_lead.items()}
+    return fields | {f"p({name})": p for name, p in row.probabilities.items()}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from flexact.observe.selection_row import Row
 from flexact.policy.evidence import SIGNIFICANT
-
-if TYPE_CHECKING:
-    from flexact.observe.selection import Row
 
 WIDTH = 120
 _DROPPED = "dropped (at step)"

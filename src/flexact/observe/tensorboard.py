@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
 from flexact.observe.figures import history as plots
-from flexact.observe.selection import Row, selection
+from flexact.observe.selection import selection
+from flexact.observe.selection_row import Row
 from flexact.routing.sites import sites_of
 
 _MIN_RECORDS = 16

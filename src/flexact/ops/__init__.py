@@ -21,13 +21,10 @@ import torch
 from torch import Tensor
 
 from flexact.ops import closed_form, differentiable, dispatch, inductor_form
-from flexact.ops.closed_form import DEVIATION, SENSITIVITY
 
-__all__ = ["DEVIATION", "SENSITIVITY", "routed_activation"]
+__all__ = ["routed_activation"]
 
 _COMPILERS = ("torch._inductor", "torch._dynamo")
-MOST_CANDIDATES = 16
-"""Maximum number of candidates per site in the Triton dispatch."""
 _SEPARATOR = "\n"  # joins the keys, because a custom operator takes no list of strings
 
 
@@ -40,12 +37,9 @@ def routed_activation(
     keys: tuple[str, ...],
     alive: Sequence[int],
     channel_dim: int = 1,
-    statistics: int = 0,
+    statistics: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the blend x and its statistics, (2, rows, K): mean |σ_k′(h)| and mean (a_k − x)².
-
-    A statistic that was not requested is zero; without any, the second tensor is empty. rows is 1 for a site that picks
-    per layer, and the size of h's `channel_dim` for one that picks per channel.
+    """Return the blend x and the sensitivities mean |σ_k′(h)|, (rows, K), which are empty without `statistics`.
 
     h: floating point, any shape and layout; x has the same.
     logits: (rows·K,), used only to receive the gradient.
@@ -54,7 +48,7 @@ def routed_activation(
     temperature: τ, a scalar tensor.
     keys: registry keys of the K candidates.
     alive: indices of the candidates that are not eliminated.
-    statistics: SENSITIVITY, DEVIATION, both or 0.
+    rows is 1 for the layer, or the size of h's `channel_dim`.
     """
     if differentiable.transforming():
         plain = differentiable.routed_activation(
@@ -76,7 +70,7 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
     """Return whether the Triton kernels support this input and the alive candidates."""
     return (
         h.dtype != torch.float64
-        and len(keys) <= MOST_CANDIDATES
+        and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
         and _takes_triton(h.device, tuple([keys[k] for k in alive]))
@@ -105,7 +99,7 @@ def _routed_activation(
     keys: str,
     alive: Sequence[int],
     channel_dim: int,
-    statistics: int,
+    statistics: bool,
 ) -> tuple[Tensor, Tensor]:
     arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
     return _run_compiled_or_eager(inductor_form.forward, closed_form.forward, h, arguments)
@@ -155,9 +149,9 @@ def _(
     keys: str,
     alive: Sequence[int],
     channel_dim: int,
-    statistics: int,
+    statistics: bool,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(h), weights.new_empty((2, *weights.shape) if statistics else 0)
+    return torch.empty_like(h), weights.new_empty(weights.shape if statistics else 0)
 
 
 @_routed_activation_backward.register_fake

@@ -17,36 +17,26 @@ from flexact.candidates import Candidate, lookup
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
 
-SENSITIVITY, DEVIATION = 1, 2
-"""Flags that select the statistics of a forward."""
-
 
 def forward(
-    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
+    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return x = Σ_k w_k σ_k(h) and its statistics, (2, rows, K): mean |σ_k′(h)| and mean (σ_k(h) − x)².
-
-    A statistic that was not requested is zero; without any, the second tensor is empty.
-    """
+    """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), which are empty without
+    `statistics`."""
     h = dense(h)
     x = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
-    sums = sweep.zeros(2)
+    sums = sweep.zeros()
     for block_h, block_x in sweep.blocks(h, x):
-        source, blend = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies only in half precision
-        values: dict[int, Tensor] = {}
+        source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
         for k, candidate, weight in sweep.candidates:
             if _is_zero(weight) and not statistics:
                 continue
             value = candidate.function(source)
-            sweep.add(blend, value, weight)
-            if statistics & SENSITIVITY:
-                sums[0, :, k] += sweep.total(candidate.derivative(source, value).abs())
-            if statistics & DEVIATION:
-                values[k] = value
-        for k, value in values.items():
-            sums[1, :, k] += sweep.total((value - blend).square_())
-        block_x.copy_(blend)
+            sweep.add(mixed, value, weight)
+            if statistics:
+                sums[:, k] += sweep.total(candidate.derivative(source, value).abs())
+        block_x.copy_(mixed)
     if not statistics:
         return x, weights.new_empty(0)
     return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
@@ -68,7 +58,7 @@ def backward(
     delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
     gradient = torch.empty_like(h)
     sweep = _Sweep(h, weights, keys, alive, channel_dim)
-    inner = sweep.zeros(1)[0]
+    inner = sweep.zeros()
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
         slope = block_gradient.to(sweep.dtype).zero_()
@@ -137,8 +127,8 @@ class _Sweep:
             length = max(1, block * count // size) if self.other_dims else count
             yield from zip(*(torch.split(tensor, length, split_dim) for tensor in tensors), strict=True)
 
-    def zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, self.rows, self.k, dtype=torch.float64, device=self.device)
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.rows, self.k, dtype=torch.float64, device=self.device)
 
     def add(self, total: Tensor, values: Tensor, weight: Tensor | float) -> None:
         """Add weight·values to total in place; a zero weight masks infinite values."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
+from flexact.ops.reference import blend
 
 
 def transforming() -> bool:
@@ -38,18 +39,12 @@ def routed_activation(
     alive: Sequence[int],
     channel_dim: int,
 ) -> Tensor:
-    """Return the blend x. See `flexact.ops.routed_activation`."""
-    change = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
-    p = torch.softmax(probabilities.detach().log() + change, dim=-1)
-    blend = weights.detach() + (p - p.detach())  # straight-through if hard
+    """See `flexact.ops.routed_activation`."""
+    moved = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
+    p = torch.softmax(probabilities.detach().log() + moved, dim=-1)
+    mixed = weights.detach() + (p - p.detach())  # when hard: straight-through
     wide = h if h.dtype == torch.float64 else h.float()
-    shape = [1] * h.dim()
-    if weights.shape[0] > 1:
-        shape[channel_dim] = -1
-    x = torch.zeros_like(wide)
-    for k in alive:
-        x = x + blend[:, k].view(shape) * lookup(keys[k]).function(wide)
-    return x.to(h.dtype)
+    return blend(wide, mixed, {k: lookup(keys[k]).function for k in alive}, channel_dim).to(h.dtype)
 
 
 def gradients(

@@ -29,6 +29,8 @@ OLDEST_TRITON = (3, 3)
 """Minimum version: from here on, compiled kernels are launched with their constants as arguments."""
 OLDEST_CARD = (7, 5)
 """Minimum compute capability: the first with the instruction tanh.approx."""
+MOST_CANDIDATES = 16
+"""Maximum number of candidates per site in the Triton kernels."""
 COMPILED_FROM = 2**20
 """Minimum number of elements for which a CPU uses "compiled" by default."""
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
-from flexact.ops.closed_form import DEVIATION, SENSITIVITY, dense, logit_gradient
+from flexact.ops.closed_form import dense, logit_gradient
 
 _numbers = itertools.count()
 
 
 def forward(
-    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: int
+    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the result of `closed_form.forward`, computed through torch.compile."""
     h = dense(h)
@@ -32,8 +32,8 @@ def forward(
     x = _with_layout(x, h)
     if not statistics:
         return x, weights.new_empty(0)
-    gathered = weights.new_zeros(2, *weights.shape)
-    gathered[:, :, list(alive)] = (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
+    gathered = weights.new_zeros(weights.shape)
+    gathered[:, list(alive)] = (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
     return x, gathered
 
 
@@ -95,22 +95,16 @@ def _compiled_for(
 
 
 def _forward(
-    h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], statistics: int
+    h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], statistics: bool
 ) -> tuple[Tensor, Tensor]:
     wide = h if h.dtype == torch.float64 else h.float()
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
     x = _weighted_sum(weights, alive, values)
-    sums = []
-    if statistics & SENSITIVITY:
-        slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
-        sums.append(torch.stack([_by_row(slope) for slope in slopes], -1))
-    if statistics & DEVIATION:
-        sums.append(torch.stack([_by_row((value - x).square()) for value in values], -1))
-    if len(sums) == 1:
-        zeros = torch.zeros_like(sums[0])
-        sums = [sums[0], zeros] if statistics & SENSITIVITY else [zeros, sums[0]]
-    return x.to(h.dtype), torch.stack(sums) if sums else h.new_empty(0)
+    if not statistics:
+        return x.to(h.dtype), h.new_empty(0)
+    slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
+    return x.to(h.dtype), torch.stack([_by_row(slope) for slope in slopes], -1)
 
 
 def _backward(

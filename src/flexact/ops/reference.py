@@ -7,7 +7,7 @@ All gradients come from autograd, which saves every intermediate value, so it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,17 +25,38 @@ def routed_activation(
     hard: bool = False,
     channel_dim: int = 1,
 ) -> Tensor:
-    """Return x, of h's shape. logits, noise, alive: (rows, K), with one row for the layer or one per channel."""
+    """h: any shape. logits, noise, alive: (rows, K), one row for the layer or one per channel."""
     log_pi = torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
     p = torch.softmax((log_pi + noise) / temperature, dim=-1)
-    weights = p
-    if hard:  # straight-through: one-hot in the forward, the gradient of the soft blend in the backward
-        weights = torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) - p.detach() + p
+    functions = {k: lookup(name).function for k, name in enumerate(candidates) if bool(alive[:, k].any())}
+    return blend(h, straight_through(p) if hard else p, functions, channel_dim)
+
+
+def blend(
+    h: Tensor,
+    weights: Tensor,
+    functions: Mapping[int, Callable[[Tensor], Tensor]],
+    channel_dim: int,
+    divisor: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Σ_k w_k f_k(h), where f_k is the function of column k of the weights, (rows, K).
+
+    divisor: from the value of f_k to what its term is divided by.
+    """
+    shape = [1] * h.dim()
+    if weights.shape[0] > 1:
+        shape[channel_dim] = -1
     x = torch.zeros_like(h)
-    for k, name in enumerate(candidates):
-        if bool(alive[:, k].any()):
-            x = x + _broadcastable(weights[:, k], h, channel_dim) * lookup(name).function(h)
+    for k, function in functions.items():
+        value = function(h)
+        term = weights[:, k].view(shape) * value
+        x = x + (term if divisor is None else term / divisor(value))
     return x
+
+
+def straight_through(p: Tensor) -> Tensor:
+    """One-hot at the likeliest, with the gradient of p."""
+    return torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) - p.detach() + p
 
 
 def mean_sensitivity(h: Tensor, candidates: Sequence[str], rows: int = 1, channel_dim: int = 1) -> Tensor:
@@ -49,12 +70,3 @@ def mean_sensitivity(h: Tensor, candidates: Sequence[str], rows: int = 1, channe
             slope.mean().reshape(1) if rows == 1 else slope.movedim(channel_dim, 0).reshape(rows, -1).mean(1)
         )
     return torch.stack(columns, dim=-1)
-
-
-def _broadcastable(weight: Tensor, h: Tensor, channel_dim: int) -> Tensor:
-    """Return the weight of the layer, or the weights of the channels, shaped to broadcast against h."""
-    if weight.numel() == 1:
-        return weight.reshape(())
-    shape = [1] * h.dim()
-    shape[channel_dim] = -1
-    return weight.reshape(shape)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 
 from flexact.errors import FlexActError
-from flexact.routing.router import Router
+from flexact.routing.sites import SiteRouter
 
 
-def check_originals(router: Router, reason: str) -> None:
+def check_originals(router: SiteRouter, reason: str) -> None:
     """Raise where a site has nothing to keep. reason: why nothing can be picked."""
     without = [site.name or "FlexAct" for site in router.sites if site.original_index < 0]
     if without:
@@ -18,7 +18,7 @@ def check_originals(router: Router, reason: str) -> None:
         )
 
 
-def keep_originals(router: Router, reason: str, step: int, rewinds: bool) -> None:
+def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) -> None:
     """Commit every site to its original, with a warning. rewinds: whether the weights are put back next."""
     check_originals(router, reason)
     weights = "The weights are those that the run began with" if rewinds else "The weights stay as they are"

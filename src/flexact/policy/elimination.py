@@ -13,8 +13,8 @@ from flexact.config import FlexConfig
 from flexact.policy.evidence import SIGNIFICANT, Evidence
 from flexact.policy.rounds import drops
 from flexact.routing.layer import FlexAct
-from flexact.routing.router import Router
 from flexact.routing.saved_state import check_tensors
+from flexact.routing.sites import SiteRouter
 
 
 class Elimination:
@@ -24,30 +24,30 @@ class Elimination:
     evidence the site keeps it.
     """
 
-    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
+    def __init__(self, router: SiteRouter, config: FlexConfig, total_steps: int, commit_step: int) -> None:
         self._router, self._commit_step = router, commit_step
         self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
-        """At which something is dropped."""
+        """The steps at which something is dropped."""
         if config.commit_at is not None:
             self.steps.add(commit_step)
-        self.settled_after = _settled_after(sorted(self.steps), config.settle)
-        """For each of these but the last: the step from which on logits move again."""
+        self.settled_after = _settled_after(sorted(self.steps), config.policy.settle)
+        """For each of these steps but the last, the step from which logits move again."""
         self.evidence = Evidence(router.rows, router.k, router.device)
-        self._protects = config.logit_step == "paced"  # logits that an optimizer moves gather no evidence
+        self._protects = config.policy.logit_step == "paced"  # logits that an optimizer moves gather no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
         """The rows whose original was never significantly worse than another candidate."""
 
     def drop(self, step: int) -> None:
-        """Drop what a round that ends at this step leaves behind."""
+        """Drop the candidates that the round which ends at this step eliminates."""
         sites = self._router.sites
-        leader = torch.cat([site._likeliest() for site in sites])
+        leader = torch.cat([site.likeliest() for site in sites])
         margin, error = self.evidence.leads(leader)
         count = self.evidence.count.expand_as(margin)
         found = torch.stack([margin, error, count], dim=-1)
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
-            rows = slice(site.first_row, site.first_row + site.rows)
+            rows = site.view.rows
             own = found[rows, : site.k].clone()
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
@@ -60,13 +60,13 @@ class Elimination:
         self.evidence.reset()
 
     def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
-        """Take the protection of a site's original away where it is significantly behind, and keep that round's
-        evidence for when it is dropped.
+        """Remove the protection of a site's original where it is significantly behind, and keep that round's evidence
+        for when it is dropped.
 
-        found: (rows, K, 3), this round's evidence. The leader is dropped for the original alone, so that it gets what
-        it is ahead of it by.
+        found: (rows, K, 3), this round's evidence. The leader is only ever dropped for the original, so its evidence is
+        its lead over the original.
         """
-        protected = self.protected[site.first_row : site.first_row + site.rows]
+        protected = self.protected[site.view.rows]
         gone = ~protected.to(found.device)
         found[:, site.original_index][gone] = site.evidence[:, site.original_index][gone]
         protected &= ~significant
@@ -78,15 +78,15 @@ class Elimination:
     def _choice(self, site: FlexAct) -> Tensor:
         """What each row of a site that dropped nothing so far commits to: (rows,). The likeliest candidate, or the
         original where no other is significantly better."""
-        likeliest = site._likeliest()
+        likeliest = site.likeliest()
         if site.original_index < 0 or not self._protects:
             return likeliest
-        protected = self.protected[site.first_row : site.first_row + site.rows].to(likeliest.device)
+        protected = self.protected[site.view.rows].to(likeliest.device)
         keeps = protected & (site.dropped_at[:, site.original_index] < 0)
         return torch.where(keeps, site.original_index, likeliest)
 
     def lost(self) -> list[str]:
-        """The names of the sites whose logits are no numbers any more."""
+        """The names of the sites whose logits are NaN or infinite."""
         undecided = [site for site in self._router.sites if not site.committed]
         return [site.name or "FlexAct" for site in undecided if not site.has_finite_logits()]
 

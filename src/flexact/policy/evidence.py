@@ -1,4 +1,4 @@
-"""How surely one candidate is better than another: the margins of a round, with their standard errors.
+"""The evidence that one candidate is better than another: the margins of a round, with their standard errors.
 
 The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
 ⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. The advantages of a site are scaled to a
@@ -20,7 +20,7 @@ from torch import Tensor
 from flexact.routing.saved_state import check_tensors
 
 SIGNIFICANT = 2.0
-"""Standard errors from which on a margin counts."""
+"""A margin of at least this many standard errors is significant."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Contest:
     and negative if it was ahead of the one that was kept, but not significantly."""
     standard_error: float
     steps: int
-    """Over which the margin is the mean."""
+    """The number of steps that the margin is averaged over."""
 
     @property
     def z(self) -> float:
@@ -72,14 +72,14 @@ class Evidence:
         return self.count, self.total, self.products
 
     def to(self, device: torch.device) -> None:
-        """Go where the model went."""
+        """Move to the model's device."""
         if self.total.device != device:
             self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
 
     def add(self, advantage: Tensor, rows: Tensor | float = 1.0) -> None:
-        """One step's. In place: a captured CUDA graph writes to this memory.
+        """Add one step's advantages in place, since a captured CUDA graph writes to this memory.
 
-        rows: (rows, 1), 1 for those that the step is of; the advantages of the others are 0.
+        rows: (rows, 1), 1 for the rows that the step moves; the advantages of the others are 0.
         """
         self.count += rows
         self.total += advantage

@@ -1,4 +1,4 @@
-"""A held-out loss that the user gives, by which a trial compares candidates."""
+"""The user's held-out loss, by which a trial compares candidates."""
 
 from __future__ import annotations
 

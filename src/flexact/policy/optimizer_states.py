@@ -31,14 +31,13 @@ class OptimizerStates:
         self.resumed = False
         """Whether `first` is that of an interrupted run: what an optimizer has here at its first step is from later."""
         self._names = names
-        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
         self._hook = Listener(self)
 
     @property
     def seen(self) -> int:
         """The number of optimizers found so far."""
-        return len(self._seen)
+        return len(self._rates)
 
     def acts_before(self, stepping: Optimizer) -> bool:
         """Keep the state that an optimizer has before its first step; a hook asks."""
@@ -50,30 +49,24 @@ class OptimizerStates:
 
     def note(self, optimizer: Optimizer) -> None:
         """Keep the state of an optimizer, where it steps any of the parameters and is not known yet."""
-        if optimizer in self._seen or not any(True for _ in _own(optimizer, self._names)):
+        if optimizer in self._rates or not any(True for _ in _own(optimizer, self._names)):
             return
-        self._seen.add(optimizer)
         self._rates[optimizer] = _rates(optimizer)
         if self.resumed:
             return
         first = self.first.setdefault(type(optimizer).__name__, {})
-        for name, parameter in _own(optimizer, self._names):
-            if optimizer.state.get(parameter) and name not in first:
-                first[name] = _on_host(optimizer.state[parameter])
+        self.first[type(optimizer).__name__] = _states(optimizer, self._names) | first
 
     def now(self, names: Mapping[int, str]) -> First:
         """A copy of the present state of every optimizer, in the form of `first`."""
         found: First = {}
-        for optimizer in self._seen:
-            own = found.setdefault(type(optimizer).__name__, {})
-            for name, parameter in _own(optimizer, names):
-                if optimizer.state.get(parameter):
-                    own[name] = _on_host(optimizer.state[parameter])
+        for optimizer in self._rates:
+            found.setdefault(type(optimizer).__name__, {}).update(_states(optimizer, names))
         return found
 
     def restore(self, names: Mapping[int, str], states: First) -> None:
         """Give every optimizer these states. Parameters that have no name keep theirs."""
-        for optimizer in self._seen:
+        for optimizer in self._rates:
             own = states.get(type(optimizer).__name__, {})
             for name, parameter in _own(optimizer, names):
                 _put_back(optimizer, parameter, own.get(name))
@@ -111,6 +104,12 @@ def _own(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, 
         for parameter in group["params"]:
             if id(parameter) in names:
                 yield names[id(parameter)], parameter
+
+
+def _states(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
+    """Copies of the states of an optimizer's parameters, by name."""
+    state = optimizer.state
+    return {name: _on_host(state[one]) for name, one in _own(optimizer, names) if state.get(one)}
 
 
 def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an optimizer's step means for the logits: whose it moves, in which direction, and whether it is skipped."""
+"""Which logits an optimizer's step moves, in which direction, and whether a gradient scaler skips it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from flexact.policy.optimizers import signs
 from flexact.routing.call_statistics import Gathered
-from flexact.routing.router import Router
+from flexact.routing.sites import SiteRouter
 
 
 class Step:
@@ -19,9 +19,9 @@ class Step:
     signs: of `flexact.policy.optimizers.signs`.
     """
 
-    def __init__(self, router: Router, signs: tuple[int, ...]) -> None:
+    def __init__(self, router: SiteRouter, signs: tuple[int, ...]) -> None:
         self.sites = {site: sign < 0 for site, sign in zip(router.sites, signs, strict=True) if sign}
-        """Those whose logits it holds; whether it maximizes there."""
+        """The sites whose logits it holds, and whether it maximizes there."""
         self.device = router.device
         self._is_plain = all(sign == 1 for sign in signs)
         by_row = [sign for site, sign in zip(router.sites, signs, strict=True) for _ in range(site.rows)]
@@ -30,11 +30,11 @@ class Step:
         self._of_logit = torch.tensor(by_logit, device=self.device)
 
     def clear(self, gathered: Gathered) -> None:
-        """Forget the statistics of the sites that the step moves."""
+        """Clear the statistics of the sites that the step moves."""
         if self._is_plain:
             gathered.clear()
         else:
-            gathered.forget({site.first_row for site in self.sites})
+            gathered.forget({site.view.first_row for site in self.sites})
 
     def read(self, gradients: list[Tensor], scaling: Scaling | None) -> tuple[list[Tensor], Tensor | None]:
         """The gradients of what is minimized, unscaled, and 0 where the step moves nothing; and which rows it moves,
@@ -54,7 +54,7 @@ class Step:
 
 
 class Scaling:
-    """What a gradient scaler leaves to an optimizer that unscales by itself, as fused ones do; no number is read."""
+    """What a gradient scaler passes to an optimizer that unscales by itself, as fused ones do."""
 
     def __init__(self, found_inf: Tensor, scale: Tensor | float | None) -> None:
         self.found_inf = found_inf
@@ -62,20 +62,20 @@ class Scaling:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Scaling | None:
-        """That of the step that an optimizer is about to make."""
+        """The scaling of an optimizer's next step; None where there is none."""
         found_inf = vars(optimizer).get("found_inf")
         return None if found_inf is None else cls(found_inf, vars(optimizer).get("grad_scale"))
 
 
 class Steps:
-    """The `Step` of each optimizer, found out again where its groups have changed."""
+    """The `Step` of each optimizer, updated where its groups have changed."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: SiteRouter) -> None:
         self._router = router
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step]] = weakref.WeakKeyDictionary()
 
     def of(self, optimizer: Optimizer) -> Step:
-        """Asked before each step of any optimizer, so it does not go through the parameters of a known one."""
+        """The step of an optimizer. This runs before every step, so it skips the parameters of a known optimizer."""
         groups = [(id(own["params"]), len(own["params"]), own.get("maximize")) for own in optimizer.param_groups]
         known = self._known.get(optimizer)
         if known is None or known[0] != groups or known[1].device != self._router.device:

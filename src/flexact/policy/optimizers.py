@@ -1,9 +1,7 @@
-"""What a user's optimizer and the logits have to do with each other: groups for it, and whether it holds them."""
+"""Parameter groups for a user's optimizer, and a check that it holds the logits."""
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.errors import FlexActError
+from flexact.io import value_checks
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 
@@ -24,7 +23,7 @@ def param_groups(
     """Optimizer groups: the weights, and the logits apart, which are never decayed.
 
     weight_decay, lr: where left out, the optimizer's own.
-    logit_lr: of the logits, where the policy leaves them to the optimizer (`FlexConfig.logit_step`); `lr` by default.
+    logit_lr: of the logits, where the policy leaves them to the optimizer (`Policy.logit_step`); `lr` by default.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU()))
@@ -32,12 +31,15 @@ def param_groups(
     [(2, 0.0005), (1, 0.0)]
     """
     sites = sites_of(model)
-    for name, value in (("weight_decay", weight_decay), ("lr", lr), ("logit_lr", logit_lr)):
-        _check_rate(name, value)
-    if logit_lr is not None and any(site.config.logit_step == "paced" for site in sites):
+    rates: dict[str, Any] = {"weight_decay": weight_decay, "lr": lr, "logit_lr": logit_lr}
+    for name, value in rates.items():
+        if value is not None:  # a rate may be a tensor, as a captured CUDA graph needs it
+            is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
+            value_checks.number(name, value.item() if is_tensor else value, at_least=0)
+    if logit_lr is not None and any(site.config.policy.logit_step == "paced" for site in sites):
         raise FlexActError(
             f"logit_lr={logit_lr} would have no effect: this policy moves the logits itself, at a pace set by the "
-            "length of the run. Leave it out, or convert with FlexConfig(logit_step='optimizer')."
+            "length of the run. Leave it out, or convert with policy=Policy(logit_step='optimizer')."
         )
     logits = [site.logits for site in sites]
     known = {id(parameter) for parameter in logits}
@@ -49,14 +51,6 @@ def param_groups(
         if rate is not None:
             group["lr"] = rate
     return [group for group in groups if group["params"]]
-
-
-def _check_rate(name: str, value: Any) -> None:
-    """Refuse what no optimizer can take; a rate may be a tensor, as a captured CUDA graph needs it."""
-    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-    is_number = isinstance(number, Real) and not isinstance(number, bool)
-    if value is not None and not (is_number and 0 <= number < math.inf):
-        raise FlexActError(f"{name} must be a finite number, at least 0; got {value!r:.80}.")
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from flexact.config import MOST_STEPS, FlexConfig
+from flexact.config import FlexConfig
+from flexact.io.value_checks import MOST_STEPS
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.policy.running_gradient import RunningGradient
 from flexact.routing.layer import FlexAct
-from flexact.routing.router import Router
+from flexact.routing.sites import SiteRouter
 
 SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
 """Steps of a round, or of the last rung of a trial, under which picks are close to random."""
@@ -37,44 +38,52 @@ def warn_if_short(plan: Plan, k: int, config: FlexConfig, round_steps: float, ro
         )
 
 
-def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: Collection[FlexAct], acts: bool) -> None:
+def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
+    """Warn of sites whose logits nothing can train."""
+    frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
+    if frozen:
+        warnings.warn(f"the logits of {', '.join(frozen[:5])} have requires_grad=False: no pick there", stacklevel=3)
+
+
+def warn_of_arbitrary_picks(
+    router: SiteRouter, running: RunningGradient, stepped: Collection[FlexAct], acts: bool
+) -> None:
     """Warn where a site is about to drop a candidate and nothing has told its candidates apart.
 
     stepped: the sites whose logits an optimizer holds that has made a step. acts: whether the policy acts before steps.
     """
-    count, paced = len(router.sites), router.config.logit_step == "paced"
+    count, paced = len(router.sites), router.config.policy.logit_step == "paced"
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
-        # Otherwise something that no hook sees, as another library's optimizer, has moved them.
-        warnings.warn(
+        # Otherwise something that no hook sees, such as another library's optimizer, has moved them.
+        message = (
             "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
             "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
-            "and call schedule.step() after optimizer.step().",
-            stacklevel=3,
+            "and call schedule.step() after optimizer.step()."
         )
     elif acts and (left_out := _left_out(router, stepped)):
-        warnings.warn(
+        message = (
             f"no optimizer that holds the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) has "
             "made a step yet, so what these drop now is arbitrary. Give the optimizer flexact.param_groups(model), or "
-            "leave these sites out of convert's where.",
-            stacklevel=3,
+            "leave these sites out of convert's where."
         )
     elif paced and (idle := _without_gradient(router, running)):
-        warnings.warn(
-            f"no gradient came to {len(idle)} of {count} sites so far ({', '.join(idle[:5])}), so "
-            "their picks are arbitrary. A forward that never calls them is the usual reason: leave them out of "
-            "convert's where.",
-            stacklevel=3,
+        message = (
+            f"no gradient came to {len(idle)} of {count} sites so far ({', '.join(idle[:5])}), so their picks are "
+            "arbitrary. The usual reason is a forward that never calls them: leave them out of convert's where."
         )
+    else:
+        return
+    warnings.warn(message, stacklevel=3)
 
 
-def _left_out(router: Router, stepped: Collection[FlexAct]) -> list[str]:
+def _left_out(router: SiteRouter, stepped: Collection[FlexAct]) -> list[str]:
     """The trainable sites that no optimizer has stepped, nor any site that they pick together with."""
     groups = {site.group for site in stepped} - {None}
     sites = [site for site in router.sites if site.logits.requires_grad and site not in stepped]
     return [site.name or "FlexAct" for site in sites if site.group not in groups]
 
 
-def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
+def _without_gradient(router: SiteRouter, running: RunningGradient) -> list[str]:
     """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
     still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
     idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]

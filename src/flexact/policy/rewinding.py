@@ -31,9 +31,7 @@ class StartingPoint:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
-        self._wanted = wanted
-        self._model = model
-        self._given = optimizer
+        self._wanted, self._model, self._given = wanted, model, optimizer
         checked = _checked(others)
         self._others = checked if wanted else []
         self._tensors: dict[str, Tensor] | None = None
@@ -63,35 +61,27 @@ class StartingPoint:
                 f"rewind=True needs the weights that the run begins with, but {absent[0]!r} has none yet. Run one "
                 "batch through a lazy model, or load the weights of one on the meta device, before making the Schedule."
             )
-        try:
-            self._tensors = {name: _on_host(tensor) for name, tensor in now.items()}
-            self._kept_others = [_kept(other) for other in self._others]
-        except (MemoryError, RuntimeError) as error:
-            self._tensors = None
-            raise FlexActError(
-                f"rewind=True keeps a second copy of the weights in host memory ({_mebibytes(now)} MiB), and it could "
-                f"not be made: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
-            ) from error
+        kept = self._copied(now, "rewind=True", "rewind=False")
+        self._tensors, self._kept_others = kept["tensors"], kept["others"]
         self._watch()
-
-    def restore(self, step: int) -> None:
-        """Put everything back to where the run began, for the last time."""
-        self.put(None, step)
-        self.forget()
 
     def save(self) -> dict[str, Any]:
         """Everything as it is now, in the form of the starting point, for `put`."""
-        assert self._optimizers is not None
-        now = _tensors(self._model)
+        return self._copied(_tensors(self._model), "a trial", "pick_by='blend'")
+
+    def _copied(self, tensors: Mapping[str, Tensor], purpose: str, instead: str) -> dict[str, Any]:
+        """Copies in host memory of these tensors, and of the states of the optimizers and of the further objects."""
         try:
-            tensors = {name: _on_host(tensor) for name, tensor in now.items()}
-            others = [_kept(other) for other in self._others]
-            return {"tensors": tensors, "optimizers": self._optimizers.now(_names(self._model)), "others": others}
+            return {
+                "tensors": {name: _on_host(tensor) for name, tensor in tensors.items()},
+                "optimizers": {} if self._optimizers is None else self._optimizers.now(_names(self._model)),
+                "others": [_kept(other) for other in self._others],
+            }
         except (MemoryError, RuntimeError) as error:
+            size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
             raise FlexActError(
-                f"a trial keeps the weights and the optimizer's state of each candidate in host memory "
-                f"({_mebibytes(now)} MiB of weights), and that could not be done: {error!s:.200}. Free host memory, "
-                "or use FlexConfig(pick_by='blend')."
+                f"{purpose} copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, and that "
+                f"failed: {error!s:.200}. Free host memory, or use FlexConfig({instead})."
             ) from error
 
     def check_model(self) -> None:
@@ -104,12 +94,11 @@ class StartingPoint:
         anything is written if the model has changed."""
         assert self._tensors is not None
         assert self._optimizers is not None
-        tensors = self._tensors if saved is None else saved["tensors"]
-        states = self._optimizers.first if saved is None else saved["optimizers"]
-        others = self._kept_others if saved is None else saved["others"]
+        if saved is None:
+            saved = {"tensors": self._tensors, "optimizers": self._optimizers.first, "others": self._kept_others}
+        tensors, others = saved["tensors"], saved["others"]
         _reshard(self._model)
-        now = _tensors(self._model)
-        derived = _derived(self._model)
+        now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
         self._check_groups()
         if not self._optimizers.seen:
@@ -121,7 +110,7 @@ class StartingPoint:
         self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
-        self._optimizers.restore(_names(self._model), states)
+        self._optimizers.restore(_names(self._model), saved["optimizers"])
         for other, kept in zip(self._others, others, strict=True):
             if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
                 restore_groups(stepped, kept["groups"])
@@ -134,8 +123,7 @@ class StartingPoint:
         self.rewound_at = step
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to rewind to the same place; only where it rewound if it has. The tensors are those
-        kept, not copies."""
+        """What a resumed run needs to rewind to the same place. The tensors are those kept, not copies."""
         if not self._wanted:
             return {}
         start = None
@@ -147,18 +135,15 @@ class StartingPoint:
     def load_state_dict(self, state: Mapping[str, Any], is_over: bool) -> None:
         """Take the starting point of the run that is resumed. is_over: whether that run had committed already."""
         rewound_at, start = state.get("rewound_at"), state.get("start")
-        if not self._wanted:
-            if start is not None:
-                raise FlexActError(
-                    "the saved run rewinds at its commitment, and this one has FlexConfig(rewind=False). Resume it "
-                    "with FlexConfig(rewind=True), or start anew."
-                )
-            return
-        if not state.get("rewind") and not is_over:
+        differs = not (state.get("rewind") or is_over) if self._wanted else start is not None
+        if differs:
             raise FlexActError(
-                "the saved run does not rewind (it has no starting point), and this one has FlexConfig(rewind=True). "
-                "Resume it with FlexConfig(rewind=False), or start anew."
+                f"the saved run {'does not rewind' if self._wanted else 'rewinds at its commitment'}, and this one has "
+                f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted}), or start "
+                "a new run."
             )
+        if not self._wanted:
+            return
         if isinstance(rewound_at, bool) or not isinstance(rewound_at, int | None):
             raise FlexActError(f"not a Schedule's state: 'rewound_at' must be a step or None; got {rewound_at!r:.80}.")
         if start is not None:
@@ -168,21 +153,19 @@ class StartingPoint:
         self.rewound_at = rewound_at
 
     def _load(self, start: Any) -> None:
-        whole = isinstance(start, dict) and start.keys() == {"tensors", "optimizers", "others"}
-        if not whole or not isinstance(start["tensors"], dict) or not isinstance(start["optimizers"], dict):
+        parts = {"tensors": dict, "optimizers": dict, "others": list}
+        whole = isinstance(start, dict) and start.keys() == parts.keys()
+        if not whole or not all(isinstance(start[name], kind) for name, kind in parts.items()):
             raise FlexActError(
                 "not a Schedule's state: 'start' must have the tensors, optimizers and others that the run began with. "
                 "Load what Schedule.state_dict() returned."
             )
         others = start["others"]
-        known = isinstance(others, list) and all(
-            isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others
-        )
+        known = all(isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others)
         if not known or len(others) != len(self._others):
-            count = len(others) if isinstance(others, list) else type(others).__name__
             raise FlexActError(
-                f"the saved run rewinds {count} further objects, and this one {len(self._others)}. Make the Schedule "
-                "with the same rewinds=... as the run that is resumed."
+                f"the saved run rewinds {len(others)} further objects, and this one {len(self._others)}. Make the "
+                "Schedule with the same rewinds=... as the run that is resumed."
             )
         now = _tensors(self._model)
         kept = {name: _like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
@@ -262,10 +245,6 @@ def _stepped_by(other: Any) -> Optimizer | None:
     """The optimizer whose learning rate an object sets; that of accelerate's wrapper is one further in."""
     found = getattr(getattr(other, "scheduler", other), "optimizer", None)
     return unwrapped(found) if isinstance(found, Optimizer) else None
-
-
-def _mebibytes(tensors: Mapping[str, Tensor]) -> str:
-    return f"{sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20:,.0f}"
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

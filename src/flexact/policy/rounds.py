@@ -1,12 +1,13 @@
-"""How long picking takes: the rounds in which a blend drops candidates, and the rungs of a trial."""
+"""The steps that picking takes: the rounds in which a blend drops candidates, and the rungs of a trial."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flexact.config import MOST_STEPS, FlexConfig
+from flexact.config import FlexConfig
 from flexact.errors import FlexActError
+from flexact.io.value_checks import MOST_STEPS
 
 
 class Rung(NamedTuple):

@@ -1,8 +1,8 @@
-"""How fast logits move: a step of their own, the same for every optimizer, loss scale and length of run.
+"""The step of paced logits, which is the same for every optimizer, loss scale and length of run.
 
 A site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that what counts
 is how steadily the loss asks for a candidate, not how loudly. The step is set by the length of a round: in one
-elimination round a logit can go `FlexConfig.pace` up or down, once the weights have settled.
+elimination round a logit can go `Policy.pace` up or down, once the weights have settled.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class RunningGradient:
-    """The running mean and root-mean-square of the logit gradients of all sites, (rows, K); begun anew each round."""
+    """The running mean and root-mean-square of the logit gradients of all sites, (rows, K), reset each round."""
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.mean = torch.zeros(rows, k, device=device)
-        # In double precision: the squares of gradients that are small, but numbers, are still numbers there.
+        # In double precision, in which the squares of small gradients do not underflow.
         self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
-        # Of what was averaged so far; 1 in the long run. Each row has the two at hand, so that a kernel which works on
-        # rows can go on with its own while others still read theirs.
+        # Bias-correction weights of the running averages; they approach 1. Each row has its own two, so that a kernel
+        # that works on rows can update them while others still read theirs.
         self.weights = torch.zeros(rows, 2, device=device)
         self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
 
@@ -36,7 +36,7 @@ class RunningGradient:
         return self.mean, self.square, self.weights
 
     def to(self, device: torch.device) -> None:
-        """Go where the model went."""
+        """Move to the model's device."""
         if self.mean.device != device:
             self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.tensors)
             self._rates = self._rates.to(device)

@@ -1,4 +1,4 @@
-"""How a run goes: anneal, eliminate, commit."""
+"""Schedule: annealing, elimination or trial, and commitment over a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from flexact.config import MOST_STEPS
 from flexact.errors import FlexActError
-from flexact.policy.annealing import annealed
 from flexact.policy.divergence import check_originals, keep_originals
 from flexact.policy.elimination import Elimination
 from flexact.policy.held_out import HeldOut
-from flexact.policy.logit_updates import acts_before_steps, before_step
+from flexact.policy.logit_updates import before_step
 from flexact.policy.optimizer_steps import Scaling, Steps
 from flexact.policy.optimizers import check_holds_logits, unwrapped
-from flexact.policy.pick_warnings import warn_if_short, warn_of_arbitrary_picks
+from flexact.policy.pick_warnings import warn_if_frozen, warn_if_short, warn_of_arbitrary_picks
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, left_after_rounds, planned, planned_for
 from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.schedule_checks import check_drops, check_loss, check_run, checked_steps, is_lost
 from flexact.policy.step_hooks import Listener
 from flexact.policy.trial import NothingTrains, TrialRun, tries_candidates
 from flexact.routing.layer import FlexAct
@@ -79,7 +78,7 @@ class Schedule:
         network_steps: int | None = None,
         held_out: Callable[[], Any] | None = None,
     ) -> None:
-        steps = _checked_steps(total_steps, network_steps)
+        steps = checked_steps(total_steps, network_steps)
         sites = sites_of(model)
         if not sites:
             raise FlexActError(
@@ -88,19 +87,14 @@ class Schedule:
         if optimizer is not None:
             optimizer = unwrapped(optimizer)
             check_holds_logits(optimizer, sites)
-        frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
-        if frozen:
-            warnings.warn(
-                f"the logits of {', '.join(frozen[:5])} have requires_grad=False: no pick there", stacklevel=2
-            )
+        warn_if_frozen(sites)
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
-        self.steps_done = 0
-        self._steps_lost = 0
+        self.steps_done = self._steps_lost = 0
         self.router = one_router(model, sites)
         self.router.scheduled = True
         self.config = self.router.config
-        self._acts = acts_before_steps(self.config)
+        self._acts = self.config.policy.acts_before_steps
         self._step_size = torch.zeros((), device=self.router.device)
         self._running = RunningGradient(self.router.rows, self.router.k, self.router.device)
         self._written: tuple[tuple[float, ...], list[int]] | None = None
@@ -146,27 +140,24 @@ class Schedule:
 
     @property
     def rewound_at(self) -> int | None:
-        """The last step after which the weights were put back to an earlier state; None if they were not (yet)."""
+        """The last step after which the weights were rewound; None before that."""
         return self._start.rewound_at
 
     @property
     def network_steps(self) -> int:
-        """For how many steps of the run the network that it ends with is trained: all of them, where nothing is
-        rewound."""
+        """The number of steps that train the final network: all of them where nothing is rewound."""
         return self._plan.network_steps
 
     @property
     def trained_steps(self) -> int:
-        """The number of steps that the present weights have been trained for. It is less than `steps_done` after a
-        rewind: a loop that rewinds its data and learning rate as well takes those of this step."""
-        if self._trial is not None:
-            return self._trial.steps
-        return self.steps_done - self._steps_lost
+        """The number of steps that trained the present weights, which is less than `steps_done` after a rewind. A loop
+        that rewinds its data and learning rate as well uses those of this step."""
+        return self.steps_done - self._steps_lost if self._trial is None else self._trial.steps
 
     def step(self, loss: Tensor | float | None = None) -> None:
-        """Go on to the next step: call it after the optimizer's.
+        """Advance by one step. Call this after the optimizer's step.
 
-        loss: of this step. A trial compares the candidates by it; see `FlexConfig.pick_by`.
+        loss: that of this step, by which a trial compares the candidates; see `FlexConfig.pick_by`.
         """
         if self.steps_done >= self.total_steps:
             self._warn_once(
@@ -176,7 +167,7 @@ class Schedule:
             )
             self.router.advance()
             return
-        _check_loss(loss)
+        check_loss(loss)
         drops = self._trial is None and self.steps_done + 1 in self._elimination.steps
         diverged = self._diverged(loss, drops)
         if diverged is not None:
@@ -195,14 +186,18 @@ class Schedule:
                 # What a fused optimizer does with a gradient scaler may be to skip every step.
                 stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
                 warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
-            self._drop()
+            self._running.reset()  # what is left is another contest, with gradients of another size
+            self._elimination.drop(self.steps_done)
         if self._start.kept and self.committed and self.steps_done < self.total_steps:
-            self._start.restore(self.steps_done)
+            self._start.put(None, self.steps_done)
+            self._start.forget()
             self._steps_lost = self.steps_done
         if self.steps_done in self._elimination.settled_after.values():
             self._running.reset()  # gradients of unsettled weights ask for whatever resembles the one dropped
             self._elimination.evidence.reset()
-        if not (self._acts or self._awaits_optimizer) or self.committed:
+        first_drop = min(self._elimination.steps, default=0)  # it would be arbitrary without a step of an optimizer
+        awaits_optimizer = not self._stepped and self.steps_done < first_drop
+        if not (self._acts or awaits_optimizer) or self.committed:
             self._hook.remove()
         if self.steps_done > self.commit_step and not self.committed:
             self._warn_once(
@@ -212,13 +207,13 @@ class Schedule:
         self._apply()
 
     def _diverged(self, loss: Tensor | float | None, drops: bool) -> str | None:
-        """Why nothing can be picked in a blend any more, as far as that is looked at; None where it can be.
+        """Why a blend cannot pick any more; None where it can.
 
-        drops: whether candidates are dropped at this step: only then are the logits read, which waits for the device.
+        drops: whether candidates are dropped at this step. Only then are the logits read, which waits for the device.
         """
         if self._trial is not None or self.committed:
             return None
-        if _is_lost(loss):
+        if is_lost(loss):
             return "the loss is NaN or infinite"
         lost = self._elimination.lost() if drops else []
         return f"the logits of {', '.join(lost[:5])} are NaN or infinite" if lost else None
@@ -244,7 +239,7 @@ class Schedule:
             self._end_trial()
 
     def _end_trial(self) -> None:
-        """Go on with the weights of the candidate that the sites have committed to."""
+        """Continue with the weights of the candidate that the sites have committed to."""
         assert self._trial is not None
         self._steps_lost = self.steps_done - self._trial.steps
         self._trial = self.router.trying = None
@@ -252,7 +247,7 @@ class Schedule:
 
     def _blend_instead(self) -> None:
         """Blend the candidates where no loss was given to compare them by."""
-        if self._has_fixed_end:  # a blend needs another number of further steps, and a loop may have fixed its own
+        if self._has_fixed_end:  # a blend takes another number of steps, and a loop may have fixed its own
             raise FlexActError(
                 "this network has no normalisation layers, so its candidates are compared in a trial, which needs the "
                 "loss: call schedule.step(loss), or use FlexConfig(pick_by='blend')."
@@ -268,7 +263,7 @@ class Schedule:
         self._set_plan(self._blend_plan())
 
     def _blend_plan(self) -> Plan:
-        """The plan of this run with a blend instead of a trial."""
+        """The plan of this run without a trial."""
         return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
 
     def _set_plan(self, plan: Plan) -> None:
@@ -284,11 +279,14 @@ class Schedule:
     def _listen(self) -> None:
         """Let the policy act before the steps of optimizers, and no older schedule of the same model."""
         if self._acts:
-            _only_newest(self)
-        self._hook = Listener(self)
+            older = _in_force.get(id(self.router))
+            if older is not None:
+                older._hook.remove()
+            _in_force[id(self.router)] = self
+        self._hook: Listener = Listener(self)
 
     def acts_before(self, stepping: Optimizer) -> bool:
-        """Whether the policy acts before the step that an optimizer is about to make; a hook asks."""
+        """Whether the policy acts before this optimizer's step; called by a hook."""
         if self.committed:
             return False
         step = self._steps.of(stepping)
@@ -301,15 +299,10 @@ class Schedule:
         return self._acts
 
     def before_optimizer_step(self, stepping: Optimizer) -> None:
-        """What the policy does to the logits that an optimizer holds; a hook of the optimizer's calls it."""
+        """Correct or move the logits that an optimizer holds; called by a hook."""
         self._step_size = self._step_size.to(self.router.device)
         evidence, step = self._elimination.evidence, self._steps.of(stepping)
         before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
-
-    @property
-    def _awaits_optimizer(self) -> bool:
-        """Whether a drop is still to come that would be arbitrary without a step of an optimizer before it."""
-        return not self._stepped and self.steps_done < min(self._elimination.steps, default=0)
 
     @property
     def _moves(self) -> bool:
@@ -319,9 +312,9 @@ class Schedule:
 
     @property
     def _waits(self) -> bool:
-        """Whether the network runs as it was before the conversion: in a warm-up that starts there, with logits that
-        hold still. Not where nothing but these is trained: a step needs something to train."""
-        starts_there = self.config.init == "original" and self.config.logit_step == "paced"
+        """Whether the network runs as it was before the conversion: in a warm-up that starts there, with paced logits,
+        unless nothing else is trained."""
+        starts_there = self.config.init == "original" and self.config.policy.logit_step == "paced"
         return starts_there and self._trains_weights and self.steps_done < self._warmup_steps
 
     @property
@@ -331,8 +324,7 @@ class Schedule:
     @property
     def _round_steps(self) -> float:
         """The length of an elimination round, also where nothing is eliminated."""
-        end = min(self.commit_step, self.total_steps)
-        return max((end - self._warmup_steps) / self._rounds, 1.0)
+        return max((min(self.commit_step, self.total_steps) - self._warmup_steps) / self._rounds, 1.0)
 
     @property
     def _rounds(self) -> int:
@@ -340,34 +332,19 @@ class Schedule:
         return len(left_after_rounds(self.router.k, self.config)) or self.router.k - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands; the sites' own state travels with the model's. While a rewind is still to come, this
-        has the weights that the run began with."""
+        """The state of the run, without that of the sites, which is the model's. Before a rewind it contains the
+        initial weights."""
         place: dict[str, Any] = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
-        place |= {"steps_lost": self._steps_lost, "drops": self._drops}
+        place |= {"steps_lost": self._steps_lost, "drops": self._drops(self._plan)}
         running = {name: tensor.clone() for name, tensor in self._running.state_dict().items()}
         trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         return place | running | self._elimination.state_dict() | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a saved run stood. Load the model's state as well, before or after."""
-        if not isinstance(state, dict):
-            raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
-        missing = [
-            key for key in ("version", "step", "total_steps", "steps_lost") if not isinstance(state.get(key), int)
-        ]
-        if missing:
-            raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or no integer in {state!r}.")
-        if state["version"] > VERSION:
-            raise FlexActError(f"this schedule has version {state['version']}; update flexact to read it.")
-        if state["total_steps"] != self.total_steps:
-            raise FlexActError(
-                f"the saved run has {state['total_steps']} steps and this one {self.total_steps}; make the Schedule "
-                f"with total_steps={state['total_steps']} to go on with it."
-            )
-        if not 0 <= state["step"] <= self.total_steps:
-            raise FlexActError(f"step {state['step']} is outside of a run of {self.total_steps} steps.")
+        """Resume a saved run. Load the model's state as well, before or after."""
+        check_run(state, VERSION, self.total_steps)
         plan = self._blend_plan() if state.get("blends") else self._first_plan
-        self._check_drops(plan, state.get("drops"))
+        check_drops(state.get("drops"), self._drops(plan))
         check_tensors(state, self._running.state_dict() | self._elimination.state_dict())
         self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
         self._set_plan(plan)
@@ -382,37 +359,28 @@ class Schedule:
         self._listen()  # again, if this run had committed
         self._apply()
 
-    @property
-    def _drops(self) -> list[int]:
-        """When candidates are dropped: steps of the run for a blend, steps of each candidate for a trial."""
-        return [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps)
-
-    def _check_drops(self, plan: Plan, saved: Any) -> None:
-        """Refuse the state of a run that drops its candidates at other steps."""
+    def _drops(self, plan: Plan) -> list[int]:
+        """When a plan drops candidates: steps of the run for a blend, steps of each candidate for a trial."""
         elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
-        drops = [rung.until for rung in plan.rungs] or sorted(elimination.steps)
-        if saved != drops:
-            raise FlexActError(
-                f"the saved run drops candidates at the steps {saved!r:.80}, and this one at {drops}. Resume it with "
-                "the FlexConfig and the steps that it was started with."
-            )
+        return [rung.until for rung in plan.rungs] or sorted(elimination.steps)
 
     def _apply(self) -> None:
-        """Set what depends on the step alone: the temperature, the correction's weight, the draw."""
+        """Set the temperature, the correction's weight and the draw of this step."""
         start = self._warmup_steps
         end = max(min(self.commit_step, self.total_steps), start + 1)
         progress = min(max((self.steps_done - start) / (end - start), 0.0), 1.0)
-        config = self.config
-        temperature = annealed(config.anneal, config.temperature, config.final_temperature, progress)
-        step_size = config.pace / ((1 - config.settle) * self._round_steps) if self._moves else 0.0
-        alpha = config.alpha * (1 - progress) if config.alpha_schedule == "falling" else config.alpha
+        policy = self.config.policy
+        fall = math.log(policy.final_temperature / policy.temperature)
+        temperature = policy.temperature * math.exp(progress * fall)
+        step_size = policy.pace / ((1 - policy.settle) * self._round_steps) if self._moves else 0.0
+        alpha = policy.alpha * (1 - progress) if policy.alpha_schedule == "falling" else policy.alpha
         self.router.waiting = self._waits
         self._write(temperature, step_size, alpha)
         self.router.go_to(self.steps_done)
 
     def _write(self, temperature: float, step_size: float, alpha: float) -> None:
-        """In place, as the draw: a captured CUDA graph reads this memory. Nothing where it is all there already, and
-        nobody wrote to it since: each of these is a launch."""
+        """Write in place, since a captured CUDA graph reads this memory; skip what is unchanged, since each write is a
+        kernel launch."""
         self.router.place()
         temperatures = [site.temperature for site in self.router.sites]
         held = [*temperatures, self._step_size, self.router.alpha]
@@ -428,41 +396,3 @@ class Schedule:
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=3)
-
-    def _drop(self) -> None:
-        self._running.reset()  # what is left is another contest, with gradients of another size
-        self._elimination.drop(self.steps_done)
-
-
-def _check_loss(loss: Any) -> None:
-    is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
-    if loss is not None and not is_number:
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
-        raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
-
-
-def _is_lost(loss: Tensor | float | None) -> bool:
-    """Whether a loss is not finite, as far as that can be seen without waiting for a device."""
-    on_host = loss is not None and not (isinstance(loss, Tensor) and loss.device.type != "cpu")
-    return on_host and not math.isfinite(float(loss))  # type: ignore[arg-type]
-
-
-def _checked_steps(total_steps: Any, network_steps: Any) -> int:
-    """The one of the two that is given."""
-    if (total_steps is None) == (network_steps is None):
-        raise FlexActError(
-            f"a Schedule needs either total_steps or network_steps; got total_steps={total_steps!r:.80} and "
-            f"network_steps={network_steps!r:.80}. Give total_steps, the optimizer steps of the whole run."
-        )
-    name, steps = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-        raise FlexActError(f"{name} must be a number of optimizer steps, at least 1; got {steps!r:.80}.")
-    return steps
-
-
-def _only_newest(schedule: Schedule) -> None:
-    """Of several schedules made for one model, only the newest acts."""
-    before = _in_force.get(id(schedule.router))
-    if before is not None:
-        before._hook.remove()
-    _in_force[id(schedule.router)] = schedule

@@ -1,7 +1,7 @@
-"""A hook before the steps of all optimizers, and who listens to it.
+"""A hook before the steps of all optimizers, and its listeners.
 
-There is one hook, and it stays: torch goes through its hooks at each step, and one that came or went meanwhile (from
-another thread, or because the garbage collector found its schedule) would be an error there.
+There is one hook, and it stays: torch iterates over its hooks at each step, and adding or removing one meanwhile (from
+another thread, or because the garbage collector found its schedule) would raise an error there.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _before_step(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]
 
 
 def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
-    """A closure after which something acts: the step's gradients are made in it, as Lightning does. Only at its first
-    call; what LBFGS asks for after that belongs to the same step."""
+    """A closure after whose first call something acts, because the step's gradients are computed in it, as Lightning
+    does. Further calls, such as those of LBFGS, belong to the same step."""
     pending = [act]
 
     def both() -> Any:

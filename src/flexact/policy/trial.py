@@ -20,7 +20,7 @@ from flexact.policy.held_out import HeldOut
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
-from flexact.routing.router import Router
+from flexact.routing.sites import SiteRouter
 
 COMPARED = 1 / 3
 """The last part of each candidate's steps in a rung, over which its loss is averaged."""
@@ -67,10 +67,6 @@ class Trial:
     def candidate(self) -> int:
         return self.left[self.place]
 
-    def count(self) -> None:
-        """Count one step of the present candidate."""
-        self.steps += 1
-
     def add(self, loss: Tensor | float) -> None:
         """Compare the present candidate by this loss, among others."""
         # A copy: a captured graph writes the next loss to the same place.
@@ -80,37 +76,30 @@ class Trial:
     @property
     def is_compared(self) -> bool:
         """Whether candidates are compared by the loss of this step."""
-        return self.steps > self._until - self._compared_steps
+        return self.steps > self.until - self._compared_steps
 
     @property
     def is_held_out(self) -> bool:
         """Whether a held-out loss is taken after this step."""
         part = max(self._compared_steps / HELD_OUT_LOSSES, 1.0)
-        left = self._until - self.steps
+        left = self.until - self.steps
         return left == 0 or (self.is_compared and int(left / part) != int((left - 1) / part))
 
     @property
-    def candidate_is_over(self) -> bool:
-        """Whether the present candidate has had its part of the rung."""
-        return self.steps >= self._until
-
-    @property
-    def _until(self) -> int:
+    def until(self) -> int:
+        """The number of steps at which a candidate's part of this rung ends."""
         return self.rungs[self.rung].until
 
     @property
     def _compared_steps(self) -> float:
-        return max(3, COMPARED * (self._until - self._started))
+        return max(3, COMPARED * (self.until - self._started))
 
-    @property
-    def rung_is_over(self) -> bool:
-        """Whether the present candidate is the last of its rung."""
-        return self.place + 1 == len(self.left)
-
-    def next_candidate(self) -> None:
-        """Go on to the next candidate of the rung."""
-        self.place += 1
-        self.steps = self._started
+    def next_candidate(self) -> bool:
+        """Turn to the next candidate of the rung; False where there is none."""
+        if self.place + 1 == len(self.left):
+            return False
+        self.place, self.steps = self.place + 1, self._started
+        return True
 
     def ranked(self) -> list[Compared]:
         """The candidates of the rung that is over, best first; one whose loss is not finite is last."""
@@ -125,8 +114,8 @@ class Trial:
         ]
 
     def next_rung(self, left: list[int]) -> None:
-        """Go on with these candidates, from where each stopped."""
-        self._started = self.rungs[self.rung].until
+        """Begin the next rung with these candidates, from where each stopped."""
+        self._started = self.until
         self.rung += 1
         self.left, self.place, self.steps, self._losses = left, 0, self._started, {}
 
@@ -152,7 +141,7 @@ def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
-def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
+def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bool:
     """Whether a model's candidates are to be tried one after another; see `FlexConfig.pick_by`.
 
     held_out: whether there is a held-out loss to compare them by.
@@ -162,12 +151,13 @@ def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
         if config.pick_by == "trial" and obstacle is not None:
             raise FlexActError(f"pick_by='trial' tries one candidate in the whole network, and {obstacle}.")
         return config.pick_by == "trial"
-    usual = config.logit_step == "paced" and config.noise == 0 and config.warmup == 0 and config.commit_at is not None
+    policy = config.policy
+    usual = policy.logit_step == "paced" and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
     return obstacle is None and usual and rewinds and (held_out or not has_normalisation(model))
 
 
-def _obstacle(router: Router) -> str | None:
+def _obstacle(router: SiteRouter) -> str | None:
     """Why the sites cannot be given one candidate after another together, and what to do; None where they can."""
     sites = router.sites
     if len({site.keys for site in sites}) > 1:
@@ -192,7 +182,7 @@ class TrialRun:
     """
 
     def __init__(
-        self, router: Router, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
+        self, router: SiteRouter, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
     ) -> None:
         self._router, self._start, self.trial, self.held_out = router, start, Trial(rungs), held_out
         self._saved: dict[int, dict[str, Any]] = {}
@@ -200,17 +190,17 @@ class TrialRun:
 
     @property
     def steps(self) -> int:
-        """Steps that the present weights have been trained for."""
+        """The number of steps that trained the present weights."""
         return self.trial.steps
 
     def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> None:
-        """Count a step of the run, and go on to the next candidate or rung where it is the last of one. At the end of
-        the last rung the sites commit to the best candidate, with the weights that it has come to.
+        """Count a step of the run, and turn to the next candidate or rung where one ends. At the end of the last rung
+        the sites commit to the best candidate, with its trained weights.
 
         maximizes: whether the loss is what the optimizer maximizes.
         """
         trial = self.trial
-        trial.count()
+        trial.steps += 1
         if self.held_out is None:
             compared = loss if trial.is_compared else None
         else:
@@ -218,13 +208,11 @@ class TrialRun:
             compared = self.held_out.loss(name, loss) if trial.is_held_out else None
         if compared is not None:
             trial.add(-compared if maximizes else compared)
-        if not trial.candidate_is_over:
+        if trial.steps < trial.until:  # the candidate has not had its part of the rung
             return
         self._start.check_model()
         self._saved[trial.candidate] = self._start.save()
-        if not trial.rung_is_over:
-            trial.next_candidate()
-        else:
+        if not trial.next_candidate():
             self._end_rung(step)
             if self._router.committed:
                 return

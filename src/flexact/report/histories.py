@@ -10,7 +10,7 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.csv_rows import read_text
 from flexact.io.json_input import parsed_json
-from flexact.observe.history_fields import DECISIONS, DROPS, RESERVED
+from flexact.observe.history import DECISIONS, DROPS, RESERVED
 from flexact.observe.recorder import Recorder
 
 

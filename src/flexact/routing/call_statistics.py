@@ -1,7 +1,7 @@
-"""The statistics that the calls of one step leave behind, kept until the policy asks.
+"""The sensitivities that the calls of one step leave behind, averaged by row of the routing.
 
-Keeping costs nothing: a call's tensor goes on a list. Averaging costs a constant number of operations, whatever the
-depth: the list becomes one table, from which each row of the routing takes the calls that were its own.
+Adding a call appends its tensor to a list. Averaging takes a constant number of operations, whatever the depth: the
+list becomes one table, from which each row of the routing takes its own calls.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from torch.nn import functional as F
 from flexact.errors import FlexActError
 
 Call = tuple[int, int]
-"""The first row of a call's site, and how many it has."""
+"""The first row of a call's site, and how many rows the site has."""
 
 
 def rank_count() -> int:
-    """How many processes train together; 1 where torch.distributed is not in use."""
+    """The number of processes that train together; 1 where torch.distributed is not in use."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 1
     return torch.distributed.get_world_size()
 
 
-def own_rank() -> int:
-    """Which of the processes this is."""
-    return torch.distributed.get_rank() if rank_count() > 1 else 0
-
-
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """The mean of a tensor over all ranks; with several, each of them has to call this.
+    """The mean of a tensor over all ranks, each of which has to call this.
 
     DistributedDataParallel averages gradients and nothing else: a policy that read its own rank's statistics would move
     the logits apart from the other ranks'.
@@ -45,7 +40,7 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 
 
 class Gathered:
-    """Statistics of all calls since the last `clear`, by row of the routing."""
+    """Mean |σ_k′(h)| of all calls since the last `clear`, by row of the routing."""
 
     def __init__(self, rows: int, k: int) -> None:
         self.rows, self.k = rows, k
@@ -58,33 +53,30 @@ class Gathered:
         self._calls, self._tables = [], []
 
     def forget(self, first_rows: Set[int]) -> None:
-        """Clear the calls of the sites that begin at these rows."""
-        left = [
-            (call, table) for call, table in zip(self._calls, self._tables, strict=True) if call[0] not in first_rows
-        ]
-        self._calls, self._tables = [call for call, _ in left], [table for _, table in left]
+        """Remove the calls of the sites that begin at these rows."""
+        left = [i for i, (first_row, _) in enumerate(self._calls) if first_row not in first_rows]
+        self._calls, self._tables = [self._calls[i] for i in left], [self._tables[i] for i in left]
 
-    def add(self, first_row: int, statistics: Tensor) -> None:
-        """One call's, (2, rows of its site, K)."""
-        self._calls.append((first_row, statistics.shape[1]))
-        self._tables.append(statistics)
+    def add(self, first_row: int, sensitivity: Tensor) -> None:
+        """Add one call's sensitivities, (rows of its site, K of its site)."""
+        self._calls.append((first_row, sensitivity.shape[0]))
+        self._tables.append(sensitivity)
 
     def means(self, device: torch.device) -> Tensor:
-        """Over the calls of each row and over the ranks, (2, rows, K); 0 where there were none."""
+        """The mean over the calls of each row and over the ranks, (rows, K); 0 for rows that were not called."""
         self._arrange(device)
         tables = [
-            F.pad(table, (0, self.k - table.shape[2])) if table.shape[2] < self.k else table for table in self._tables
+            F.pad(table, (0, self.k - table.shape[1])) if table.shape[1] < self.k else table for table in self._tables
         ]
         if not self._even:  # a row of zeros, for rows that were called less often than others
-            tables.append(torch.zeros(2, 1, self.k, device=device))
-        of_row = torch.cat(tables, dim=1)[:, self._places]
-        return mean_over_ranks(of_row.sum(2) / self._counts)
+            tables.append(torch.zeros(1, self.k, device=device))
+        return mean_over_ranks(torch.cat(tables)[self._places].sum(1) / self._counts)
 
     def flat(self, device: torch.device, start: int, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-        """The same for a kernel, which adds up by itself: flat tensors, and where each row finds its calls in them once
-        they are joined behind `start` other numbers, as `flexact.ops.triton.policy` has it.
+        """The calls for a kernel that averages them itself: flat tensors, and where each row finds its calls once these
+        are joined behind `start` other numbers, in the form of `flexact.ops.triton.policy`.
 
-        means: those over several ranks, which then take the place of the calls.
+        means: the means over several ranks, which then replace the calls.
         """
         calls, tables = (self._calls, self._tables) if means is None else ([(0, self.rows)], [means])
         pattern = (device, tuple(self._calls), start, means is None)
@@ -95,12 +87,12 @@ class Gathered:
         return [table.flatten() for table in tables], self._flat_calls
 
     def called(self, device: torch.device) -> Tensor:
-        """Which rows were called at all, (rows, 1)."""
+        """Which rows were called, (rows, 1)."""
         self._arrange(device)
         return self._called
 
     def _arrange(self, device: torch.device) -> None:
-        """Where each row finds its calls in the one table; made anew only when the calls are other ones."""
+        """Find the place of each row's calls in the joined table, where the set of calls has changed."""
         pattern = (device, tuple(self._calls))
         if pattern == self._pattern:
             return
@@ -119,26 +111,21 @@ class Gathered:
         self._even = all(len(places) == most for places in own)
 
     def _flat_places(self, calls: list[Call], tables: list[Tensor], start: int) -> list[list[int]]:
-        """A line for each row: whether it was called; how many tables are its own; how far behind the sensitivities of
-        one its deviations are; where the sensitivities of each begin."""
+        """For each row: whether it was called, its number of tables, and where its part of each begins."""
         called = {row for first_row, rows in self._calls for row in range(first_row, first_row + rows)}
         own: list[list[int]] = [[] for _ in range(self.rows)]
-        distances = [0] * self.rows
         for (first_row, rows), table in zip(calls, tables, strict=True):
-            k = table.shape[2]
             for i in range(rows):
-                own[first_row + i].append(start + i * k)
-                distances[first_row + i] = rows * k
+                own[first_row + i].append(start + i * table.shape[1])
             start += table.numel()
         most = max(1, *(len(places) for places in own))
         return [
-            [int(row in called), len(places), distance, *places, *[0] * (most - len(places))]
-            for row, (places, distance) in enumerate(zip(own, distances, strict=True))
+            [int(row in called), len(places), *places, *[0] * (most - len(places))] for row, places in enumerate(own)
         ]
 
 
 def _refuse_capture(device: torch.device) -> None:
-    """Where calls are counted anew, which copies from the host, in the midst of a capture."""
+    """Raise during a CUDA-graph capture: finding the places of new calls copies from the host."""
     if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         raise FlexActError(
             "this CUDA graph's step calls its sites otherwise than the steps before it, so that it cannot be captured. "

@@ -1,15 +1,14 @@
-"""What pulls the routing straight.
+"""Corrections for the bias of the routing gradient.
 
 The routing gradient grows with the size of a candidate's output, so unbounded candidates win whatever the data says
-(Corollary 1). Each correction below is one function:
+(Corollary 1). `Policy.correction` names one of these:
 
-- grad_norm_kl: `target` and `kl`, in the loss (`penalty`) or in units of the task gradient (`relative_kl`);
-- clipped_norm_kl: the same from `clipped` sensitivities;
+- grad_norm_kl: `target` and `kl`, in the loss (`flexact.penalty`) or in units of the task gradient (`relative_kl`);
+- clipped_norm_kl: the same from sensitivities with an upper bound;
 - clip_logit_gradient: `clip_rows`;
-- output_norm: `normalised_blend`;
-- advantage="normalized": `normalised_advantage`, alone or with one of the others.
+- output_norm: `normalised_blend`.
 
-All of them work on tables of (rows, K), one row for a site or for a channel of it, so that a deep network pays for them
+All of them work on tables of (rows, K), with one row per site or per channel, so that a deep network pays for them
 once. Dropped candidates have probability 0 and take no part.
 """
 
@@ -19,28 +18,16 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
-from flexact.config import FlexConfig
-from flexact.ops import DEVIATION, SENSITIVITY
-from flexact.routing.router import log_pi, probabilities
+from flexact.ops.reference import blend, straight_through
+from flexact.routing.gumbel import log_pi, probabilities
 
 _TINY = 1e-30
 _SMALLEST_NORM = 1e-3  # of a normalised output, so that one of zeros passes no huge gradient on
 
 
-def statistics_needed(config: FlexConfig) -> int:
-    """Which sums the forward sweep must gather, as flags."""
-    uses_kl = config.correction in ("grad_norm_kl", "clipped_norm_kl") and config.alpha > 0
-    return (SENSITIVITY if uses_kl else 0) | (DEVIATION if config.advantage == "normalized" else 0)
-
-
 def target(sensitivity: Tensor, lam: Tensor | float, alive: Tensor) -> Tensor:
     """p̃ = softmax(−ḡ/λ) over the candidates still in: the flatter a function at this site, the likelier."""
     return torch.softmax((-sensitivity / lam).masked_fill(~alive, -torch.inf), dim=-1)
-
-
-def clipped(sensitivity: Tensor, bound: float) -> Tensor:
-    """ḡ bounded from above, which makes the steep candidates alike."""
-    return sensitivity.clamp(max=bound)
 
 
 def kl(target: Tensor, log_q: Tensor) -> Tensor:
@@ -55,24 +42,13 @@ def clip_rows(gradient: Tensor, bound: float) -> Tensor:
     return gradient * (bound / norm.clamp(min=_TINY)).clamp(max=1.0)
 
 
-def normalised_advantage(gradient: Tensor, deviation: Tensor, alive: Tensor) -> Tensor:
-    """Each candidate's share divided by the root-mean-square of a_k − x, relative to the row's mean of these.
-
-    That takes the size of a candidate's output out of ⟨δ, a_k − x⟩, and leaves how well it is aligned with what the
-    loss asks for. A row without deviations (one that was not called, or has normalised outputs already) stays.
-    """
-    size = deviation.clamp(min=0).sqrt()
-    mean = (size * alive).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(mean > 0, gradient * mean / size.clamp(min=1e-6 * mean + _TINY), gradient)
-
-
 def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size: Tensor, width: Tensor) -> Tensor:
     """The gradient plus α·size/width·(q − p̃).
 
     size: (rows, 1), the task gradient's running root-mean-square. In its units α is a pure number: how steadily the
     loss must ask for a steep candidate to have it.
-    width: (rows, 1), elements of a sample at the site. The loss speaks once for each of them and the KL once a site, as
-    it does when α·KL is a term of the loss.
+    width: (rows, 1), elements of a sample at the site. The loss contributes once per element and the KL once per site,
+    as it does when α·KL is a term of the loss.
     """
     return gradient + alpha * size / width * (q - target)
 
@@ -89,22 +65,16 @@ def normalised_blend(
 ) -> Tensor:
     """Σ p_k a_k/‖a_k‖, each candidate's output divided by its norm over one sample of the layer, or of the channel.
 
-    The ablation's output normalisation, written plainly; it throws the size of the signal away.
+    This is the ablation's output normalisation; it discards the size of the signal.
     """
-    rows, k = alive.shape
+    p = probabilities(log_pi(logits.view(alive.shape), alive), noise, temperature)
+    batch = {0} if alive.shape[0] == 1 else {0, channel_dim % h.dim()}
+    dims = [dim for dim in range(h.dim()) if dim not in batch]
+
+    def norm(value: Tensor) -> Tensor:
+        found = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value.abs()
+        return found.clamp(min=_SMALLEST_NORM)
+
     wide = h if h.dtype == torch.float64 else h.float()  # a norm soon leaves the range of half precision
-    p = probabilities(log_pi(logits.view(rows, k), alive), noise, temperature)
-    if hard:  # straight-through
-        p = torch.nn.functional.one_hot(p.argmax(-1), k) - p.detach() + p
-    shape = [1] * h.dim()
-    own = {0}
-    if rows > 1:
-        shape[channel_dim] = rows
-        own.add(channel_dim % h.dim())
-    dims = [dim for dim in range(h.dim()) if dim not in own]
-    x = torch.zeros_like(wide)
-    for weight, key in zip(p.unbind(1), keys, strict=True):
-        value = lookup(key).function(wide)
-        norm = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value.abs()
-        x = x + weight.view(shape) * value / norm.clamp(min=_SMALLEST_NORM)
-    return x.to(h.dtype)
+    functions = {k: lookup(key).function for k, key in enumerate(keys)}
+    return blend(wide, straight_through(p) if hard else p, functions, channel_dim, norm).to(h.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from flexact.activations import key_of
-from flexact.candidates import ORIGINAL, lookup
-from flexact.config import DEFAULT_CANDIDATES, FlexConfig
+from flexact.candidates import lookup
+from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.channel_picks import ChannelPicks
-from flexact.routing.corrections import normalised_blend, statistics_needed
-from flexact.routing.router import Router, log_pi, recomputing, version_of
+from flexact.routing.corrections import normalised_blend
+from flexact.routing.gumbel import log_pi
+from flexact.routing.router import Router, View, version_of
 from flexact.routing.saved_state import check_state, signature
 from flexact.routing.sharding import whole
+from flexact.routing.site_arguments import check_original, config_of, keys_of, rows_of
 
 ALIVE = -1
 """What `dropped_at` holds for a candidate that is still in."""
@@ -34,8 +35,8 @@ class Routing(NamedTuple):
     probabilities: Tensor
     temperature: Tensor
     hard: bool
-    statistics: int
-    """Flags: what the policy needs."""
+    statistics: bool
+    """Whether the policy needs the sensitivities of this call."""
 
 
 class FlexAct(nn.Module):
@@ -50,9 +51,10 @@ class FlexAct(nn.Module):
     On its own a site draws its noise from the config's seed at each forward; two with one seed draw the same. Sites of
     a converted model, or of one under a Schedule, draw together and differ.
 
-    State: `logits` (rows·K,), one row for the layer or one a channel; `dropped_at` (rows, K), the step at which a
-    candidate was dropped, −1 while it is in; `evidence` (rows, K, 3), by how much it was behind then, the standard
-    error of that, and over how many steps; `temperature`, τ; `signature` (K,), which candidates these are.
+    State: `logits` (rows·K,), with one row for the layer or one per channel; `dropped_at` (rows, K), the step at which
+    a candidate was dropped, −1 while it is in; `evidence` (rows, K, 3), its margin behind the leader when it was
+    dropped, the margin's standard error, and the number of steps; `temperature`, τ; `signature` (K,), which candidates
+    these are.
 
     >>> import torch, flexact
     >>> act = flexact.FlexAct(candidates=("relu", "tanh"))
@@ -68,6 +70,7 @@ class FlexAct(nn.Module):
     signature: Tensor
     original: nn.Module | None
     picked: nn.Module | None
+    view: View
 
     def __init__(
         self,
@@ -79,38 +82,34 @@ class FlexAct(nn.Module):
         inplace: bool = False,
     ) -> None:
         super().__init__()
-        config = FlexConfig() if config is None else config
-        if not isinstance(config, FlexConfig):
-            raise FlexActError(f"config must be a FlexConfig; got {type(config).__name__}. Try FlexConfig.from_dict.")
-        if original is not None and not isinstance(original, nn.Module):
-            raise FlexActError(f"original must be a torch.nn.Module; got {original!r:.80}.")
-        if original is not None and original.state_dict():
-            raise FlexActError(f"{type(original).__name__} has tensors of its own, so it cannot be a candidate.")
-        if candidates is not None:
-            config = dataclasses.replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
-        self.config = config
+        check_original(original)
+        self.config = config = config_of(candidates, config)
         self.name = ""
         self.group: Any = None  # sites with the same one pick together
         # How conversion put the site here, which extraction undoes.
         self.function: Callable[..., Tensor] | None = None
         self.added = self.rewritten = False
         self._set_aside("original", original)
-        self.keys = _keys(self.config, original)
+        self.keys = keys_of(config, original)
         self.candidates = tuple(lookup(key).name for key in self.keys)
         self.k = len(self.keys)
-        self._start = self.keys.index(key_of(original)) if original is not None and config.init == "original" else -1
-        self.rows = _rows(self.config, channels)
+        self._start = self.original_index if config.init == "original" else -1
+        self.rows = rows_of(config, channels)
         self.logits = nn.Parameter(self._initial_logits())
         self.register_buffer("dropped_at", torch.full((self.rows, self.k), ALIVE))
         self.register_buffer("evidence", torch.full((self.rows, self.k, 3), math.nan))
-        self.register_buffer("temperature", torch.tensor(self.config.temperature))
+        self.register_buffer("temperature", torch.tensor(config.policy.temperature))
         self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
-        self.place = self.first_row = 0
         self.width = 1
-        self.router = Router([self], self.config, standalone=True)
+        Router([self], config, standalone=True)  # which the site's view of it keeps
         self.update_alive()
         self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
+
+    @property
+    def router(self) -> Router[FlexAct]:
+        """The router that draws for this site, alone or with the others of its model."""
+        return self.view.router
 
     def forward(self, input: Tensor) -> Tensor:
         h = input  # which activations call it, too
@@ -124,62 +123,42 @@ class FlexAct(nn.Module):
         if (alone := self.alone) is not None:
             return lookup(self.keys[alone]).function(h)
         routing = self.routing(h)
-        if self.config.correction == "output_norm" and (self.training or not routing.hard):  # a pick runs as it will be
-            noise = self._own(self.router.noise) if self.training else torch.zeros_like(routing.probabilities)
-            return normalised_blend(
-                h,
-                self.logits,
-                self.dropped_at < 0,
-                noise,
-                routing.temperature,
-                self.keys,
-                routing.hard,
-                self.config.channel_dim,
-            )
-        x, gathered = routed_activation(
-            h,
-            self.logits,
-            routing.weights,
-            routing.probabilities,
-            routing.temperature,
-            self.keys,
-            tuple(range(self.k)) if many else self.alive,
-            self.config.channel_dim,
-            routing.statistics,
+        weights, p, temperature, hard, statistics = routing
+        channel_dim = self.config.channel_dim
+        if self.config.policy.correction == "output_norm" and (self.training or not hard):  # a pick runs as it will be
+            noise = self.view.noise() if self.training else torch.zeros_like(p)
+            alive = self.dropped_at < 0
+            return normalised_blend(h, self.logits, alive, noise, temperature, self.keys, hard, channel_dim)
+        alive_anywhere = tuple(range(self.k)) if many else self.alive
+        x, sensitivity = routed_activation(
+            h, self.logits, weights, p, temperature, self.keys, alive_anywhere, channel_dim, statistics
         )
-        self.gather(routing, gathered)
+        self.gather(routing, sensitivity)
         return x
 
     def routing(self, h: Tensor) -> Routing:
         """What this forward blends with; h is the input, or anything of its shape."""
-        router = self.router
-        if router.standalone or not router.current:
-            router.refresh(self.training)
+        p = self.view.probabilities(self.training)
         if self.training:
             width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
-            # A module's attributes are quick to read and slow to set; a compiler would then take the sizes as constant.
+            # A module's attributes are fast to read and slow to set; a compiler would then take the sizes as constant.
             if torch.compiler.is_compiling() or self.width != width:
                 self.width = width
-            hard, p = self.config.forward == "hard", self._own(router.p)
-            temperature, statistics = self.temperature, statistics_needed(self.config)
+            policy = self.config.policy
+            hard, temperature, statistics = policy.forward == "hard", self.temperature, policy.uses_kl
         else:
-            hard, p = self.config.eval == "pick", self._own(router.pi)
-            temperature, statistics = torch.ones_like(self.temperature), 0
+            hard, temperature, statistics = self.config.eval == "pick", torch.ones_like(self.temperature), False
         if self.committed:
-            hard, statistics = False, 0
+            hard, statistics = False, False
         if transforming():  # a tensor of torch.func's must not outlive its transform
-            statistics = 0
-        return Routing(_one_hot(p) if hard else p, p, temperature, hard, statistics)
+            statistics = False
+        weights = nn.functional.one_hot(p.argmax(-1), self.k).to(p.dtype) if hard else p
+        return Routing(weights, p, temperature, hard, statistics)
 
-    def gather(self, routing: Routing, statistics: Tensor) -> None:
-        """Keep the statistics of a call for the policy, where it asked for them; not again when it is recomputed."""
-        if routing.statistics and (torch.compiler.is_compiling() or not recomputing()):
-            self.router.gathered.add(self.first_row, statistics)
-
-    def _own(self, table: Tensor) -> Tensor:
-        """This site's part of one of the router's tables."""
-        own = table[self.first_row : self.first_row + self.rows]
-        return own if self.k == table.shape[1] else own[:, : self.k]
+    def gather(self, routing: Routing, sensitivity: Tensor) -> None:
+        """Keep the sensitivities of a call for the policy, where it needs them."""
+        if routing.statistics:
+            self.view.add(sensitivity)
 
     @property
     def committed(self) -> bool:
@@ -188,11 +167,12 @@ class FlexAct(nn.Module):
 
     @property
     def alone(self) -> int | None:
-        """The candidate that the site runs alone for the time being: that of a trial, or what it had before in a
-        warm-up, unless that was dropped."""
-        if self.router.trying is not None:
-            return self.router.trying
-        return self._start if self.router.waiting and self._start in self.alive else None
+        """The candidate that the site runs alone for now: that of a trial, or during a warm-up its original, unless
+        that was dropped."""
+        if self.view.trying is not None:
+            return self.view.trying
+        # `alive` is read last: a compiled draw must not depend on it, or every drop would recompile it.
+        return self._start if self.view.waiting and self._start in self.alive else None
 
     @property
     def kept_original(self) -> bool:
@@ -200,14 +180,9 @@ class FlexAct(nn.Module):
         return self.picked is not None and self.picked is self.original
 
     @property
-    def policy(self) -> FlexConfig:
-        """The config without the candidates: what all sites of a model must agree on."""
-        return dataclasses.replace(self.config, candidates=DEFAULT_CANDIDATES)
-
-    @property
     def picks(self) -> tuple[str, ...]:
-        """The likeliest candidate of each row: one name for the layer, or one a channel."""
-        return tuple(self.candidates[k] for k in self._likeliest().tolist())
+        """The likeliest candidate of each row: one name for the layer, or one per channel."""
+        return tuple(self.candidates[k] for k in self.likeliest().tolist())
 
     def pi(self) -> Tensor:
         """The noise-free probabilities over what is still in, (rows, K)."""
@@ -216,30 +191,30 @@ class FlexAct(nn.Module):
 
     @torch.no_grad()
     def restore_original(self, step: int) -> None:
-        """Commit to what stood here before, also where it was dropped, with the logits that the site began with."""
+        """Commit to what stood here before, even if it was dropped, with the initial logits."""
         self.logits.copy_(self._initial_logits().to(self.logits.device))
         self.dropped_at[:, self.original_index] = ALIVE
         self.evidence[:, self.original_index] = math.nan
-        self.keep(torch.full((self.rows,), self.original_index, device=self.dropped_at.device), step)
+        self.commit(step, self.original_index)
 
     def at_start(self) -> bool:
-        """Whether the logits are still what they were when the site was made."""
+        """Whether the logits have their initial values."""
         logits = whole(self.logits.detach())
         return torch.equal(logits, self._initial_logits().to(logits))
 
     def has_finite_logits(self) -> bool:
-        """Whether the logits of what is still in are numbers, which those of a diverged run are not."""
+        """Whether the logits of what is still in are finite, which those of a diverged run are not."""
         logits = whole(self.logits.detach()).view(self.rows, self.k)
         return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
 
-    def _likeliest(self) -> Tensor:
-        """By row, of what is still in: also where a diverged run has left no numbers to compare."""
+    def likeliest(self) -> Tensor:
+        """The index of each row's likeliest candidate still in, (rows,), also where a diverged run left NaN."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
 
     def drop(self, goes: Tensor, step: int, evidence: Tensor | None = None) -> None:
         """Take candidates out for good. Each row keeps at least one, and the last is its pick.
 
-        goes: (rows, K). evidence: (rows, K, 3), what is kept of those that go.
+        goes: (rows, K). evidence: (rows, K, 3), of which the part of those that go is kept.
         """
         alive = self.dropped_at < 0
         goes = goes.to(alive.device) & alive
@@ -253,12 +228,11 @@ class FlexAct(nn.Module):
     def drop_weakest(self, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
         """Take out each row's least likely candidate, where more than one is left.
 
-        protected: (rows,), where the original is not to be dropped.
+        protected: (rows,), where the original must not be dropped.
         """
         alive = self.dropped_at < 0
         out = ~alive
         if protected is not None and self.original_index >= 0:
-            out = out.clone()
             out[:, self.original_index] |= protected.to(out.device)
         weakest = self.pi().nan_to_num(nan=0.0).masked_fill(out, torch.inf).argmin(-1)
         goes = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
@@ -266,7 +240,7 @@ class FlexAct(nn.Module):
 
     def commit(self, step: int = 0, candidate: int | None = None) -> None:
         """Keep each row's likeliest candidate alone, or this one."""
-        likeliest = self._likeliest()
+        likeliest = self.likeliest()
         self.keep(likeliest if candidate is None else torch.full_like(likeliest, candidate), step)
 
     def keep(self, candidates: Tensor, step: int, evidence: Tensor | None = None) -> None:
@@ -280,7 +254,7 @@ class FlexAct(nn.Module):
         return self.keys.index(key) if key in self.keys else -1
 
     def update_alive(self) -> None:
-        """Bring what is derived from `dropped_at` up to date with it."""
+        """Update what is derived from `dropped_at`."""
         self._alive_version = version_of(self.dropped_at)
         self.router.alive_changed()
         if self.dropped_at.is_meta:
@@ -292,15 +266,15 @@ class FlexAct(nn.Module):
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
 
     def notice_writes(self) -> None:
-        """Bring site and router up to date with what was written to the site's buffers or logits since they were read.
-        Each call asks: it need not be one of the model's own forward, at whose start the router looks at all sites."""
+        """Update site and router where something wrote to the site's buffers or logits. Every call does this: it need
+        not be part of the model's own forward, at whose start the router looks at all sites."""
         if not torch.compiler.is_compiling():
             self.notice_copied_buffers()
-            if self.picked is None and self.router.current:
-                self.router.notice(self)
+            if self.picked is None:
+                self.view.notice_logits()
 
     def notice_copied_buffers(self) -> None:
-        """Bring the site up to date where something wrote into its buffers, as an average of weights does."""
+        """Update the site where something wrote to its buffers, as an average of weights does."""
         dropped_at = self._buffers["dropped_at"]
         assert dropped_at is not None
         if self._alive_version == version_of(dropped_at) or dropped_at.is_meta or is_wrapped(dropped_at):
@@ -320,8 +294,13 @@ class FlexAct(nn.Module):
                 "or load the state of the model itself."
             )
 
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Refuse a state whose entries under this prefix are not of such a site, or were edited."""
+        names = ("signature", "dropped_at", "evidence", "logits", "temperature")
+        check_state({name: getattr(self, name) for name in names}, self.candidates, self.keys, state_dict, prefix)
+
     def _plain(self, picks: list[int]) -> nn.Module:
-        """The ordinary module that does what this site does with these picks, one a row."""
+        """The ordinary module that does what this site does with these picks, one per row."""
         channels: dict[int, list[int]] = {}
         for channel, pick in enumerate(picks):
             channels.setdefault(pick, []).append(channel)
@@ -331,7 +310,7 @@ class FlexAct(nn.Module):
         return ChannelPicks(functions, list(channels.values()), self.config.channel_dim).to(self.logits.device)
 
     def _module(self, k: int) -> nn.Module:
-        if self.original is not None and self.keys[k] == key_of(self.original):
+        if self.original is not None and k == self.original_index:
             return self.original
         return lookup(self.keys[k]).module()
 
@@ -359,14 +338,14 @@ class FlexAct(nn.Module):
                 f"{self.name or 'FlexAct'} is on {self.logits.device} and got a tensor on {h.device}; move the model "
                 "or the tensor, for example with model.to(h.device)."
             )
-        if self.config.granularity == "channel":
-            dim = self.config.channel_dim
-            if not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows:
-                raise FlexActError(
-                    f"{self.name or 'FlexAct'} picks for {self.rows} channels in dimension {dim}, but its input has "
-                    f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or "
-                    "convert with per_call=True if this activation is used with several numbers of channels."
-                )
+        dim = self.config.channel_dim
+        by_channel = self.config.granularity == "channel"
+        if by_channel and (not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows):
+            raise FlexActError(
+                f"{self.name or 'FlexAct'} picks for {self.rows} channels in dimension {dim}, but its input has "
+                f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or "
+                "convert with per_call=True if this activation is used with several numbers of channels."
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexAct:
         """Move with the model, but stay in float32 when it goes to half or double precision."""
@@ -391,46 +370,9 @@ class FlexAct(nn.Module):
         return f"candidates={self.candidates}{rows}{picked}"
 
 
-def _keys(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
-    """The registry keys of a site's candidates, with what it had before in the place of "original"."""
-    wanted = list(config.candidates)
-    if config.init == "original" and ORIGINAL not in wanted:
-        wanted.append(ORIGINAL)
-    if original is None and config.init == "original":
-        raise FlexActError(
-            "this FlexAct stands in the place of nothing, so routing cannot start at its 'original' function; use "
-            "init='uniform', or let flexact.convert build it."
-        )
-    named = [name for name in wanted if name != ORIGINAL]
-    own = None if original is None else key_of(original)
-    if ORIGINAL in wanted and own is not None and own not in named:
-        named.insert(wanted.index(ORIGINAL), own)
-    keys = list(dict.fromkeys(named))
-    if len(keys) < 2:
-        raise FlexActError(
-            f"a pick needs at least two candidates; with the original function counted once there is {keys[0]!r} alone."
-        )
-    return tuple(keys)
-
-
-def _rows(config: FlexConfig, channels: int | None) -> int:
-    if config.granularity == "layer":
-        return 1
-    if not isinstance(channels, int) or channels < 1:
-        raise FlexActError(
-            f"granularity='channel' needs the number of channels; got channels={channels!r}. Give FlexAct "
-            "channels=..., or convert with example_inputs=... so that they are seen."
-        )
-    return channels
-
-
-def _one_hot(p: Tensor) -> Tensor:
-    return nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
-
-
 def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     assert isinstance(site, FlexAct)
-    check_state(site, state_dict, prefix)
+    site.check_state(state_dict, prefix)
 
 
 def _update_after_loading(site: nn.Module, _: Any) -> None:

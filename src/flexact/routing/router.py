@@ -1,72 +1,36 @@
-"""From logits to probabilities: noise, temperature, who is still in.
+"""From logits to probabilities: noise, temperature, and which candidates are still in.
 
-A `Router` serves all sites of one model. It draws their noise once a step, in one go and from a generator of its own,
-and turns all logits into probabilities in a constant number of operations, whatever the depth. Sites with different
-numbers of candidates share one padded table of (rows, K); a site has one row, or one a channel.
+A `Router` serves all sites of one model. It draws their noise once per step from a generator of its own, and turns all
+logits into probabilities in a constant number of operations, whatever the depth. Sites with different numbers of
+candidates share one padded table of (rows, K); a site has one row, or one per channel. Each site reads its own part
+through a `View`.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.ops.differentiable import is_wrapped, transforming
-from flexact.routing.call_statistics import Gathered, own_rank
-from flexact.routing.sharding import is_sharded, whole
-
-if TYPE_CHECKING:
-    from flexact.routing.layer import FlexAct
-
-
-def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
-    """(rows, k) Gumbel(0, 1) numbers that depend on the seed and the step alone.
-
-    Drawn on the CPU in float64: the same on every device, and −log(−log u) stays finite because u is kept off 0 and 1.
-    """
-    generator = torch.Generator("cpu").manual_seed(_mixed(seed, step))
-    u = torch.rand(rows, k, generator=generator, dtype=torch.float64, device="cpu").clamp_(1e-12, 1 - 1e-12)
-    return -(-u.log()).log()
-
-
-def _mixed(seed: int, step: int) -> int:
-    """One 63-bit number for the two (the finaliser of splitmix64), so that neighbouring runs share no noise."""
-    z = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % 2**64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-    return (z ^ (z >> 31)) >> 1
-
-
-def _seed(seed: int, rank: int, again: int) -> int:
-    """The seed itself, or another for each rank and each further draw of a step. Steps are never negative."""
-    if rank:
-        seed = _mixed(seed, -2 * rank)
-    return _mixed(seed, -2 * again - 1) if again else seed
-
-
-def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
-    """log π over the candidates still in; −∞ for the others."""
-    return torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
-
-
-def probabilities(log_pi: Tensor, noise: Tensor | None, temperature: Tensor) -> Tensor:
-    """p = softmax((log π + g)/τ)."""
-    return torch.softmax((log_pi if noise is None else log_pi + noise) / temperature, dim=-1)
+from flexact.routing.call_statistics import Gathered
+from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
+from flexact.routing.sharding import is_sharded
+from flexact.routing.site_tables import AnySite, Site, SiteTables
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to, which one made in inference mode does not count."""
+    """How often a tensor was written to; −1 for an inference tensor, which does not count its writes."""
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _state_of(site: FlexAct) -> tuple[int, int] | None:
-    """Which tensor a site's logits are, and how often it was written to; None of a sharded one, in whose place FSDP
-    puts another during a forward. Asked of the module's own table, which is many times as quick as the module."""
+def _state_of(site: Site) -> tuple[int, int] | None:
+    """Which tensor a site's logits are, and how often it was written to; None for a sharded one, which FSDP replaces
+    during a forward. The module's own table is many times as fast to read as the module."""
     logits = site._parameters.get("logits")
     if type(logits) is nn.Parameter and not logits.is_inference():
         return id(logits), logits._version
@@ -74,27 +38,25 @@ def _state_of(site: FlexAct) -> tuple[int, int] | None:
 
 
 def _outside_of_transforms() -> AbstractContextManager[Any]:
-    """Where tensors are made as torch makes them, whatever torch.func looks at."""
+    """A context in which tensors are ordinary ones, also under a transform of torch.func."""
     return torch._C._DisableFuncTorch() if transforming() else nullcontext()
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers, and not what torch.export puts in its place."""
+    """Whether a tensor holds numbers, and is not one of torch.export's stand-ins."""
     return type(tensor) is Tensor
 
 
-class Router:
+class Router(SiteTables[AnySite]):
     """Draws and probabilities for all sites of one model, and the statistics that they gather.
 
     `refresh` runs at the start of each forward of the model and leaves plain tensors that the sites read by their rows;
     `advance` makes the next step's draw. A step is a forward in training mode, or, once a Schedule runs, a call of its
-    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw. With
-    `FlexConfig(draw_per="forward")` each micro-batch has one of its own, and a recomputed forward still that of its
-    micro-batch.
+    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw.
     """
 
-    def __init__(self, sites: list[FlexAct], config: FlexConfig, standalone: bool) -> None:
-        self.sites = sites
+    def __init__(self, sites: list[AnySite], config: FlexConfig, standalone: bool) -> None:
+        super().__init__(sites)
         self.config = config
         self.standalone = standalone
         self.scheduled = False
@@ -102,27 +64,18 @@ class Router:
         self.trying: int | None = None  # in a trial: the candidate that every site runs alone
         self.ready = False  # whether there are probabilities and statistics at all
         self.current = False  # whether they are this step's; a site called outside of the model's forward asks
-        self.begun = False  # whether this step had a forward in training mode
         self.step = 0
-        self._again = 0  # draws of this step after the first
-        self._left_out_draw = False  # since nobody would have read it
+        self._skipped_draw = False  # since nobody would have read it
         self._decided = False  # whether the tables are those of picks, which stay as they are
-        self.rows = sum(site.rows for site in sites)
-        self.k = max(site.k for site in sites)
         start = 0
         for place, site in enumerate(sites):
-            site.router, site.place, site.first_row = self, place, start
+            site.view = View(self, place, start, site.rows, site.k)
             start += site.rows
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
-        self._widths: tuple[int, ...] = ()
         self._alive: Tensor | None = None
         self._alive_is_old = True
-
-    @property
-    def device(self) -> torch.device:
-        return self.sites[0].logits.device
 
     @property
     def at_rest(self) -> bool:
@@ -138,20 +91,16 @@ class Router:
             self._read = [_state_of(site) for site in self.sites]
         if all(site.alone is not None for site in self.sites):
             return
-        if training and not (self.scheduled and self.config.draw_per == "step") and not recomputing():
-            if not self.scheduled:
-                self.advance()
-            elif self.begun:
-                self._draw(self._again + 1)
+        if training and not self.scheduled and not recomputing():
+            self.advance()
         if not (self._decided and self.committed) or transforming():
             self._make_tables()
-        self.begun = self.begun or training
         self.ready = self.current = True
 
-    def notice(self, site: FlexAct) -> None:
-        """Make the tables anew at the next call where something wrote to a site's logits since: an optimizer or an
-        average of weights, and the forward is not the model's own, which would refresh them anyway."""
-        if (read := self._read[site.place]) is not None and read != _state_of(site):
+    def notice(self, place: int) -> None:
+        """Refresh the tables at the next call where something wrote to a site's logits since: an optimizer, or an
+        average of weights, before a call that is not part of the model's own forward."""
+        if (read := self._read[place]) is not None and read != _state_of(self.sites[place]):
             self.current = False
 
     def _make_tables(self) -> None:
@@ -161,8 +110,8 @@ class Router:
             if self._decided:
                 self.pi = self.p = self.alive().float()
                 return
-            if self._left_out_draw:
-                self._draw(self._again)
+            if self._skipped_draw:
+                self._draw()
             self.pi, self.p = self._fused_probabilities() if self.runs_fused() else self._probabilities()
 
     @property
@@ -171,24 +120,23 @@ class Router:
         return all(site.committed for site in self.sites)
 
     def advance(self) -> None:
-        """Go on to the next step's draw."""
+        """Make the next step's draw."""
         self.go_to(self.step + 1)
 
     def go_to(self, step: int) -> None:
-        """Make the draw of any step, and start its statistics afresh; its micro-batches share them."""
+        """Make the draw of any step, and clear the statistics; the micro-batches of a step share both."""
         self.place()
         self.gathered.clear()
-        self.step, self.current, self.begun = step, False, False
-        self._draw(0)
-        self.alive()  # here, and not in a forward that the compiler looks at
+        self.step, self.current = step, False
+        self._draw()
+        self.alive()  # here, and not in a forward that the compiler traces
         if self.committed and not self._decided and not transforming():
             self._make_tables()  # likewise
 
-    def _draw(self, again: int) -> None:
-        """Make the first draw of this step, or a further one."""
-        self._again = again
-        self._left_out_draw = self.committed
-        if self.config.noise == 0 or self.committed:
+    def _draw(self) -> None:
+        """Make this step's draw."""
+        self._skipped_draw = self.committed
+        if self.config.policy.noise == 0 or self.committed:
             return
         drawn = self._drawn()
         # Pinned, so that the host need not wait for the device; not while a graph is captured, which would keep it.
@@ -208,150 +156,54 @@ class Router:
 
         return policy_kernels.takes(self.sites[0].logits, self.k)
 
-    def logits(self) -> Tensor:
-        """All sites' logits as (rows, K), padded; differentiable."""
-        return self.table(self.flat_logits())
-
-    def flat_logits(self) -> list[Tensor]:
-        """Each site's logits, whole."""
-        every = [site.logits for site in self.sites]
-        for site, logits in zip(self.sites, every, strict=True):
-            if logits.dtype in (torch.float16, torch.bfloat16):
-                raise FlexActError(
-                    f"the logits of {site.name or 'FlexAct'} are in {logits.dtype}, and must stay in float32. "
-                    "Where fully_shard has a mixed-precision policy, shard each FlexAct site by itself first, without "
-                    "one: fully_shard(site)."
-                )
-        return [whole(logits) for logits in every]
-
     def alive(self) -> Tensor:
-        """Who is still in, as (rows, K); padding is not. Kept until a site says that it changed."""
+        """Which candidates are still in, (rows, K); padding is not. Kept until a site reports a change."""
         if transforming():  # whose tensors must not outlive it
-            return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+            return self._alive_now()
         if self._alive is None or self._alive_is_old:
-            alive = self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+            alive = self._alive_now()
             if not _is_real(alive):
                 return alive
             self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
             self._alive_is_old = False
         return self._alive
 
+    def _alive_now(self) -> Tensor:
+        return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
+
     def alive_changed(self) -> None:
-        """A candidate was dropped, or a state was loaded."""
+        """Note that a candidate was dropped, or a state was loaded."""
         self._alive_is_old, self._decided, self.current = True, False, False
-
-    def temperature(self) -> Tensor:
-        """τ of each row, (rows, 1)."""
-        by_site = torch.stack([site.temperature for site in self.sites])
-        return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
-
-    def temperatures(self) -> list[Tensor]:
-        """τ of each site, (1,): these can be concatenated."""
-        return [site.temperature.view(1) for site in self.sites]
-
-    def width(self) -> Tensor:
-        """Elements of a sample behind each row, (rows, 1)."""
-        widths = tuple(site.width for site in self.sites)
-        if self._widths != widths:
-            self._widths = widths
-            self._width = torch.tensor(widths, device=self.device)[self._site_of_row].unsqueeze(1)
-        return self._width
 
     def called(self) -> Tensor:
         """Which rows were called in the last forward, (rows, 1)."""
         return self.gathered.called(self.device)
 
-    def mean_statistics(self) -> Tensor:
-        """Mean |σ_k′(h)| and mean (a_k − x)² over the calls of the last forward, (2, rows, K)."""
+    def sensitivity(self) -> Tensor:
+        """Mean |σ_k′(h)| over the calls of the last forward, (rows, K)."""
         return self.gathered.means(self.device)
 
-    def split(self, table: Tensor) -> list[Tensor]:
-        """A (rows, K) table back into the sites' own flat shapes."""
-        parts = torch.split(table, [site.rows for site in self.sites])
-        return [part[:, : site.k].flatten() for site, part in zip(self.sites, parts, strict=True)]
-
-    def gradients(self) -> list[Tensor]:
-        """The sites' own logit gradients; zeros that must not be written to where there is none."""
-        gradients = [site.logits.grad for site in self.sites]
-        return [
-            self._zeros[: site.rows * site.k] if gradient is None else whole(gradient)
-            for site, gradient in zip(self.sites, gradients, strict=True)
-        ]
-
-    @property
-    def shares(self) -> bool:
-        """Whether several sites pick together."""
-        groups = [site.group for site in self.sites if site.group is not None]
-        return len(set(groups)) < len(groups)
-
-    @property
-    def shares_all(self) -> bool:
-        """Whether all sites pick together."""
-        return len({site.group for site in self.sites}) == 1 and self.sites[0].group is not None
-
-    def shared(self, table: Tensor) -> Tensor:
-        """A (rows, K) table in which the rows of each group of sites have their mean."""
-        if not self.shares:
-            return table
-        sums = torch.zeros_like(table).index_add_(0, self._group_of_row, table)
-        return (sums / self._group_size)[self._group_of_row]
-
-    def table(self, flat: list[Tensor]) -> Tensor:
-        """The sites' own flat tensors as one (rows, K) table, padded with 0."""
-        joined = torch.cat(flat)
-        if self._index is None:
-            return joined.view(self.rows, self.k)
-        return torch.cat([joined, joined.new_zeros(1)])[self._index]
-
     def place(self) -> None:
-        """Put what the tables are built with on the model's device (again, after the model moved)."""
+        """Put the router's own tensors on the model's device, and again after the model moved."""
         if self._device != self.device:
             with _outside_of_transforms():
                 self._place()
             if not _is_real(self.sites[0].dropped_at):
-                self._device = None  # what is made while torch.export looks on must not outlive it
+                self._device = None  # tensors made during torch.export must not outlive it
 
     @torch.inference_mode(False)
     def _place(self) -> None:
-        self._device, self._widths, self._alive = self.device, (), None
+        self._device, self._alive = self.device, None
         self.gathered.clear()
         self.ready = self.current = self._decided = False
-        sizes = [site.rows * site.k for site in self.sites]
-        self.size = sum(sizes)
-        self._zeros = torch.zeros(max(sizes), device=self.device)
-        cpu = torch.device("cpu")  # said each time: a user's context may name another one
-        rows = torch.tensor([site.rows for site in self.sites], device=cpu)
-        site_of_row = torch.arange(len(self.sites), device=cpu).repeat_interleave(rows, output_size=self.rows)
-        own = torch.tensor([site.k for site in self.sites], device=cpu)[site_of_row]
-        start, column = own.cumsum(0) - own, torch.arange(self.k, device=cpu)
-        self._site_of_row = site_of_row.to(self.device)
-        self._place_groups(site_of_row)
-        self._index: Tensor | None = None
-        if any(site.k != self.k for site in self.sites):
-            index = torch.where(column < own.unsqueeze(1), start.unsqueeze(1) + column, self.size)
-            self._index = index.to(self.device)
-        # For a kernel: where each row begins in all sites' flat tensors, how many candidates it has, and where behind
-        # these its temperature is.
-        self.layout = torch.stack([start, own, self.size + site_of_row], dim=1).to(self.device)
+        self.lay_out()
         self.noise = self._drawn().to(self.device)
-        self.alpha = torch.tensor(self.config.alpha, device=self.device)
-
-    def _place_groups(self, site_of_row: Tensor) -> None:
-        """Number the groups of sites that pick together; a site without one is a group of its own."""
-        names = [("site", i) if site.group is None else ("group", site.group) for i, site in enumerate(self.sites)]
-        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        of_site = torch.tensor([number[name] for name in names], device=site_of_row.device)
-        rows = [0] * len(number)
-        for name, site in zip(names, self.sites, strict=True):
-            rows[number[name]] += site.rows
-        # As long as the table that `shared` sums in, and not counted by torch.bincount, which torch.export cannot run.
-        size = torch.tensor(rows + [1] * (self.rows - len(rows)), device=site_of_row.device).unsqueeze(1)
-        self._group_of_row, self._group_size = of_site[site_of_row].to(self.device), size.to(self.device)
+        self.alpha = torch.tensor(self.config.policy.alpha, device=self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
         """π and p, each (rows, K)."""
         of_pi = log_pi(self.logits(), self.alive())
-        return of_pi.exp(), probabilities(of_pi, self.noise if self.config.noise else None, self.temperature())
+        return of_pi.exp(), probabilities(of_pi, self.noise if self.config.policy.noise else None, self.temperature())
 
     def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
         """The same by one kernel."""
@@ -363,24 +215,66 @@ class Router:
         return fallback.run(policy_kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
     def _drawn(self) -> Tensor:
-        if self.config.noise == 0:
+        """This step's noise, (rows, K)."""
+        scale = self.config.policy.noise
+        if scale == 0:
             return torch.zeros(self.rows, self.k, device="cpu")
-        rank = own_rank() if self.config.noise_across_ranks == "per_rank" else 0
-        seed = _seed(self.config.seed, rank, self._again)
-        # vmap allows no random numbers; these are one draw for all that it looks at.
-        with _outside_of_transforms():
-            return (self.config.noise * gumbel_noise(self.rows, self.k, seed, self.step)).float()
+        with _outside_of_transforms():  # vmap allows no random numbers; all of its models share this draw
+            return (scale * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = vars(self) | {"waiting": False, "trying": None}  # no schedule would tell a copy that these have ended
-        if self.ready and is_wrapped(self.p):  # what torch.func leaves behind cannot be copied
+        state = vars(self) | {"waiting": False, "trying": None}  # no schedule would end these in a copy
+        if self.ready and is_wrapped(self.p):  # tensors of torch.func cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False
         return state
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        """As a forward pre-hook of the model."""
+        """Refresh, as a forward pre-hook of the model."""
         self.refresh(module.training)
+
+
+class View:
+    """A site's part of its router: its own rows of the tables, and what the site reports back."""
+
+    def __init__(self, router: Router[Any], place: int, first_row: int, rows: int, k: int) -> None:
+        self.router, self.place, self.first_row, self._k = router, place, first_row, k
+        self.rows = slice(first_row, first_row + rows)
+
+    def probabilities(self, training: bool) -> Tensor:
+        """p in training and π otherwise, (rows, K), up to date with the logits."""
+        router = self.router
+        if router.standalone or not router.current:
+            router.refresh(training)
+        return self._own(router.p if training else router.pi)
+
+    def noise(self) -> Tensor:
+        """The noise of this step, (rows, K)."""
+        return self._own(self.router.noise)
+
+    @property
+    def trying(self) -> int | None:
+        """The candidate that every site runs alone in a trial; None outside of one."""
+        return self.router.trying
+
+    @property
+    def waiting(self) -> bool:
+        """Whether every site runs its original function, in a warm-up."""
+        return self.router.waiting
+
+    def add(self, sensitivity: Tensor) -> None:
+        """Keep the sensitivities of a call for the policy; not again when the call is recomputed."""
+        if torch.compiler.is_compiling() or not recomputing():
+            self.router.gathered.add(self.first_row, sensitivity)
+
+    def notice_logits(self) -> None:
+        """Have the router look whether something wrote to the site's logits."""
+        if self.router.current:
+            self.router.notice(self.place)
+
+    def _own(self, table: Tensor) -> Tensor:
+        own = table[self.rows]
+        return own if self._k == table.shape[1] else own[:, : self._k]
 
 
 def recomputing() -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from flexact.errors import FlexActError
 from flexact.routing.layer import FlexAct
 from flexact.routing.router import Router
-from flexact.routing.saved_state import check_state
+
+SiteRouter: TypeAlias = Router[FlexAct]
 
 
 def sites_of(model: nn.Module) -> list[FlexAct]:
@@ -27,19 +28,19 @@ def sites_of(model: nn.Module) -> list[FlexAct]:
 
 
 def bound_sites(model: nn.Module) -> list[FlexAct]:
-    """`sites_of`, without a walk over all modules where the model itself was converted: for what each step asks."""
+    """`sites_of`, without a walk over all modules where the model itself was converted."""
     for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
         if isinstance(hook, Router):
             return hook.sites
     return sites_of(model)
 
 
-def routers_of(sites: list[FlexAct]) -> list[Router]:
+def routers_of(sites: list[FlexAct]) -> list[SiteRouter]:
     """The routers behind these sites, each once: one for a converted model, one a site for sites on their own."""
     return list({id(site.router): site.router for site in sites}.values())
 
 
-def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> Router:
+def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> SiteRouter:
     """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards.
 
     group_of: from a site's name to its group, whose sites pick together; by default the config's `share` decides.
@@ -53,7 +54,7 @@ def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hasha
     return router
 
 
-def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
+def one_router(model: nn.Module, sites: list[FlexAct]) -> SiteRouter:
     """The router of a converted model; sites built by hand get one together."""
     routers = routers_of(sites)
     if len(routers) == 1:
@@ -63,12 +64,13 @@ def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
                 f"{type(model).__name__}; give the Schedule the whole model."
             )
         return routers[0]
-    first = sites[0].policy.to_dict()
+    first = sites[0].config.to_dict()
     for site in sites[1:]:
-        differing = [name for name, value in site.policy.to_dict().items() if value != first[name]]
+        fields = site.config.to_dict().items()
+        differing = [name for name, value in fields if name != "candidates" and value != first[name]]
         if differing:
             raise FlexActError(
-                f"the sites of one model must share one policy, but differ in {', '.join(differing)}. Only their "
+                f"the sites of one model must have the same config, but differ in {', '.join(differing)}. Only their "
                 "candidates may differ."
             )
     return bind(model, sites)
@@ -78,8 +80,7 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
     """The group of each site; None for one that picks for itself."""
     config = sites[0].config
     if group_of is None:
-        together = config.share == "model" and config.granularity == "layer"
-        return [site.keys if together else None for site in sites]
+        return [site.keys if config.picks_together else None for site in sites]
     if config.granularity == "channel":
         raise FlexActError(
             "share has groups of sites, and granularity='channel' lets every channel pick for itself. Use "
@@ -105,11 +106,11 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
 
 def blend(sites: list[FlexAct]) -> None:
     """Let sites whose config leaves open how they pick do so by a blend: for a loop that has no loss to compare by."""
-    owners: list[FlexAct | Router] = [*sites, *routers_of(sites)]
+    owners: list[FlexAct | SiteRouter] = [*sites, *routers_of(sites)]
     for owner in owners:
         if owner.config.pick_by == "trial":
             raise FlexActError(
-                "pick_by='trial' compares candidates by the loss of each step, which is not told here. Use "
+                "pick_by='trial' compares candidates by the loss of each step, which this loop does not pass on. Use "
                 "pick_by='blend', or a training loop of your own with schedule.step(loss)."
             )
         owner.config = dataclasses.replace(owner.config, pick_by="blend")
@@ -129,4 +130,4 @@ def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], p
     """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
     for name, module in model.named_modules():
         if isinstance(module, FlexAct):
-            check_state(module, state_dict, f"{prefix}{name}.")
+            module.check_state(state_dict, f"{prefix}{name}.")

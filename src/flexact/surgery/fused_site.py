@@ -165,7 +165,7 @@ def _fits(
         and y.numel() > y.shape[1]  # as batch norm has it: more than one value a channel
         and (y.is_contiguous(memory_format=torch.channels_last) or y.is_contiguous())
         and (site.rows == 1 or site.config.channel_dim in (1, -3))
-        and site.config.correction != "output_norm"
+        and site.config.policy.correction != "output_norm"
         and runs_fused(y, site.keys, site.alive)
     )
 

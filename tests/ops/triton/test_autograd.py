@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from triton.errors import TritonError
 
 import flexact
-from flexact import FlexAct, FlexConfig, candidates
+from flexact import FlexAct, FlexConfig, Policy, candidates
 from flexact.candidates import lookup
-from flexact.ops import SENSITIVITY, _routed_activation, dispatch, routed_activation
+from flexact.ops import _routed_activation, dispatch, routed_activation
 from flexact.ops.triton import autograd as triton_autograd
 from flexact.ops.triton import batch_norm, moments, routed
 from flexact.ops.triton.basis import without_form
@@ -46,7 +46,7 @@ def routed_arguments(h: Tensor, rows: int) -> tuple[Any, ...]:
     logits = torch.randn(rows * 3, device=h.device, requires_grad=True)
     p = torch.softmax(logits.detach().view(rows, 3), -1)
     half = torch.tensor(0.5, device=h.device)
-    return h.requires_grad_(), logits, p, p, half, KEYS, [0, 1, 2], 1, SENSITIVITY
+    return h.requires_grad_(), logits, p, p, half, KEYS, [0, 1, 2], 1, True
 
 
 def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]
     )
     added = {"none": (None,) * 4, "plain": (other, *(None,) * 3), "normalised": (other, *others)}[residual]
     _, *routing, _, _ = routed_arguments(y, 1)
-    return y, *own, *added, *routing, SENSITIVITY, True
+    return y, *own, *added, *routing, True, True
 
 
 def check_operator(operator: Any, arguments: tuple[Any, ...], device: torch.device) -> None:
@@ -187,26 +187,24 @@ class Block(nn.Module):
     def forward(self, x):
         return self.relu(self.norm(self.conv(x)) + self.other(x))
 
-for fuse in (False, True):
-    graphs.clear()
-    torch._dynamo.reset()
-    policy = flexact.FlexConfig(temperature=1.0, final_temperature=0.1, commit_at=None)
-    model = flexact.convert(nn.Sequential(Block(), nn.Conv2d(3, 3, 1), nn.ReLU()), config=policy, fuse=fuse)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = flexact.Schedule(model, 10, optimizer)
-    compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
-    counts = []
-    for batch in (64, 64, 64, 64, 64, 65, 66):
-        compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
-        optimizer.step()
-        schedule.step()
-        counts.append(len(graphs))
-    assert model[2].temperature < 0.3
-    assert counts[1] == counts[4], f"the temperature makes it compile again: {counts}"
-    assert counts[5] == counts[6], f"every size of a batch makes it compile again: {counts}"
-    called = [target for graph in graphs for target in graph]
-    assert any("triton_kernel_wrapper" in target for target in called)
-    assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
+fuse = sys.argv[1] == "fused"
+policy = flexact.FlexConfig(commit_at=None, policy=flexact.Policy(final_temperature=0.1))
+model = flexact.convert(nn.Sequential(Block(), nn.Conv2d(3, 3, 1), nn.ReLU()), config=policy, fuse=fuse)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = flexact.Schedule(model, 10, optimizer)
+compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
+counts = []
+for batch in (64, 64, 64, 64, 64, 65, 66):
+    compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    schedule.step()
+    counts.append(len(graphs))
+assert model[2].temperature < 0.3
+assert counts[1] == counts[4], f"the temperature makes it compile again: {counts}"
+assert counts[5] == counts[6], f"every size of a batch makes it compile again: {counts}"
+called = [target for graph in graphs for target in graph]
+assert any("triton_kernel_wrapper" in target for target in called)
+assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
 """
 
 
@@ -262,7 +260,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exceptio
 def routed_results(h: Tensor, rows: int) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
     h, logits, *rest = routed_arguments(h.detach().clone(), rows)
-    x, gathered = routed_activation(h, logits, *rest[:3], NAMES, range(3), statistics=SENSITIVITY)
+    x, gathered = routed_activation(h, logits, *rest[:3], NAMES, range(3), statistics=True)
     return x.detach(), gathered, *torch.autograd.grad(x.square().sum(), (h, logits))
 
 
@@ -292,7 +290,7 @@ def test_the_closed_form_takes_over_and_that_is_said_once(
 
 def block(device: torch.device, residual: str) -> tuple[FlexAct, nn.BatchNorm2d, nn.BatchNorm2d | None, list[Tensor]]:
     torch.manual_seed(0)
-    site = FlexAct(config=FlexConfig(noise=0.0)).to(device)
+    site = FlexAct(config=FlexConfig(policy=Policy(noise=0.0))).to(device)
     nn.init.normal_(site.logits)
     norms = [nn.BatchNorm2d(3).to(device) for _ in range(2)]
     for parameter in (parameter for norm in norms for parameter in norm.parameters()):
@@ -306,7 +304,7 @@ def block_results(device: torch.device, residual: str) -> dict[str, Tensor]:
     site, norm, other, inputs = block(device, residual)
     x = normalised_site(site, norm, *inputs, *([] if other is None else [other]))
     x.square().sum().backward()
-    found = {"x": x.detach(), "statistics": site.router.mean_statistics()[0]}
+    found = {"x": x.detach(), "statistics": site.router.sensitivity()}
     found |= {f"to input {i}": tensor.grad for i, tensor in enumerate(inputs)}
     for name, module in {"site": site, "norm": norm, **({} if other is None else {"other": other})}.items():
         found |= {f"to {name}.{key}": parameter.grad for key, parameter in module.named_parameters()}

@@ -154,7 +154,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
-        ({"changes": {"pacee": 1}}, "unknown config field 'pacee'; did you mean 'pace'"),
+        ({"changes": {"policy": {"pacee": 1}}}, "unknown config field 'pacee'; did you mean 'pace'"),
         ({"changes": 3}, "changes must be a dictionary"),
     ],
 )

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flexact import FlexAct, FlexActError, FlexConfig
+from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
 from flexact.studies.synthetic.models import activation, check, policy, rate, told_rate
 from flexact.studies.synthetic.options import Options
@@ -11,19 +11,18 @@ from flexact.studies.synthetic.options import Options
 def test_names_stand_for_policies():
     options = Options(first_seed=7, candidates=("relu", "tanh", "gelu"))
     default, paper = policy("flexact-default", options), policy("flexact-a0.3", options)
-    assert default.alpha == FlexConfig().alpha
+    assert default.policy == FlexConfig().policy
     assert default.candidates == ("relu", "tanh", "gelu")
     assert default.seed == 7
-    assert (paper.alpha, paper.noise) == (0.3, FlexConfig.paper().noise)
-    assert policy("flexact-a0", options).alpha == 0
-    assert policy("output_norm", options).correction == "output_norm"
+    assert paper.policy == Policy.paper(alpha=0.3)
+    assert policy("flexact-a0", options).policy.alpha == 0
+    assert policy("output_norm", options).policy.correction == "output_norm"
     assert policy("relu", options) is None
 
 
 def test_literal_reads_the_formulas_as_they_stand():
     config = policy("flexact-a0.3", Options(policy="literal"))
-    assert (config.kl_on, config.lam, config.alpha, config.alpha_schedule) == ("p", "temperature", 0.3, "constant")
-    assert config.noise == 1.0
+    assert (config.policy, config.commit_at) == (Policy.literal(alpha=0.3), None)
     assert config.eliminate == "none"
     assert policy("flexact-a0.3", Options(policy="default")).eliminate == FlexConfig().eliminate
 

@@ -19,7 +19,7 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.observe.figures.description import Bars, Grid, Line, Panel, candidate_colours
 from flexact.observe.figures.picture import Picture
-from flexact.observe.history_fields import RESERVED
+from flexact.observe.history import RESERVED
 from flexact.policy.evidence import Contest
 
 MOST_COLUMNS = 300

@@ -70,7 +70,7 @@ class _Routed(torch.autograd.Function):
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
             routing = (weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim)
             return (*differentiable.gradients(delta, h, logits, (need_h, need_logits), *routing), None, None)
-        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
+        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, False)
         gradient, to_logits = fallback.routed_backward(delta, h, blending, ctx.channel_dim, need_logits)
         return gradient if need_h else None, to_logits if need_logits else None, None, None
 
@@ -111,7 +111,7 @@ class _Normalised(torch.autograd.Function):
         weights, probabilities, temperature = rest
         other = None if residual_moments is None else Norm(residual_moments, residual_weight, residual_bias)
         normalising = Normalising(Norm(moments, weight, bias), residual, other, ctx.batch_statistics)
-        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 0)
+        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, False)
         need = ctx.needs_input_grad
         to_y, to_residual, results = fallback.normalised_backward(delta, y, normalising, blending, need[1])
         to_bias, to_weight, *others = batch_norm.split_results(results, moments.shape[1], other is not None)

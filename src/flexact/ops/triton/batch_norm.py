@@ -26,7 +26,6 @@ from flexact.ops.triton.routed import (
     finished_statistics,
     logit_gradient,
     row_coefficients,
-    statistics_constants,
 )
 from flexact.ops.triton.tiles import (
     STAGES,
@@ -76,9 +75,9 @@ class _BackwardPlan(NamedTuple):
 
 def forward(
     y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor, blend: Blend,
-    statistics: int,
+    statistics: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return x and its statistics, (2, rows, K)."""
+    """Return x and its sensitivities, (rows, K)."""
     tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
     rows, k = weights.shape
     flags = _flags(norm, residual, residual_norm)
@@ -123,13 +122,16 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
 
 
 def _forward_plan(
-    tiles: Tiles, blend: Blend, statistics: int, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
+    tiles: Tiles, blend: Blend, statistics: bool, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
-    sums = statistics_constants(blend, statistics)
-    constants = (*blend.constants(fast), *sums, *flags, rows > 1, *tiles.constants)
+    constants = (*blend.constants(fast), statistics, *flags, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
-    return sweep, finish_statistics(tiles, blend, statistics, rows, k), tiles.room(sums[0])
+    return (
+        sweep,
+        finish_statistics(tiles, blend, statistics, rows, k),
+        tiles.room(len(blend.basis) if statistics else 0),
+    )
 
 
 def _backward_plan(
@@ -191,8 +193,7 @@ def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.conste
 def _forward(
     y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
-    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr,
     RESIDUAL: tl.constexpr, AFFINE: tl.constexpr, R_AFFINE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -200,13 +201,13 @@ def _forward(
     weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, _rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
     r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE)
-    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    sums = zeros(len(BASIS) if SENSITIVITIES else 0, BLOCK_A, BLOCK_J)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         y = load(y_ptr, offset, mask, EVEN)
         added, _ = _residual(r_ptr, offset, mask, r_norm, RESIDUAL, EVEN)
         h = (y - mean) * scale + bias + added
-        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        x, sums = blended(h, weights, sums, mask, BASIS, FAST, SENSITIVITIES, EVEN)
         store(x_ptr, offset, x, mask, EVEN)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)

@@ -36,7 +36,7 @@ class Blending(NamedTuple):
     temperature: Tensor
     keys: tuple[str, ...]
     alive: tuple[int, ...]
-    statistics: int
+    statistics: bool
 
     @property
     def blend(self) -> Blend:

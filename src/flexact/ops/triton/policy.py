@@ -8,8 +8,8 @@ The numbers of all sites are concatenated without padding into one flat tensor, 
 offsets of each row in it:
 
 - layout, (rows, 3): offset of the row's first number, number of candidates, offset of the temperature;
-- calls, (rows, 3 + maximum number of calls): whether the row was called, number of calls, distance from a call's
-  sensitivities to its deviations, and offset of the sensitivities of each call.
+- calls, (rows, 2 + maximum number of calls): whether the row was called, number of calls, and offset of the
+  sensitivities of each call.
 
 No sum goes over rows, so programs are independent.
 """
@@ -34,7 +34,6 @@ _WARPS = 1
 
 # The same constants as in `flexact.routing.corrections` and `flexact.policy.running_gradient`.
 _TINY = tl.constexpr(1e-30)
-_SMALLEST_SHARE = tl.constexpr(1e-6)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
@@ -42,8 +41,6 @@ _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 class Rule:
     """The operations that the policy applies to a gradient, in this order."""
 
-    normalises: bool
-    """Divide a candidate's entry by the root mean square of a_k − x."""
     clips: bool
     """Clip the norm of each row to `clip`."""
     pulls: bool
@@ -72,8 +69,8 @@ class Rule:
 
     @property
     def constants(self) -> tuple[bool, ...]:
-        """Compile-time arguments in the order in which the kernel takes them."""
-        return self.normalises, self.clips, self.pulls, self.clips_sensitivity, self.tied, self.paced
+        """Return the compile-time arguments in the order in which the kernel takes them."""
+        return self.clips, self.pulls, self.clips_sensitivity, self.tied, self.paced
 
 
 def takes(logits: Tensor, k: int) -> bool:
@@ -98,15 +95,14 @@ def direction(
     """Return the corrected gradients of the logits or, if paced, the steps to subtract from the logits.
 
     The result is flat, without padding. The running averages are updated in place.
-
-    values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the statistics of each
-    call, (2, its rows, its candidates).
+    values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the sensitivities of each
+    call, (its rows, its candidates).
     calls: not read if the rule needs no statistics.
     running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
     q: (rows, K), the distribution that the KL acts on. width: (rows, 1). alpha, step_size: scalars.
     """
     found = values.new_empty(size)
-    launch = _direction_launch(*alive.shape, calls.shape[1] - 3, rule)
+    launch = _direction_launch(*alive.shape, calls.shape[1] - 2, rule)
     launch(values, layout, calls, alive, *running, q, width, alpha, step_size, found)
     return found
 
@@ -141,17 +137,13 @@ def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, 
 def _direction(
     values_ptr, layout_ptr, calls_ptr, alive_ptr, mean_ptr, square_ptr, weights_ptr, q_ptr, width_ptr, alpha_ptr,
     step_size_ptr, found_ptr, rows, k, most, mean_rate, square_rate, lam, clip,
-    NORMALISES: tl.constexpr, CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr,
+    CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr,
     TIED: tl.constexpr, PACED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row, column, inside = _tile(rows, k, ROWS)
     start, own = _own(layout_ptr, row, column, rows)
     alive = _alive(alive_ptr, row, column, inside, rows, k)
     gradient = tl.load(values_ptr + start + column, own, other=0.0)
-    if NORMALISES or PULLS:
-        called, sensitivity, deviation = _statistics(values_ptr, calls_ptr, row, column, own, rows, most)
-    if NORMALISES:
-        gradient = _normalised_advantage(gradient, deviation, alive)
     if CLIPS:
         gradient = _clipped(gradient, clip)
     mean, size = _updated(
@@ -160,6 +152,7 @@ def _direction(
     if PACED:
         gradient = mean
     if PULLS:
+        called, sensitivity = _sensitivity(values_ptr, calls_ptr, row, column, own, rows, most)
         if CLIPS_SENSITIVITY:
             sensitivity = tl.where(sensitivity > clip, clip, sensitivity)
         if TIED:
@@ -202,33 +195,22 @@ def _alive(alive_ptr, row, column, inside, rows, k):
 
 
 @triton.jit
-def _statistics(values_ptr, calls_ptr, row, column, own, rows, most):
-    """Return whether each row was called, and its mean sensitivities and deviations over its calls."""
-    first = calls_ptr + row * (3 + most)
+def _sensitivity(values_ptr, calls_ptr, row, column, own, rows, most):
+    """Return whether each row was called, and its mean sensitivities over its calls."""
+    first = calls_ptr + row * (2 + most)
     called = tl.load(first, row < rows, other=0) != 0
     count = tl.load(first + 1, row < rows, other=0)
-    distance = tl.load(first + 2, row < rows, other=0)
     sensitivity = tl.zeros(own.shape, tl.float32)
-    deviation = tl.zeros(own.shape, tl.float32)
     call = 0
     while call < most:
-        offset = tl.load(first + 3 + call, call < count, other=0) + column
+        offset = tl.load(first + 2 + call, call < count, other=0) + column
         sensitivity += tl.load(values_ptr + offset, own & (call < count), other=0.0)
-        deviation += tl.load(values_ptr + offset + distance, own & (call < count), other=0.0)
         call += 1
     divisor = tl.where(count < 1, 1, count).to(tl.float32)
-    return called, sensitivity / divisor, deviation / divisor
+    return called, sensitivity / divisor
 
 
 # The bounds below use `tl.where`, which propagates NaN like torch's clamp; `tl.maximum` does not.
-
-
-@triton.jit
-def _normalised_advantage(gradient, deviation, alive):
-    size = tl.sqrt(tl.where(deviation < 0, 0.0, deviation))
-    mean = tl.sum(tl.where(alive, size, 0.0), axis=1, keep_dims=True) / _remaining(alive)
-    smallest = _SMALLEST_SHARE * mean + _TINY
-    return tl.where(mean > 0, gradient * mean / tl.where(size < smallest, smallest, size), gradient)
 
 
 @triton.jit

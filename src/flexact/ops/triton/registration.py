@@ -66,7 +66,7 @@ def routed_activation(
     keys: str,
     alive: Sequence[int],
     channel_dim: int,
-    statistics: int,
+    statistics: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the routed activation and its statistics."""
     blending = _blending(weights, probabilities, temperature, keys, alive, statistics)
@@ -106,7 +106,7 @@ def normalised_activation(
     temperature: Tensor,
     keys: str,
     alive: Sequence[int],
-    statistics: int,
+    statistics: bool,
     batch_statistics: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the routed activation of norm(y) + residual and its statistics."""
@@ -144,7 +144,12 @@ def normalised_activation_backward(
 
 
 def _blending(
-    weights: Tensor, probabilities: Tensor, temperature: Tensor, keys: str, alive: Sequence[int], statistics: int = 0
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    statistics: bool = False,
 ) -> Blending:
     return Blending(weights, probabilities, temperature, tuple(keys.split(_SEPARATOR)), tuple(alive), statistics)
 

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact import ops
-from flexact.ops.closed_form import DEVIATION, SENSITIVITY
+from flexact.ops import dispatch
 from flexact.ops.triton.basis import Blend, coefficients, is_fast, slope, value, weighted_slope, weighted_value
 from flexact.ops.triton.basis_parts import LINEAR
 from flexact.ops.triton.launch import Launch
@@ -40,17 +39,17 @@ from flexact.ops.triton.tiles import (
 _FINISH_BLOCK = 1024
 _FEW_BASIS_FUNCTIONS = 6
 
-MOST_CANDIDATES = tl.constexpr(ops.MOST_CANDIDATES)
+MOST_CANDIDATES = tl.constexpr(dispatch.MOST_CANDIDATES)
 """Width of a row in a kernel: all built-in candidates, and a power of 2."""
 
 
-def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: int) -> tuple[Tensor, Tensor]:
-    """Return x = Σ_k w_k σ_k(h) and its statistics, (2, rows, K). See `closed_form.forward`."""
+def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: bool) -> tuple[Tensor, Tensor]:
+    """Return x = Σ_k w_k σ_k(h) and its sensitivities, (rows, K). See `closed_form.forward`."""
     h, weights = dense(h), weights.contiguous()
     rows, k = weights.shape
     x = torch.empty_like(h)
     if h.numel() == 0:
-        return x, weights.new_zeros((2, rows, k) if statistics else 0)
+        return x, weights.new_zeros((rows, k) if statistics else 0)
     tiles = _tiles(h, rows, channel_dim, blend)
     sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, rows, k, is_fast(h))
     partials = h.new_empty(room, dtype=torch.float32)
@@ -86,13 +85,16 @@ def backward(
 
 
 def _forward_plan(
-    tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int, fast: bool
+    tiles: Tiles, blend: Blend, statistics: bool, rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
-    sums = statistics_constants(blend, statistics)
-    constants = (*blend.constants(fast), *sums, rows > 1, *tiles.constants)
+    constants = (*blend.constants(fast), statistics, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
-    return sweep, finish_statistics(tiles, blend, statistics, rows, k), tiles.room(sums[0])
+    return (
+        sweep,
+        finish_statistics(tiles, blend, statistics, rows, k),
+        tiles.room(len(blend.basis) if statistics else 0),
+    )
 
 
 def _backward_plan(
@@ -106,26 +108,20 @@ def _backward_plan(
     return sweep, finish, tiles.room(len(blend.basis) if need_logits else 0)
 
 
-def statistics_constants(blend: Blend, statistics: int) -> tuple[int, bool, bool]:
-    """Return the number of sums that a forward takes, and whether they are for sensitivities and for deviations."""
-    sensitivities, deviations = bool(statistics & SENSITIVITY), bool(statistics & DEVIATION)
-    return sensitivities * len(blend.basis) + deviations * len(blend.forms[0]), sensitivities, deviations
-
-
-def finish_statistics(tiles: Tiles, blend: Blend, statistics: int, rows: int, k: int) -> Launch | None:
+def finish_statistics(tiles: Tiles, blend: Blend, statistics: bool, rows: int, k: int) -> Launch | None:
     """Return the launch that reduces the partial sums of a forward to its statistics, or None without statistics."""
     if not statistics:
         return None
     numbers = (blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
-    constants = (*blend.constants(False), *statistics_constants(blend, statistics), _FINISH_BLOCK)
+    constants = (*blend.constants(False), _FINISH_BLOCK)
     return Launch(_finish_statistics, (rows,), numbers, constants, WARPS)
 
 
 def finished_statistics(finish: Launch | None, partials: Tensor, rows: int, k: int) -> Tensor:
-    """Return the statistics of a forward, (2, rows, K), empty if none were requested."""
+    """Return the sensitivities of a forward, (rows, K), empty if they were not requested."""
     if finish is None:
         return partials.new_empty(0)
-    gathered = partials.new_empty(2, rows, k)
+    gathered = partials.new_empty(rows, k)
     finish(partials, gathered)
     return gathered
 
@@ -142,17 +138,16 @@ def cut_for(blend: Blend) -> Cut:
 @triton.jit
 def _forward(
     h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
-    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr,
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
     weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
-    sums = zeros(COUNT, BLOCK_A, BLOCK_J)
+    sums = zeros(len(BASIS) if SENSITIVITIES else 0, BLOCK_A, BLOCK_J)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
         h = load(h_ptr, offset, mask, EVEN)
-        x, sums = blended(h, weights, sums, mask, BASIS, FORMS, FAST, SENSITIVITIES, DEVIATIONS, EVEN)
+        x, sums = blended(h, weights, sums, mask, BASIS, FAST, SENSITIVITIES, EVEN)
         store(x_ptr, offset, x, mask, EVEN)
     for i in tl.static_range(len(sums)):
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
@@ -192,32 +187,20 @@ def row_coefficients(
 @triton.jit
 def blended(
     h, weights, sums, mask,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
-    SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, EVEN: tl.constexpr,
+    BASIS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return x, and the sums with this tile's |slopes| and squared deviations added."""
+    """Return x, and the sums with this tile's |slopes| added."""
     x = tl.zeros_like(h)
-    values = ()
     updated = ()
     for b in tl.static_range(len(BASIS)):
         v = value(h, BASIS[b], FAST)
         x += weighted_value(weights[b], v, BASIS[b])
-        values = values + (v,)
         if SENSITIVITIES:
             if BASIS[b] == LINEAR:
                 updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
                 size = tl.abs(slope(h, v, BASIS[b], FAST))
                 updated = updated + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
-    if DEVIATIONS:
-        for i in tl.static_range(len(FORMS[0])):
-            deviation = -x
-            for b in tl.static_range(len(BASIS)):
-                if FORMS[b][i] != 0:
-                    deviation += FORMS[b][i] * values[b]
-            square = deviation * deviation
-            old = sums[len(sums) - len(FORMS[0]) + i]
-            updated = updated + (old + (square if EVEN else tl.where(mask, square, 0.0)),)
     return x, updated
 
 
@@ -239,27 +222,19 @@ def differentiated(
 @triton.jit(do_not_specialize=["alive", "parts", "elements"])
 def _finish_statistics(
     partials_ptr, gathered_ptr, alive, rows, k, parts, per_row, elements,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr,
-    COUNT: tl.constexpr, SENSITIVITIES: tl.constexpr, DEVIATIONS: tl.constexpr, BLOCK: tl.constexpr,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, MOST_CANDIDATES)
-    sensitivities, deviations = tl.zeros([MOST_CANDIDATES], tl.float32), tl.zeros([MOST_CANDIDATES], tl.float32)
-    if SENSITIVITIES:
-        found = ()
-        for b in tl.static_range(len(BASIS)):
-            if BASIS[b] == LINEAR:
-                found = found + (elements * 1.0,)
-            else:
-                found = found + (add_up(partials_ptr, b, COUNT, row, rows, parts, per_row, BLOCK),)
-        sensitivities = combined(found, BASIS, FORMS) / elements
-    if DEVIATIONS:
-        for i in tl.static_range(len(FORMS[0])):
-            total = add_up(partials_ptr, COUNT - len(FORMS[0]) + i, COUNT, row, rows, parts, per_row, BLOCK)
-            deviations = tl.where(column == i, total / elements, deviations)
-    is_alive = ((alive >> column) & 1) == 1
-    tl.store(gathered_ptr + row * k + column, tl.where(is_alive, sensitivities, 0.0), column < k)
-    tl.store(gathered_ptr + (rows + row) * k + column, tl.where(is_alive, deviations, 0.0), column < k)
+    found = ()
+    for b in tl.static_range(len(BASIS)):
+        if BASIS[b] == LINEAR:
+            found = found + (elements * 1.0,)
+        else:
+            found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
+    sensitivities = combined(found, BASIS, FORMS) / elements
+    is_in = ((alive >> column) & 1) == 1
+    tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
 
 
 @triton.jit(do_not_specialize=["alive", "parts"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known
+from flexact.io.option_checks import check_known
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE

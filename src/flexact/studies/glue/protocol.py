@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known, check_seed
+from flexact.io.option_checks import check_known, check_seed
 from flexact.studies.glue.encoder import AT_HAND, Encoder
 from flexact.studies.glue.tasks import task_named
 from flexact.studies.grid.protocol import PickingProtocol
@@ -118,4 +118,4 @@ class Protocol(PickingProtocol):
     @property
     def logit_lr(self) -> float | None:
         """Where the policy leaves the logits to the optimizer: fine-tuning's own learning rate would not move them."""
-        return 0.02 if self.config(0).logit_step == "optimizer" else None
+        return 0.02 if self.config(0).policy.logit_step == "optimizer" else None

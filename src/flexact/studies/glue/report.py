@@ -11,7 +11,7 @@ from typing import Any
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.observe.figures.description import Bars, Panel
 from flexact.observe.figures.picture import Picture
-from flexact.observe.history_fields import DECISIONS, DROPS
+from flexact.observe.history import DECISIONS, DROPS
 from flexact.report.page import Section, markdown, picture
 from flexact.studies.glue.protocol import METHODS, Cell
 from flexact.studies.glue.study import Result, Store

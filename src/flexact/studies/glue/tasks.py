@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexact.io.value_checks import check_known
+from flexact.io.option_checks import check_known
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_names, check_whole
+from flexact.io.option_checks import check_names, check_whole
 
 MOST_SEEDS = 1000
 

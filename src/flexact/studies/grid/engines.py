@@ -8,7 +8,7 @@ import torch
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.value_checks import check_known
+from flexact.io.option_checks import check_known
 from flexact.studies.grid.engine import Beat, Ended, Engine
 from flexact.studies.grid.running import Task, run_in_worker, without_step_ms
 from flexact.studies.workers import Answer, Pool

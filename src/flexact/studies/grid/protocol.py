@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known
+from flexact.io.option_checks import check_known
 
 VERSION = 1
 POLICIES: tuple[str, ...] = ("default", "paper")
@@ -108,8 +108,10 @@ class PickingProtocol(GridProtocol):
         if not isinstance(self.changes, dict):
             raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
         base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
-        changed = {"candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
-        return FlexConfig.from_dict({**base.to_dict(), **changed})
+        fields = {**base.to_dict(), "candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
+        if isinstance(fields["policy"], dict):
+            fields["policy"] = base.to_dict()["policy"] | fields["policy"]
+        return FlexConfig.from_dict(fields)
 
     def about(self) -> list[str]:
         return [f"policy {self.policy}", f"candidates {', '.join(self.candidates or ())}"]

@@ -52,9 +52,9 @@ class PlainSite(FlexAct):
         if not self.training or self.committed:
             return super().forward(h)
         routing = self.routing(h)
-        noise = self.router.noise[self.first_row]
+        noise = self.router.noise[self.view.first_row]
         x, sensitivity = plain_blend(h, self.logits, noise, self.temperature, self.keys)
-        self.gather(routing, torch.stack([sensitivity, torch.zeros_like(sensitivity)]).unsqueeze(1))
+        self.gather(routing, sensitivity.unsqueeze(0))
         return x
 
 

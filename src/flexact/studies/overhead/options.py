@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_names, check_whole
+from flexact.io.option_checks import check_names, check_whole
 from flexact.ops import dispatch
 
 NETWORKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flexact.errors import FlexActError, suggestion
-from flexact.io.value_checks import check_known, check_seed
+from flexact.io.option_checks import check_known, check_seed
 from flexact.studies.grid.choices import Choices
 from flexact.studies.picks.methods import KNOWN, REUSING, USUAL, methods_of
 from flexact.studies.picks.task import Task

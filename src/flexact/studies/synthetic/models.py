@@ -14,7 +14,7 @@ from torch import nn
 
 from flexact.baselines import BASELINES, make
 from flexact.candidates import known_names, lookup
-from flexact.config import Correction, FlexConfig
+from flexact.config import Correction, FlexConfig, Policy
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
 from flexact.studies.synthetic.names import DEFAULT, alpha_of
@@ -24,9 +24,11 @@ from flexact.studies.synthetic.replicas import LEARNING_RATE
 CORRECTIONS: tuple[str, ...] = get_args(Correction)
 _ABLATED: dict[str, dict[str, Any]] = {
     # Every ḡ is clipped, which makes all candidates alike: at the config's own bound none would be.
-    "clipped_norm_kl": {"correction": "clipped_norm_kl", "clip": 0.05},
+    "clipped_norm_kl": {"clip": 0.05},
+}
+_ABLATED_RUN: dict[str, dict[str, Any]] = {
     # A committed site runs its function as it is; the paper's errors are those of normalised outputs.
-    "output_norm": {"correction": "output_norm", "commit_at": None, "eliminate": "none"},
+    "output_norm": {"commit_at": None, "eliminate": "none"},
 }
 _FALLING_FROM = 5.0
 """Where the learning rate of a model that does not route starts, as a factor on that of one that does."""
@@ -34,9 +36,7 @@ _FALLING_FROM = 5.0
 
 def literal() -> FlexConfig:
     """The paper's formulas as they stand: the KL acts on the sampled p, λ is τ, α never falls, nothing commits."""
-    return FlexConfig.paper(
-        noise=1.0, kl_on="p", lam="temperature", alpha=0.3, alpha_schedule="constant", commit_at=None
-    )
+    return FlexConfig.paper(policy=Policy.literal(), commit_at=None)
 
 
 def policy(model: str, options: Options) -> FlexConfig | None:
@@ -45,9 +45,10 @@ def policy(model: str, options: Options) -> FlexConfig | None:
     if model == DEFAULT:
         config = FlexConfig()
     elif alpha is not None:
-        config = dataclasses.replace(_chosen(options), alpha=alpha)
+        config = _chosen(options).with_policy(alpha=alpha)
     elif model in CORRECTIONS:
-        config = dataclasses.replace(_chosen(options), **_ABLATED.get(model, {"correction": model}))
+        chosen = _chosen(options).with_policy(correction=model, **_ABLATED.get(model, {}))
+        config = dataclasses.replace(chosen, **_ABLATED_RUN.get(model, {}))
     else:
         return None
     return dataclasses.replace(

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known, check_once, check_whole
+from flexact.io.option_checks import check_known, check_once, check_whole
 from flexact.studies.synthetic.names import canonical
 from flexact.studies.synthetic.replicas import Cell, Task
 
