@@ -174,7 +174,7 @@ def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) 
 
 
 def test_giving_up_is_said_once_and_lasts() -> None:
-    with pytest.warns(UserWarning, match=r"failed to build \(OSError: no compiler\); flexact goes on with the closed"):
+    with pytest.warns(UserWarning, match=r"OSError: no compiler.*falls back"):
         dispatch.give_up_triton(OSError("no compiler"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -461,7 +461,7 @@ def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.used, self.idle = nn.Linear(3, 3), nn.ReLU(), nn.Tanh()
+            self.linear, self.used, self.idle = nn.Linear(3, 3), nn.ReLU(), nn.GELU()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.used(self.linear(x))

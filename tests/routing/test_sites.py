@@ -10,6 +10,7 @@ from torch import nn
 import flexact
 from flexact import FlexAct, FlexActError
 from flexact.routing.sites import blend, bound_sites, routers_of, sites_of, unbind
+from flexact.surgery.watching import unwatch
 
 
 def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
@@ -27,6 +28,7 @@ def test_sites_of_a_converted_model_share_a_router_and_those_built_by_hand_do_no
 
 def test_unbinding_leaves_no_hook() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    unwatch(model)
     unbind(model)
     assert not model._forward_pre_hooks
     assert not model._load_state_dict_pre_hooks

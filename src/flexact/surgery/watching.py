@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation
 from flexact.routing.layer import FlexAct
 
-_TORCH, _FLEXACT = (f"{Path(str(package)).parent}/" for package in (torch.__file__, __file__))
+_TORCH, _FLEXACT = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
 _OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
 """Whose own calls are no activations of the user's, or are found as attributes."""
 

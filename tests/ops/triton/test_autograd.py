@@ -187,24 +187,26 @@ class Block(nn.Module):
     def forward(self, x):
         return self.relu(self.norm(self.conv(x)) + self.other(x))
 
-fuse = sys.argv[1] == "fused"
-policy = flexact.FlexConfig(commit_at=None, policy=flexact.Policy(final_temperature=0.1))
-model = flexact.convert(nn.Sequential(Block(), nn.Conv2d(3, 3, 1), nn.ReLU()), config=policy, fuse=fuse)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-schedule = flexact.Schedule(model, 10, optimizer)
-compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
-counts = []
-for batch in (64, 64, 64, 64, 64, 65, 66):
-    compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
-    optimizer.step()
-    schedule.step()
-    counts.append(len(graphs))
-assert model[2].temperature < 0.3
-assert counts[1] == counts[4], f"the temperature makes it compile again: {counts}"
-assert counts[5] == counts[6], f"every size of a batch makes it compile again: {counts}"
-called = [target for graph in graphs for target in graph]
-assert any("triton_kernel_wrapper" in target for target in called)
-assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
+for fuse in (False, True):
+    graphs.clear()
+    torch._dynamo.reset()
+    policy = flexact.FlexConfig(temperature=1.0, final_temperature=0.1, commit_at=None)
+    model = flexact.convert(nn.Sequential(Block(), nn.Conv2d(3, 3, 1), nn.ReLU()), config=policy, fuse=fuse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = flexact.Schedule(model, 10, optimizer)
+    compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
+    counts = []
+    for batch in (64, 64, 64, 64, 64, 65, 66):
+        compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        counts.append(len(graphs))
+    assert model[2].temperature < 0.3
+    assert counts[1] == counts[4], f"the temperature makes it compile again: {counts}"
+    assert counts[5] == counts[6], f"every size of a batch makes it compile again: {counts}"
+    called = [target for graph in graphs for target in graph]
+    assert any("triton_kernel_wrapper" in target for target in called)
+    assert not any("flexact" in target for target in called), "the compiler cannot look into an operator"
 """
 
 

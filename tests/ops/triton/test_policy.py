@@ -36,7 +36,7 @@ from flexact.policy.running_gradient import RunningGradient
 from flexact.routing import call_statistics as gathering
 from flexact.routing.sites import bind
 
-count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
+count = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "launches.py"))["count"]
 pytestmark = [
     pytest.mark.usefixtures("triton_kernels"),
     pytest.mark.filterwarnings("ignore:.*(invalid value|overflow|All-NaN).*:RuntimeWarning"),  # the interpreter's
