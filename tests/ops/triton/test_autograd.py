@@ -190,7 +190,7 @@ class Block(nn.Module):
 for fuse in (False, True):
     graphs.clear()
     torch._dynamo.reset()
-    policy = flexact.FlexConfig(temperature=1.0, final_temperature=0.1, commit_at=None)
+    policy = flexact.FlexConfig(commit_at=None, policy=flexact.Policy(final_temperature=0.1))
     model = flexact.convert(nn.Sequential(Block(), nn.Conv2d(3, 3, 1), nn.ReLU()), config=policy, fuse=fuse)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = flexact.Schedule(model, 10, optimizer)
