@@ -307,13 +307,13 @@ def test_missing_results_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"step": 1, "sites": {"a": {"relu": "high"}}}, r"line 4: the probabilities of site 'a'"),
-        ({"step": 1, "sites": {"a": 3}}, r"line 4: the probabilities of site 'a'"),
-        ({"step": 1, "sites": {}, "loss": "low"}, r"line 4: loss is 'low'"),
+        ({"step": 1, "sites": {"a": {"relu": "high"}}}, "line 4: not a record"),
+        ({"step": 1, "sites": {"a": 3}}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "loss": "low"}, "line 4: not a record"),
         ({"step": 1}, "line 4: not a record"),
         ({"step": 1, "sites": {}, "drops": 3}, "line 4: not a record"),
-        ({"step": 1, "sites": {}, "drops": {"a": {"relu": {"step": 3}}}}, r"line 4: the drops of site 'a' are"),
-        ({"step": 1, "sites": {}, "decisions": {"a": {"decided": True}}}, r"line 4: the decisions of site 'a' are"),
+        ({"step": 1, "sites": {}, "drops": {"a": {"relu": {"step": 3}}}}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "decisions": {"a": {"decided": True}}}, "line 4: not a record"),
     ],
 )
 def test_corrupt_history_is_named_with_its_line(tmp_path: Path, record: dict[str, Any], says: str) -> None:

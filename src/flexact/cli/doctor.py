@@ -1,7 +1,4 @@
-"""What this machine has: versions, devices, the kernels that run on each, and the optional packages.
-
-`examine` finds it out, `lines` and `show` print it; `flexact doctor` is the command.
-"""
+"""The command `flexact doctor`: versions, devices, the kernels that run on each, and optional packages."""
 
 from __future__ import annotations
 
@@ -34,21 +31,21 @@ PACKAGES: dict[str, str] = {
     "mkdocs-material": "docs",
     "mkdocstrings": "docs",
 }
-"""The optional packages, each with the smallest extra that brings it."""
+"""Optional packages, each with the smallest extra that installs it."""
 
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device that tensors can be on, and what computes a routed activation there."""
+    """A device, and the kernels that compute a routed activation there."""
 
     name: str
-    """As torch calls it."""
+    """The name in torch."""
     about: str
     kernels: str
     reason: str
-    """Why no faster kernels run; empty where these are the fastest."""
+    """The reason why no faster kernels run; empty if these are the fastest."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,12 @@ class Package:
     name: str
     extra: str
     version: str | None
-    """None where it is not installed."""
+    """None if it is not installed."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that `flexact doctor` says."""
+    """Everything that `flexact doctor` prints."""
 
     versions: dict[str, str]
     devices: list[Device]
@@ -71,7 +68,7 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Look at this machine.
+    """Return what this machine has.
 
     >>> examine().devices[0].name
     'cpu'
@@ -82,42 +79,11 @@ def examine() -> Findings:
 
 
 def lines(findings: Findings) -> list[str]:
-    """The findings in plain text, one thing a line."""
+    """Return the findings in plain text."""
     text = [f"{name}: {value}" for name, value in findings.versions.items()]
     for device in findings.devices:
         text += [f"{device.name}: {device.about}", f"{device.name} kernels: {_kernels(device)}"]
     return text + [f"{package.name}: {_state(package)}" for package in findings.packages]
-
-
-def show(findings: Findings) -> None:
-    """Print the findings: as tables on a terminal, as plain lines elsewhere."""
-    if not sys.stdout.isatty():
-        print("\n".join(lines(findings)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, title_justify="left", title_style="bold")
-        for column in columns:
-            made.add_column(column, overflow="fold")
-        return made
-
-    versions = table("Versions", "what", "version")
-    for name, value in findings.versions.items():
-        versions.add_row(name, Text(value))
-    devices = table("Devices", "device", "what it is", "kernels")
-    for device in findings.devices:
-        devices.add_row(
-            device.name, Text(device.about), Text(_kernels(device), style="yellow" if device.reason else "green")
-        )
-    packages = table("Optional packages", "package", "version")
-    for package in findings.packages:
-        packages.add_row(package.name, Text(_state(package), style="" if package.version else "yellow"))
-    console = Console()
-    for one in (versions, devices, packages):
-        console.print(one)
 
 
 def _versions() -> dict[str, str]:
@@ -140,7 +106,7 @@ def _cuda() -> str:
 
 
 def _dotted(cudnn: int) -> str:
-    """cuDNN's version as NVIDIA writes it.
+    """Return cuDNN's version in NVIDIA's notation.
 
     >>> _dotted(91002), _dotted(8907)
     ('9.10.2', '8.9.7')

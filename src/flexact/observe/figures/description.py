@@ -1,4 +1,4 @@
-"""What a picture shows, described once: `matplotlib_backend` draws it, the report's page with plotly."""
+"""Descriptions of pictures, which `matplotlib_backend` draws with matplotlib and the report's page with plotly."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 INK = "ink"
-"""The colour of text: dark on a light page, light on a dark one."""
+"""The colour of text: dark on a light page, light on a dark page."""
 
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
-"""Probability from 0 to 1: light to dark, so that it reads without colour too."""
+"""Shades of probabilities from 0 to 1, light to dark, so that they are readable without colour."""
 
-SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
-"""Of a panel's marks, in the order of its bars: matplotlib's name and plotly's, so that two in one place both show."""
-
-# Okabe and Ito's colours for the paper's five. These and the next three stay apart for colour-blind readers; all others
-# than the five have dashes too.
+# The paper's five have Okabe and Ito's colours. These and the next three are distinct for colour-blind readers; all
+# candidates after the five also have dashes.
 _COLOURS = {
     "relu": "#0072b2",
     "leaky_relu": "#e69f00",
@@ -46,7 +39,7 @@ _SPARE = ("#d81b60", "#1e88e5", "#8d6e63", "#00897b", "#5e35b1", "#f4511e", "#6d
 
 
 def candidate_colours(names: Iterable[str]) -> dict[str, str]:
-    """One colour a candidate, the same in every picture; names of the user's own get spare ones in their order.
+    """Return one colour per candidate, the same in every picture. Custom candidates get spare colours in their order.
 
     >>> candidate_colours(["tanh", "mine"])
     {'tanh': '#cc79a7', 'mine': '#d81b60'}
@@ -57,13 +50,13 @@ def candidate_colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def candidate_dash(name: str) -> str:
-    """Solid for the paper's five, dashed for the other built-in candidates, dotted for a user's own."""
+    """Return solid for the paper's five, dash for the other built-in candidates, dot for custom candidates."""
     return "solid" if name in _PAPERS_FIVE else "dash" if name in _COLOURS else "dot"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with a band around it (low, high) where there is one."""
+    """A curve with an optional band (low, high) around it."""
 
     name: str
     x: Sequence[float]
@@ -72,15 +65,13 @@ class Line:
     dash: str = "solid"
     width: float = 2.0
     band: tuple[Sequence[float], Sequence[float]] | None = None
-    star: bool = False
-    """Only marks its points."""
     shown: bool = True
-    """False: the page offers it in the legend, switched off at first."""
+    """If False, the page hides the line until its name in the legend is clicked."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """One horizontal bar for each row of a panel, with its error (one standard deviation) where there is one."""
+    """One horizontal bar per row of a panel, with optional errors (one standard deviation)."""
 
     name: str
     values: Sequence[float]
@@ -90,14 +81,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Grid:
-    """A heat map: one value for each row of a panel and each column; NaN is an empty cell."""
+    """A heat map with one value per row of a panel and column. NaN is an empty cell."""
 
-    columns: Sequence[float] | Sequence[str]
+    columns: Sequence[float]
     values: Sequence[Sequence[float]]
     categories: Sequence[tuple[str, str]] = ()
-    """(name, colour): the values are indexes into these. Empty: the values are probabilities."""
+    """(name, colour) of categories, into which the values are indexes. If empty, the values are probabilities."""
     notes: Sequence[Sequence[str]] = ()
-    """What the page shows on hover instead of the value."""
+    """Texts that the page shows on hover instead of the values."""
 
 
 @dataclass(frozen=True)
@@ -109,63 +100,57 @@ class Panel:
     y_label: str = ""
     lines: Sequence[Line] = ()
     rows: Sequence[str] = ()
-    """What the bars or the grid's rows belong to, from top to bottom."""
+    """Names of the rows of bars or of the grid, from top to bottom."""
     bars: Sequence[Bars] = ()
-    marks: bool = False
-    """Of bars: only their ends are drawn, as points on one line a row; for values on both sides of 0."""
     stacked: bool = False
     totals: bool = False
-    """Of stacked bars: the sum of each row stands at its end."""
+    """Whether the sum of each row is printed at the end of its stacked bars."""
     grid: Grid | None = None
-    inset: Sequence[tuple[str, float, str]] = ()
-    """Small bars in the upper left corner: (name, probability, colour)."""
     log_values: bool = False
     value_range: tuple[float, float] | None = None
     x_note: str = ""
-    """What there is to know about the x axis: it stands behind its label."""
+    """A remark on the x axis, which follows its label."""
 
     @property
     def x_title(self) -> str:
-        """What stands below the x axis."""
+        """The text below the x axis."""
         return f"{self.x_label} ({self.x_note})" if self.x_note else self.x_label
 
 
 @dataclass(frozen=True)
 class PictureDescription:
-    """Panels under one title, with one legend and a sentence that says what they show."""
+    """Panels under one title, with one legend and a sentence that explains them."""
 
     slug: str
     title: str
     sentence: str
     panels: Sequence[Panel] = field(repr=False)
     across: int = 3
-    """So many panels side by side at most; 1: each is as wide as the page."""
+    """Maximum number of panels side by side. With 1, each panel is as wide as the page."""
 
     @property
     def legend(self) -> dict[str, Line | Bars | tuple[str, str]]:
-        """What each name stands for, in the order of appearance."""
+        """The legend's entries by name, in the order of appearance."""
         entries: dict[str, Line | Bars | tuple[str, str]] = {}
         for panel in self.panels:
             for line in panel.lines:
-                if line.name != panel.title:  # that says it already
+                if line.name != panel.title:  # the title names it already
                     entries.setdefault(line.name, line)
-            if [bars.name for bars in panel.bars] != list(panel.rows):  # these say it already
+            if [bars.name for bars in panel.bars] != list(panel.rows):  # the rows name them already
                 for bars in panel.bars:
                     entries.setdefault(bars.name, bars)
-            for name, _, colour in panel.inset:
-                entries.setdefault(name, (name, colour))
             for name, colour in panel.grid.categories if panel.grid else ():
                 entries.setdefault(name, (name, colour))
         return entries
 
     @property
     def has_shades(self) -> bool:
-        """Whether a heat map of probabilities is among the panels."""
+        """Whether a panel is a heat map of probabilities."""
         return any(panel.grid is not None and not panel.grid.categories for panel in self.panels)
 
 
 def value_range(panel: Panel) -> tuple[float, float] | None:
-    """The range of a panel's values; on a logarithmic axis one that holds all bars with room on both sides."""
+    """Return the range of a panel's values. On a logarithmic axis it contains all bars, with room on both sides."""
     if panel.value_range is not None or not panel.log_values or not panel.bars:
         return panel.value_range
     ends = [v + e for bars in panel.bars for v, e in zip(bars.values, bars.errors or bars.values, strict=True) if v > 0]
@@ -176,8 +161,8 @@ def value_range(panel: Panel) -> tuple[float, float] | None:
 
 
 def short_names(names: Sequence[str], most: int = 24) -> list[str]:
-    """Names for an axis: without what all begin with, and the ends of those that are still long. Names whose ends are
-    alike lose what they share there, and stay whole if that does not tell them apart.
+    """Return names for an axis. A start that all names share is removed, and long names are cut at the start. Names
+    that would become equal are cut at the end, and stay whole if that does not distinguish them.
 
     >>> short_names(["encoder.layer.0.act", "encoder.layer.1.act"])
     ['0.act', '1.act']
@@ -196,7 +181,7 @@ def short_names(names: Sequence[str], most: int = 24) -> list[str]:
 
 
 def _without_shared_start(names: Sequence[str]) -> list[str]:
-    """Dotted names without the parts that all of several begin with; the last part of a name always stays."""
+    """Return dotted names without the parts that all of them begin with. The last part of a name always stays."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
@@ -215,8 +200,3 @@ def _end(name: str, most: int) -> str:
 
 def _repeated(labels: Sequence[str]) -> set[str]:
     return {label for label, count in Counter(labels).items() if count > 1}
-
-
-def shade_ink(p: float) -> str:
-    """The colour of a number on the shade of a probability."""
-    return "#ffffff" if p > 0.5 else "#222222"

@@ -1,4 +1,4 @@
-"""Pictures of a Recorder's history: what was picked, where and when.
+"""Pictures of a Recorder's history: the picks by site and step.
 
 >>> history = [{"step": 0, "sites": {"1": {"relu": 0.4, "tanh": 0.6}}, "picks": {"1": "tanh"}, "loss": 1.5}]
 >>> [picture.title for picture in history_pictures(history)]
@@ -23,16 +23,16 @@ from flexact.observe.history_fields import RESERVED
 from flexact.policy.evidence import Contest
 
 MOST_COLUMNS = 300
-"""A heat map shows this many steps at most, evenly taken: more are narrower than a pixel."""
+"""Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
 UNDECIDED = ("undecided", "#ffffff")
-"""A cell of a site whose first candidates are equally likely, as all are before training."""
+"""Name and colour of a cell whose leading candidates are equally likely, as all are before training."""
 _TIE = 1e-6
 _AFTER = 3
-"""So many records are shown at least after the last site has committed."""
+"""Minimum number of records that are shown after the last site has committed."""
 
 
 def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
-    """All pictures of a Recorder's history."""
+    """Return all pictures of a Recorder's history."""
     pictures = [picks(history, stem), probabilities(history, stem), final_picks(history, stem)]
     if _numbers(history):
         pictures.append(numbers(history, stem))
@@ -40,7 +40,7 @@ def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history"
 
 
 def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str = "step") -> Picture:
-    """Which candidate leads at each site and step. by: another number that every record has, such as "epoch"."""
+    """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
     sites, candidates, table = _by_site(history)
     if any(by not in entry for entry in history):
         raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
@@ -66,7 +66,7 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
 
 
 def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The probability of each candidate by site and step: one heat map a candidate."""
+    """Draw the probability of each candidate by site and step, as one heat map per candidate."""
     sites, candidates, table = _by_site(history)
     shown, note = _shown(history, "step")
     steps = [history[i]["step"] for i in shown]
@@ -89,7 +89,7 @@ def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -
 
 
 def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The last record's probabilities, site by site in depth order."""
+    """Draw the probabilities of the last record, site by site in depth order."""
     sites, candidates, table = _by_site(history)
     colours = candidate_colours(candidates)
     bars = [Bars(name, [table[site][-1].get(name, 0.0) for site in sites], colours[name]) for name in candidates]
@@ -104,7 +104,7 @@ def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> 
 
 
 def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """The numbers that were recorded beside the picks: loss, accuracy."""
+    """Draw the other recorded numbers, such as loss and accuracy."""
     panels = []
     for name in _numbers(history):
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
@@ -118,7 +118,7 @@ def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Pict
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a history says of a site in the end."""
+    """The final state of a site."""
 
     site: str
     pick: str
@@ -127,14 +127,14 @@ class Outcome:
     """The pick's probability less the runner-up's."""
     runner_up: str | None
     lead: Contest | None
-    """By how much the pick led the runner-up when that was dropped; None of a site that picks by channel."""
+    """The pick's lead over the runner-up when that was dropped. None for sites that pick per channel."""
     decided: bool | None
-    """None: not committed, or recorded by a flexact that did not say."""
+    """None if the site has not committed, or if the history does not say."""
     decision: str
 
 
 def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """What became of each site, in depth order."""
+    """Return the final state of each site, in depth order."""
     sites, _, table = _by_site(history)
     decisions: dict[str, Any] = {}
     drops: dict[str, dict[str, Any]] = {}
@@ -154,12 +154,12 @@ def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         if site in decisions:
             second = decisions[site]["runner_up"]
             lead = _contest(drops.get(site, {}).get(second))
-        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _told(p, of_site, site in decisions)))
+        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _decision_text(p, of_site, site in decisions)))
     return rows
 
 
-def _told(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
-    """A decision in words. is_whole: of a site that does not pick by channel."""
+def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
+    """Return a decision in words. is_whole: whether the site has one pick for all channels."""
     if not decisions:
         return "not committed" if probability < 1 else "-"
     count = sum(one["decided"] for one in decisions)
@@ -169,7 +169,7 @@ def _told(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: 
 
 
 def _contest(drop: Mapping[str, Any] | None) -> Contest | None:
-    """The evidence of a drop as a Recorder wrote it."""
+    """Return the evidence of a drop that a Recorder wrote."""
     if drop is None or drop["standard_error"] is None:
         return None
     return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
@@ -179,7 +179,7 @@ _CHANNEL = re.compile(r"(.+):\d+")
 
 
 def _site_of(key: str) -> str:
-    """The site that a key of a record belongs to: without its channel."""
+    """Return the site of a record's key, without its channel."""
     match = _CHANNEL.fullmatch(key)
     return match[1] if match else key
 
@@ -192,7 +192,7 @@ def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
 def _by_site(
     history: Sequence[Mapping[str, Any]],
 ) -> tuple[list[str], list[str], dict[str, list[dict[str, float]]]]:
-    """Sites, candidates, and for each site one {candidate: probability} a record, the mean over a site's channels."""
+    """Return sites, candidates, and per site one {candidate: probability} per record, as the mean over channels."""
     if not history:
         raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
     sites: dict[str, None] = {}
@@ -219,22 +219,23 @@ def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:
-    """The candidate with the highest probability, or those that share it, and that probability."""
+    """Return the candidates with the highest probability, and that probability."""
     highest = max(probabilities.values(), default=math.nan)
     return [name for name, p in probabilities.items() if highest - p <= _TIE], highest
 
 
 def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
-    """The number of a cell's colour; the one after the last candidate's where several lead."""
+    """Return the index of a cell's category; several leaders have the one after the last candidate."""
     if not leaders:
         return math.nan
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
 
 
 def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
-    """Which records a heat map shows, and a note about its axis.
+    """Return the records that a heat map shows, and a note about its axis.
 
-    Where every site commits early, it ends soon after the last one did, at half as much again, and the note says so.
+    If every site commits early, the map ends soon after the last commitment, at 1.5 times that step, and the note says
+    so.
     """
     settled = _settled(history)
     if settled is not None:
@@ -242,13 +243,12 @@ def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], st
         end = start + 1.5 * (at - start)
         count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
         if count < 0.75 * len(history):
-            told = int(at) if float(at).is_integer() else at
-            return _evenly(count), f"nothing changes after {by} {told}"
+            return _evenly(count), f"nothing changes after {by} {at:.12g}"
     return _evenly(len(history)), ""
 
 
 def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
-    """The first record from which on every site is committed; None where one never is."""
+    """Return the first record from which on every site is committed; None if a site never commits."""
     last = history[-1]["sites"]
     if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
         return None
@@ -259,7 +259,7 @@ def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def _evenly(count: int) -> list[int]:
-    """The indexes of at most MOST_COLUMNS records, the first and the last among them."""
+    """Return the indexes of at most MOST_COLUMNS records, including the first and the last."""
     if count <= MOST_COLUMNS:
         return list(range(count))
     return [round(i * (count - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)]

@@ -30,12 +30,12 @@ def regrets(found: Sequence[Summary]) -> Picture | None:
     """The regret of each method that chooses and of the original activation, a row a task."""
     by_key = {(one.task, _shown(one)): one.regret for one in found}
     tasks = [name for name in TASKS if any(math.isfinite(by_key.get((name, method), math.nan)) for method in COLOURS)]
-    marks = [
+    bars = [
         Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour)
         for method, colour in COLOURS.items()
         if any(math.isfinite(by_key.get((task, method), math.nan)) for task in tasks)
     ]
-    panel = Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=marks, marks=True) if tasks else None
+    panel = Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars) if tasks else None
     return picture(
         "regret",
         "Regret by task",
