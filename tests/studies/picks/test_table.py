@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from flexact.report.charts import charts
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.report import regrets
 from flexact.studies.picks.statistics import summaries
 from flexact.studies.picks.study import Result
 from flexact.studies.picks.table import table
@@ -75,20 +75,3 @@ def test_the_regret_chart_has_a_bar_for_each_task_and_method(rows: Make) -> None
     assert (trace["type"], trace["x"], trace["y"]) == ("bar", [None, 0.375], ["physics", "tabular"])
     assert picture.figure() is not None
     assert regrets([]) is None
-
-
-def test_the_map_of_picks_has_a_column_for_each_seed(rows: Make) -> None:
-    picture = picks_maps(some(rows))
-    assert picture is not None
-    (panel,) = picture.panels
-    assert panel.rows == ["1", "3", "5"]
-    assert panel.grid is not None
-    assert panel.grid.columns == [0, 1]
-    names = [name for name, _ in panel.grid.categories]
-    assert [[names[int(value)] for value in line] for line in panel.grid.values] == [
-        ["relu"] * 2,
-        ["gelu"] * 2,
-        ["tanh"] * 2,
-    ]
-    assert picture.figure() is not None
-    assert picks_maps([]) is None

@@ -37,7 +37,7 @@ def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tas
 
 
 def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Path) -> None:
-    problem = task.set_up(0, CPU, data)
+    problem = task.problem(0, CPU, data)
     network = build(task, problem, 0)
     names = activation_names(task, network)
     assert len(names) >= 3
@@ -56,7 +56,7 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Pat
 
 
 def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> None:
-    network = build(task, task.set_up(0, CPU, data), 0)
+    network = build(task, task.problem(0, CPU, data), 0)
     kinds = {type(network.get_submodule(name)) for name in activation_names(task, network)}
     replaced = put(network, dict.fromkeys(activation_names(task, network), task.original))
     assert {type(replaced.get_submodule(name)) for name in activation_names(task, replaced)} == kinds
@@ -64,7 +64,7 @@ def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> 
 
 
 def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Path) -> None:
-    problem = task.set_up(0, CPU, data)
+    problem = task.problem(0, CPU, data)
     first, again, other = (next(build(task, problem, seed).parameters()) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
