@@ -117,19 +117,14 @@ def _dotted(cudnn: int) -> str:
 
 
 def _devices() -> list[Device]:
-    found = [_device("cpu", _processor())]
+    found = {"cpu": _processor()}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         card = torch.cuda.get_device_properties(index)
-        about = f"{card.name}, {card.total_memory / 2**30:.1f} GiB, compute capability {card.major}.{card.minor}"
-        found.append(_device(f"cuda:{index}", about))
+        memory = f"{card.total_memory / 2**30:.1f} GiB"
+        found[f"cuda:{index}"] = f"{card.name}, {memory}, compute capability {card.major}.{card.minor}"
     if torch.backends.mps.is_available():
-        found.append(_device("mps", platform.processor()))
-    return found
-
-
-def _device(name: str, about: str) -> Device:
-    active = dispatch.active(name)
-    return Device(name, about, active.name, active.reason)
+        found["mps"] = platform.processor()
+    return [Device(name, about, *dispatch.active(name)) for name, about in found.items()]
 
 
 def _processor() -> str:

@@ -60,7 +60,7 @@ def test_a_benchmark_killed_and_resumed_has_the_results_of_one_that_was_not(tmp_
     )
     assert ended.returncode == 0, ended.stderr
     assert "| flexact-alone |" in ended.stdout
-    for name in ("report.html", "table.md", "figures/regret.svg", "figures/regret.svg"):
+    for name in ("report.html", "table.md", "figures/regret.svg"):
         assert (whole / name).is_file()
     assert len(results(whole)) == 7
     assert all(row["state"] == "done" for row in results(whole).values())

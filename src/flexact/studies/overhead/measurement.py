@@ -11,8 +11,7 @@ FILE = "overhead.csv"
 TRAIN = "train_ms"
 TO_COMPILED = "train_ratio_to_compiled_graph"
 """A replayed step's time relative to the compiled ReLU network, also replayed."""
-PEAK, SAVED = "peak_memory_mb", "saved_for_backward_mb"
-PARAMETERS = "extra_parameters"
+PEAK, PARAMETERS = "peak_memory_mb", "extra_parameters"
 
 
 class Cell(NamedTuple):

@@ -15,14 +15,13 @@ from flexact.studies.overhead.measurement import (
     FILE,
     PARAMETERS,
     PEAK,
-    SAVED,
     TO_COMPILED,
     TRAIN,
     Cell,
     Measurement,
     failed,
 )
-from flexact.studies.overhead.memory import Memory, release
+from flexact.studies.overhead.memory import allocated, peak_mb, release
 from flexact.studies.overhead.networks import build, logit_count
 from flexact.studies.overhead.options import BASELINE, NETWORKS, Options
 from flexact.studies.overhead.table import written
@@ -92,21 +91,22 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
     """Measure memory and time of a training step of several networks, which are timed against each other."""
     rows: list[Measurement] = []
     runs: dict[Cell, Run] = {}
-    memory: dict[Cell, float] = {}
-    quantity = PEAK if options.device == "cuda" else SAVED
+    memory: dict[Cell, float | None] = {}
     for cell in cells:
         try:
-            meter = Memory(options.where)
+            before = allocated(options.where)
             training = Training(_built(cell, options), cell.way, batch, cell.compiled)
             training.warm_up()
-            memory[cell] = meter.of(training.capture if cell.captured else training.step)
+            work = training.capture if cell.captured else training.step
+            memory[cell] = used = peak_mb(work, options.where, before)
         except Exception as error:
             rows.append(failed(cell, error))
             continue
         runs[cell] = training.step
-        base = memory.get(cell.baseline)
         rows.append(Measurement(*cell, PARAMETERS, float(logit_count(training.network))))
-        rows.append(Measurement(*cell, quantity, memory[cell], ratio=memory[cell] / base if base else None))
+        if used is not None:
+            base = memory.get(cell.baseline)
+            rows.append(Measurement(*cell, PEAK, used, ratio=used / base if base else None))
     times, errors = interleaved(runs, options.repeats, options.where)
     rows += [failed(cell, error) for cell, error in errors.items()]
     for cell, values in times.items():

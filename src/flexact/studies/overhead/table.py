@@ -8,7 +8,6 @@ from flexact.io.markdown_tables import markdown
 from flexact.studies.overhead.measurement import (
     PARAMETERS,
     PEAK,
-    SAVED,
     TO_COMPILED,
     TRAIN,
     Cell,
@@ -31,7 +30,6 @@ _MODES = dict(
     zip(MODES, ("Eager", "One CUDA graph a step", "Compiled", "Compiled, one CUDA graph a step"), strict=True)
 )
 _PLACEMENTS = {BASELINE: "ReLU", "penultimate": "penultimate", "all": "all sites"}
-_MEMORY = {PEAK: "peak allocated, MB", SAVED: "saved for backward, MB"}
 
 Found = Mapping[tuple[Cell, str], Measurement]
 
@@ -55,19 +53,18 @@ def _section(found: Found, mode: str) -> str:
     cells = [cell for cell in order if (cell, TRAIN) in found]
     if not cells:
         return ""
-    memory = next((quantity for _, quantity in found if quantity in _MEMORY), PEAK)
     header = ["network", "way", "training, ms", "ratio", *(["to compiled ReLU"] if cells[0].captured else [])]
-    header += ["paper's", _MEMORY[memory], "ratio", "paper's", "extra parameters"]
-    return f"## {_MODES[mode]}\n\n" + markdown(header, [_line(found, cell, memory) for cell in cells])
+    header += ["paper's", "peak allocated, MB", "ratio", "paper's", "extra parameters"]
+    return f"## {_MODES[mode]}\n\n" + markdown(header, [_line(found, cell) for cell in cells])
 
 
-def _line(found: Found, cell: Cell, memory: str) -> list[str]:
+def _line(found: Found, cell: Cell) -> list[str]:
     routed = cell.placement != BASELINE
     own, base = PAPER[cell.network, cell.placement], PAPER[cell.network, BASELINE]
     papers = [f"{value / relu:.2f}" if routed else "" for value, relu in zip(own[:2], base[:2], strict=True)]
     empty = Measurement(*cell, "")
     train = found[cell, TRAIN]
-    used = found.get((cell, memory), empty)
+    used = found.get((cell, PEAK), empty)
     compiled, parameters = found.get((cell, TO_COMPILED), empty), found.get((cell, PARAMETERS), empty)
     return [
         f"{cell.network}, {_PLACEMENTS[cell.placement]}",
