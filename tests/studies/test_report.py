@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.io.result_folder import read_config
+from flexact.io import csv_rows
 from flexact.observe.figures.picture import Picture
 from flexact.report.build import build, read
 from flexact.report.charts import plain
@@ -24,7 +24,6 @@ from flexact.report.histories import read_histories
 from flexact.report.page import markdown
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.synthetic.store import Moment, Result
-from flexact.studies.synthetic.study_run import StudyRun, read_run
 
 
 def _folders() -> ModuleType:
@@ -47,12 +46,6 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = folders.synthetic_folder(tmp_path_factory.mktemp("synthetic"))
     build(folder)
     return Path(folder)
-
-
-def _run(folder: Path) -> StudyRun:
-    config = read_config(folder)
-    assert config is not None
-    return read_run(folder, config)
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -93,11 +86,12 @@ def test_same_files_give_the_same_report(synthetic: Path) -> None:
 
 
 def test_selection_is_the_mean_over_seeds_with_a_band_until_the_picks_are_made(synthetic: Path) -> None:
-    run = _run(synthetic)
     panel = _pictures(synthetic)[0].panels[0]
     assert panel.title == "flexact-default, truth: relu"
     line = next(line for line in panel.lines if line.name == "relu")
-    seeds = run.history["flexact-default", "relu"]["relu"][25]
+    rows = csv_rows.read(synthetic / "history.csv", Moment)
+    wanted = ("flexact-default", "relu", 25, "relu")
+    seeds = [row.probability for row in rows if (row.model, row.truth, row.epoch, row.candidate) == wanted]
     mean, std = mean_and_deviation(seeds)
     assert line.y[5] == pytest.approx(sum(seeds) / 2) == pytest.approx(mean)
     assert line.band is not None

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flexact.candidates import lookup
 from flexact.studies.picks.task import Problem, Task
-from flexact.studies.picks.training import Training, activation_names, build, never, put
+from flexact.studies.picks.training import Training, never, number, put
 
 Picks = Mapping[str, str]
 """Site → candidate."""
@@ -34,11 +35,13 @@ class Setting:
     @cached_property
     def sites(self) -> list[str]:
         """The names of the network's activations, in the order of definition."""
-        return activation_names(self.task, self.network())
+        kind = type(lookup(self.task.original).module())
+        return [name for name, module in self.network().named_modules() if type(module) is kind]
 
     def network(self) -> nn.Module:
-        """Return the network with its original activation and its initial weights."""
-        return build(self.task, self.problem, self.seed)
+        """Return the network with its original activation, with the same weights for every method of a seed."""
+        torch.manual_seed(number("weights", self.seed))
+        return self.problem.network()
 
     def everywhere(self, candidate: str) -> dict[str, str]:
         """Return picks with one candidate at every site."""

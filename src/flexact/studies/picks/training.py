@@ -45,24 +45,12 @@ def never() -> bool:
     return False
 
 
-def build(task: Task, problem: Problem, seed: int) -> nn.Module:
-    """Return the network with its original activation, with the same weights for every method of a seed."""
-    torch.manual_seed(number("weights", seed))
-    return problem.network()
-
-
 def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
     """Replace the named modules by plain activations."""
     for name, pick in picks.items():
         parent, _, attribute = name.rpartition(".")
         setattr(network.get_submodule(parent), attribute, lookup(pick).module())
     return network
-
-
-def activation_names(task: Task, network: nn.Module) -> list[str]:
-    """Return the names of the modules with the task's original activation."""
-    kind = type(lookup(task.original).module())
-    return [name for name, module in network.named_modules() if type(module) is kind]
 
 
 class Training:

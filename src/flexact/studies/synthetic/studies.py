@@ -12,8 +12,7 @@ from flexact.studies.synthetic import pictures, tables
 from flexact.studies.synthetic.names import DEFAULT, canonical
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.paper import CORRECTIONS as PAPER_CORRECTIONS
-from flexact.studies.synthetic.store import Result
-from flexact.studies.synthetic.study_run import StudyRun
+from flexact.studies.synthetic.store import Part, Result
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Study:
     """The default models, given the candidates."""
     table: Callable[[Options, list[Result]], str]
     """Markdown, from the rows of results.csv."""
-    pictures: tuple[Callable[[StudyRun], Picture | None], ...]
-    """The figures; each returns None if its data is missing."""
+    pictures: tuple[Callable[[Options, dict[str, Part]], Picture | None], ...]
+    """The figures of the finished models; each returns None if its data is missing."""
 
 
 SYNTHETIC = Study(
