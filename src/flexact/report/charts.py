@@ -14,6 +14,7 @@ from typing import Any
 from flexact.observe.figures.description import (
     INK,
     SHADES,
+    SYMBOLS,
     Bars,
     Grid,
     Line,
@@ -66,7 +67,7 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
 
 
 def _height(panel: Panel) -> int:
-    per_row = 20 if panel.grid else 22 if panel.stacked else 24 * max(1, len(panel.bars))
+    per_row = 20 if panel.grid else 22 if panel.stacked else 34 if panel.marks else 24 * max(1, len(panel.bars))
     return min(900, 90 + per_row * len(panel.rows))
 
 
@@ -121,6 +122,10 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
         "marker": {"color": bars.colour},
         "hovertemplate": f"%{{y}}<br><b>{plain(bars.name)}</b><br>{plain(panel.x_label)}: %{{x:.4~g}}<extra></extra>",
     }
+    if panel.marks:
+        symbol = list(SYMBOLS.values())[list(panel.bars).index(bars) % len(SYMBOLS)]
+        marker = {"color": bars.colour, "size": 11, "symbol": symbol}
+        return trace | {"type": "scatter", "mode": "markers", "orientation": None, "marker": marker}
     if bars.errors is not None:
         low = (value_range(panel) or (0.0, 0.0))[0]
         down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]

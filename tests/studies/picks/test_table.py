@@ -61,7 +61,7 @@ def test_an_incomplete_grid_says_what_is_missing(rows: Make) -> None:
     assert "# The benchmark of picks" in table([], Protocol(), asked)
 
 
-def test_the_regret_chart_has_a_bar_for_each_task_and_method(rows: Make) -> None:
+def test_the_regret_chart_has_a_mark_for_each_task_and_method(rows: Make) -> None:
     physics = [*rows("physics", "fixed-tanh", [1.0]), *rows("physics", "fixed-relu", [0.0])]
     picture = regrets(summaries([*some(rows), *physics]))
     assert picture is not None
@@ -72,6 +72,6 @@ def test_the_regret_chart_has_a_bar_for_each_task_and_method(rows: Make) -> None
     assert math.isnan(values["flexact"][0])
     assert values["original"] == [0.0, 1.0]
     trace = charts(picture)[0]["data"][0]
-    assert (trace["type"], trace["x"], trace["y"]) == ("bar", [None, 0.375], ["physics", "tabular"])
+    assert (trace["type"], trace["x"], trace["y"]) == ("scatter", [None, 0.375], ["physics", "tabular"])
     assert picture.figure() is not None
     assert regrets([]) is None

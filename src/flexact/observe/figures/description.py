@@ -13,6 +13,9 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Shades of probabilities from 0 to 1, light to dark, so that they are readable without colour."""
 
+SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
+"""Symbols of marks in matplotlib and in plotly, in the order of a panel's bars."""
+
 # The paper's five have Okabe and Ito's colours. These and the next three are distinct for colour-blind readers; all
 # candidates after the five also have dashes.
 _COLOURS = {
@@ -102,11 +105,14 @@ class Panel:
     rows: Sequence[str] = ()
     """Names of the rows of bars or of the grid, from top to bottom."""
     bars: Sequence[Bars] = ()
+    marks: bool = False
+    """Whether points are drawn at the ends of bars instead of bars, so that a value of 0 is visible."""
     stacked: bool = False
     totals: bool = False
     """Whether the sum of each row is printed at the end of its stacked bars."""
     grid: Grid | None = None
     log_values: bool = False
+    """Whether the axis of the bars is logarithmic."""
     value_range: tuple[float, float] | None = None
     x_note: str = ""
     """A remark on the x axis, which follows its label."""

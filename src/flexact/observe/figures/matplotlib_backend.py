@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 from flexact.errors import missing_extra
 from flexact.observe.figures.description import (
     INK,
     SHADES,
+    SYMBOLS,
     Bars,
     Grid,
     Line,
@@ -73,7 +74,7 @@ def drawn(picture: PictureDescription) -> Figure:
 def _inches(panel: Panel) -> float:
     if not panel.rows:
         return 2.5
-    per_row = 0.22 * max(1, 1 if panel.stacked else len(panel.bars))
+    per_row = 0.22 * max(1, 1 if panel.stacked else 1.5 if panel.marks else len(panel.bars))
     return min(12.0, 0.6 + per_row * len(panel.rows))
 
 
@@ -95,7 +96,9 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.set_ylim(len(panel.rows) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
     if panel.log_values:
-        (ax.set_xscale if panel.bars else ax.set_yscale)("log")
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which STYLE shows as text
+        ax.xaxis.set_minor_formatter("")
     limits = value_range(panel)
     if limits:
         (ax.set_xlim if panel.bars else ax.set_ylim)(*limits)
@@ -110,6 +113,12 @@ def _draw_line(ax: Axes, line: Line) -> None:
 
 
 def _draw_bars(ax: Axes, panel: Panel) -> None:
+    if panel.marks:
+        for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
+            aside = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
+            rows = [row + aside for row in range(len(panel.rows))]
+            ax.plot(bars.values, rows, symbol, color=bars.colour, markersize=6)
+        return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
     height = 0.8 if panel.stacked else 0.8 / len(panel.bars)

@@ -52,6 +52,6 @@ def regrets(found: Sequence[Summary]) -> Picture | None:
         "Regret by task",
         "The distance of each method from the best fixed activation in hindsight (0), relative to the distance from "
         "there to the median fixed activation (1). A method below 0 is better than every fixed activation.",
-        [Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars)],
+        [Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars, marks=True)],
         across=1,
     )
