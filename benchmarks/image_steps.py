@@ -21,7 +21,7 @@ from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar.step import WARM_UP, Training
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.overhead.timing import Deadline, interleaved, ratios, spread
+from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.provenance import provenance
 
 LONG, SHORT = 10**6, 1
@@ -46,7 +46,7 @@ def main() -> None:
     with study_stream(device), flags:
         images = _images(8 * given.batch if device.type == "cpu" else 50_000).to(device)
         runs = {case: _training(*case, given, images, device).step for case in cases}
-        times, failed = interleaved(runs, given.repeats, device, burst_ms=60.0, deadline=Deadline(60))
+        times, failed = interleaved(runs, given.repeats, device, burst_ms=60.0)
     for case, error in failed.items():
         print(f"{' '.join(case)}: {error}")
     own, rows = provenance(), []

@@ -22,13 +22,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flexact.config import PAPER_CANDIDATES as FIVE
 from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.overhead.measurement import BASELINE
-from flexact.studies.overhead.networks import FIVE, build, kernels_of
-from flexact.studies.overhead.options import NETWORKS, Options, chosen
-from flexact.studies.overhead.steps import Batch, Training
+from flexact.studies.overhead.networks import build, use_kernels
+from flexact.studies.overhead.options import BASELINE, NETWORKS, Options, chosen
+from flexact.studies.overhead.training import Batch, Training
 from flexact.studies.provenance import provenance
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))
@@ -91,7 +91,7 @@ def _training(
     blocks: tuple[int, ...], way: str, batch: Batch, options: Options, candidates: tuple[str, ...] = FIVE
 ) -> Training:
     placement = BASELINE if way == BASELINE else "all"
-    network = build(blocks, options.width, placement, way, candidates, options.where)
+    network = build(blocks, options.width, placement, way, options.where, candidates)
     training = Training(network, way, batch, compiled=False)
     training.warm_up()
     return training
@@ -104,12 +104,12 @@ def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options)
     schedule, router = training.schedule, sites_of(training.network)[0].router
     assert schedule is not None
     count(relu.step, device)  # a profiler's first session may miss what it sees first
-    with kernels_of(way, device):
-        step, draw = count(training.step, device), count(lambda: router.refresh(True), device)
-        with batch.autocast():
-            out = training.network(batch.images)
-        out.float().square().mean().backward()  # gives the logits gradients, for the policy to work on
-        policy = count(lambda: schedule.before_optimizer_step(training.optimizer), device)
+    use_kernels(way, device)
+    step, draw = count(training.step, device), count(lambda: router.refresh(True), device)
+    with batch.autocast():
+        out = training.network(batch.images)
+    out.float().square().mean().backward()  # gives the logits gradients, for the policy to work on
+    policy = count(lambda: schedule.before_optimizer_step(training.optimizer), device)
     parts = {"draw": draw, "policy": policy, "schedule": count(schedule.step, device), "step": step}
     depth = {"layers": 2 * sum(blocks) + 2, "sites": sum(blocks), "way": way}
     return depth | parts | {"relu_step": count(relu.step, device)} | provenance()
@@ -121,7 +121,7 @@ def _profile(
     training = _training(NETWORKS[network], way, batch, options, candidates)
     found = {"eager, on the host": functions_of_run(training.step)}
     training.capture()
-    found["graph"] = kernels_of_run(training.replay, options.where)
+    found["graph"] = kernels_of_run(training.step, options.where)
     rows = []
     for mode, calls in found.items():
         longest = sorted(calls.items(), key=lambda one: -one[1][1])

@@ -20,11 +20,10 @@ from torch import Tensor
 from flexact.io.atomic_files import write_rows
 from flexact.ops import SENSITIVITY, dispatch, routed_activation
 from flexact.studies.cuda_graph import captured, study_stream
-from flexact.studies.overhead.measurement import BASELINE
-from flexact.studies.overhead.networks import WAYS, build, check_kernels, plain_blend
-from flexact.studies.overhead.options import NETWORKS, Options, chosen
-from flexact.studies.overhead.steps import Batch, Training
-from flexact.studies.overhead.timing import WARM_UP, Deadline, Run, interleaved, ratios, spread
+from flexact.studies.overhead.networks import build, check_kernels, plain_blend
+from flexact.studies.overhead.options import BASELINE, NETWORKS, WAYS, Options, chosen
+from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
+from flexact.studies.overhead.training import WARM_UP, Batch, Training
 from flexact.studies.provenance import provenance
 
 CANDIDATES = (
@@ -183,13 +182,12 @@ def tensors(elements: int, options: Options) -> tuple[Tensor, Tensor]:
 def step(blocks: tuple[int, ...], way: str, mode: str, k: int, options: Options) -> Run:
     """A training step, warmed up, and captured where a graph is asked for."""
     placement = BASELINE if way == BASELINE else "all"
-    network = build(blocks, options.width, placement, way, CANDIDATES[:k], options.where)
+    network = build(blocks, options.width, placement, way, options.where, CANDIDATES[:k])
     training = Training(network, way, Batch(options.batch, options.where, options.dtype), compiled=False)
     training.warm_up()
-    if mode != "graph":
-        return training.step
-    training.capture()
-    return training.replay
+    if mode == "graph":
+        training.capture()
+    return training.step
 
 
 def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> Run:
@@ -214,7 +212,7 @@ def timed(
             runs[key] = make()
         except Exception as error:
             errors[key] = error
-    times, failed = interleaved(runs, options.repeats, options.where, options.burst_ms / 2, Deadline(120))
+    times, failed = interleaved(runs, options.repeats, options.where, burst_ms=20.0)
     errors |= failed
     made, rows = provenance(), []
     for key in makers:

@@ -35,11 +35,12 @@ def told(capsys, *arguments: str) -> str:
         (["--models", "flexact-defualt"], "unknown model 'flexact-defualt'; did you mean 'flexact-default'?"),
         (["--models", "splsh"], "unknown model 'splsh'; did you mean 'splash'?"),
         (["--models", ","], "--models names nothing"),
-        (["--candidates", ","], "at least two candidates"),
+        (["--candidates", "relu"], "at least two candidates"),
+        (["--candidates", ","], "--candidates names nothing"),
         (["--truths", ","], "--truths names nothing"),
-        (["--candidates", "relu,original"], "'original' stands for what a converted network had"),
-        (["--truths", "original"], "'original' stands for what a converted network had"),
-        (["--truths", "gelu"], "can never find the truth gelu; name it in --candidates too"),
+        (["--candidates", "relu,original"], "unknown candidate 'original'"),
+        (["--truths", "original"], "unknown truth 'original'"),
+        (["--truths", "gelu"], "can never find the truth gelu. Add it to --candidates"),
         (["--models", "flexact-a0,flexact-a0.0"], "--models may name each once; repeated: flexact-a0"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--epochs", "0"], "--epochs must be"),
@@ -109,7 +110,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert f"flexact {' '.join(arguments)} --out {tmp_path / 'run'} --resume" in err
-    program = shlex.split(err.partition("Go on with: ")[2])[:3]
+    program = shlex.split(err.partition("resume with: ")[2])[:3]
     assert subprocess.run([*program, "--help"], capture_output=True).returncode == 0
     assert (tmp_path / "run" / "results.csv").read_text().count("\n") > 1
     assert out == ""

@@ -11,7 +11,6 @@ import torch
 
 import flexact
 from flexact.cli import doctor
-from flexact.cli.app import main
 from flexact.ops import dispatch
 
 
@@ -73,20 +72,7 @@ def test_a_card_is_shown_with_its_memory_and_capability(monkeypatch: pytest.Monk
     )
 
 
-def test_the_command_prints_plain_lines_where_there_is_no_terminal() -> None:
+def test_the_command_prints_plain_lines() -> None:
     done = subprocess.run([sys.executable, "-m", "flexact", "doctor"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"torch: {torch.__version__}" in done.stdout.splitlines()
-    assert "┃" not in done.stdout
-
-
-def test_the_command_draws_tables_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with pytest.raises(SystemExit) as exit_:
-        main(["doctor"])
-    assert exit_.value.code == 0
-    out = capsys.readouterr().out
-    assert "Optional packages" in out
-    assert "┃" in out

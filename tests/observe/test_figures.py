@@ -197,7 +197,8 @@ def test_whisker_that_reaches_zero_ends_at_the_edge_of_a_logarithmic_axis() -> N
     limits = value_range(panel)
     assert limits is not None
     assert 0 < limits[0] < 0.01 < 0.03 < limits[1]
-    Picture("p", "t", "s", [panel]).figure()
+    (axes,) = Picture("p", "t", "s", [panel]).figure().axes
+    assert all("$" not in label.get_text() for label in axes.get_xticklabels(which="both"))
 
 
 def test_builtin_candidates_have_one_colour_each() -> None:

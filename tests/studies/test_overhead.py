@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,35 +18,14 @@ from flexact.io import csv_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import captured, study_stream
-from flexact.studies.overhead import steps, study, timing
-from flexact.studies.overhead.measure import measure, planned
-from flexact.studies.overhead.measurement import (
-    BASELINE,
-    EXTRACTED,
-    INFERENCE,
-    PARAMETERS,
-    SAME,
-    SAVED,
-    TRAIN,
-    Cell,
-    Measurement,
-    Measurements,
-)
-from flexact.studies.overhead.networks import (
-    FIVE,
-    PlainSite,
-    build,
-    extracted,
-    kernels_of,
-    logit_count,
-    same_modules,
-)
-from flexact.studies.overhead.options import NETWORKS, Options, chosen
-from flexact.studies.overhead.paper import OVERHEAD
-from flexact.studies.overhead.steps import Batch, Inference, Memory, Training, saved_for_backward
-from flexact.studies.overhead.study import run
-from flexact.studies.overhead.table import pictures, written
-from flexact.studies.overhead.timing import Deadline, OutOfTime, interleaved, ratios, spread
+from flexact.studies.overhead import training as steps
+from flexact.studies.overhead.measurement import PARAMETERS, TRAIN, Cell, Measurement
+from flexact.studies.overhead.networks import PlainSite, build, logit_count, use_kernels
+from flexact.studies.overhead.options import BASELINE, NETWORKS, Options, chosen
+from flexact.studies.overhead.study import planned, run
+from flexact.studies.overhead.table import PAPER, written
+from flexact.studies.overhead.timing import interleaved, ratios, spread
+from flexact.studies.overhead.training import Batch, Training
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"
@@ -63,8 +40,6 @@ TINY = Options(
     repeats=2,
     batch=2,
     width=2,
-    minutes=5.0,
-    burst_ms=1.0,
 )
 
 
@@ -81,7 +56,7 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(way: str = "closed_form", placement: str = "all") -> torch.nn.Module:
-    return build(SMALL, 4, placement, way, FIVE, CPU)
+    return build(SMALL, 4, placement, way, CPU)
 
 
 def batch() -> Batch:
@@ -94,8 +69,8 @@ def batch() -> Batch:
 @pytest.mark.parametrize("network", ["resnet18", "resnet34"])
 @pytest.mark.parametrize("placement", ["penultimate", "all"])
 def test_the_networks_have_the_papers_extra_parameters(network: str, placement: str) -> None:
-    built = build(NETWORKS[network], 2, placement, "closed_form", FIVE, CPU)
-    assert logit_count(built) == OVERHEAD[network, placement][3]
+    built = build(NETWORKS[network], 2, placement, "closed_form", CPU)
+    assert logit_count(built) == PAPER[network, placement][2]
     assert sites_of(built)[-1].name.startswith("layer4.")
     assert not isinstance(built.relu, flexact.FlexAct)
 
@@ -121,23 +96,23 @@ def test_the_plain_way_computes_what_the_closed_form_does() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("placement", ["penultimate", "all"])
+@pytest.mark.parametrize("where", ["penultimate", "layer*"])
 @pytest.mark.parametrize("fuse", [False, True])
-def test_extraction_leaves_the_network_with_relu(placement: str, fuse: bool) -> None:
-    where = {"penultimate": "penultimate", "all": "layer*"}[placement]
+def test_extraction_leaves_the_network_with_relu(where: str, fuse: bool) -> None:
+    """So inference after extraction costs what the network with ReLU costs."""
+    plain = small(BASELINE, BASELINE)
     routed = flexact.convert(small(BASELINE, BASELINE), where, fuse=fuse)
-    before = [site.logits.clone() for site in sites_of(routed)]
-    assert same_modules(extracted(routed), small(BASELINE, BASELINE))
-    assert not same_modules(routed, small(BASELINE, BASELINE))
-    for site, logits in zip(sites_of(routed), before, strict=True):
-        assert torch.equal(site.logits, logits)
-        assert not site.committed
+    with torch.no_grad():
+        for site in sites_of(routed):
+            site.logits.view(site.rows, site.k)[:, site.keys.index("relu")] += 100.0
+    extracted = flexact.extract(routed, commit=True)
+    assert repr(extracted) == repr(plain) != repr(routed)
+    assert extracted.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_a_way_that_does_not_run_here_is_an_error() -> None:
-    with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"), kernels_of("fused", CPU):
-        pass
-    assert dispatch.wanted() == "auto"
+    with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"):
+        use_kernels("fused", CPU)
 
 
 def test_cells_are_planned_with_the_baseline_first_and_once() -> None:
@@ -188,13 +163,6 @@ def test_each_compiled_network_has_code_of_its_own(monkeypatch: pytest.MonkeyPat
                 assert torch.equal(forward(x), network(x))
 
 
-def test_inference_leaves_no_graph() -> None:
-    inference = Inference(extracted(small()), batch(), compiled=False)
-    inference.step()
-    assert not inference.network.training
-    assert inference.output.grad_fn is None
-
-
 def test_a_graph_needs_a_card() -> None:
     with pytest.raises(flexact.FlexActError, match="CUDA"):
         captured(lambda: None, CPU)
@@ -207,13 +175,13 @@ def test_a_captured_step_trains_as_an_eager_one(way: str) -> None:
     losses = []
     with study_stream(device):
         for replayed in (False, True):
-            network = build(SMALL, 16, "all", way, FIVE, device)
+            network = build(SMALL, 16, "all", way, device)
             training = Training(network, way, Batch(32, device, torch.float32), compiled=False)
             training.warm_up()
             if replayed:
                 training.capture()
             for _ in range(5):
-                (training.replay if replayed else training.step)()
+                training.step()
             losses.append(training.loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -241,41 +209,37 @@ def test_a_contender_that_fails_does_not_stop_the_others() -> None:
     def bad() -> None:
         raise ValueError("bad")
 
-    times, failed = interleaved({"good": good, "bad": bad, "late": late}, 4, CPU, 1.0, Deadline(60))
+    times, failed = interleaved({"good": good, "bad": bad, "late": late}, 4, CPU, 1.0)
     assert list(times) == ["good"]
     assert len(times["good"]) == 4
     assert {key: str(error) for key, error in failed.items()} == {"bad": "bad", "late": "late"}
 
 
-def test_past_the_deadline_few_rounds_are_left() -> None:
-    times, _ = interleaved({0: lambda: None}, 50, CPU, 0.001, Deadline(-1.0))
-    assert len(times[0]) == 3
+def saved_for_backward(run: Callable[[], None]) -> int:
+    """The bytes that autograd keeps during a run; each storage counts once."""
+    kept: dict[int, torch.Tensor] = {}  # holds the tensors, so that no address is used twice
 
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor
 
-def test_past_the_deadline_nothing_begins() -> None:
-    Deadline(60.0).check()
-    with pytest.raises(OutOfTime):
-        Deadline(60.0).share(0.0).check()
-
-
-def test_memory_without_a_card_is_what_autograd_saves() -> None:
-    h = torch.randn(1 << 18, requires_grad=True)
-    assert Memory(CPU).of(lambda: h.tanh().sum().backward()) == 1.0
-    assert saved_for_backward(lambda: (h * 2).sum().backward()) == 0
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def test_the_closed_form_saves_less_than_the_plain_way() -> None:
     saved = {}
     for way in (BASELINE, "plain", "closed_form"):
         training = Training(small(way, BASELINE if way == BASELINE else "all"), way, batch(), compiled=False)
-        saved[way] = Memory(CPU).of(training.step)
+        saved[way] = saved_for_backward(training.step)
     assert saved[BASELINE] < saved["closed_form"] < saved["plain"]
 
 
 def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
     counted = []
     for blocks in ((2,), (1, 2, 1)):
-        training = Training(build(blocks, 2, "all", "closed_form", FIVE, CPU), "closed_form", batch(), compiled=False)
+        training = Training(build(blocks, 2, "all", "closed_form", CPU), "closed_form", batch(), compiled=False)
         assert training.schedule is not None
         router = sites_of(training.network)[0].router
         draw = count(lambda router=router: router.refresh(True), CPU)
@@ -289,11 +253,7 @@ def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
     assert schedule == 0  # at a step that changes nothing
 
 
-# -- rows, table, figures ----------------------------------------------------------------------------------------------
-
-
-def timed(placement: str, way: str, mode: str, **fields: Any) -> Measurement:
-    return Measurement("resnet18", placement, way, mode, TRAIN, 1.0, 1.0, 1.0, **fields)
+# -- rows and table ----------------------------------------------------------------------------------------------------
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -312,7 +272,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_the_table_has_the_papers_ratios_beside_ours() -> None:
-    text = written(Measurements([timed("all", "fused", "eager")]), {"device": "H200"})
+    text = written([Measurement("resnet18", "all", "fused", "eager", TRAIN, 1.0, 1.0, 1.0)], {"device": "H200"})
     assert "| resnet18, all sites |" in text
     assert "1.80" in text  # 40.688 / 22.599
     assert "1.48" in text  # 1057 / 713
@@ -323,8 +283,8 @@ def test_the_committed_table_is_that_of_the_committed_rows() -> None:
     made = ("batch", "width", "dtype", "device", "torch", "commit", "date")
     with (RESULTS / "overhead.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
-    found = Measurements(csv_rows.read(RESULTS / "overhead.csv", Measurement, made=made))
-    assert written(found, {name: first[name] for name in made}) == (RESULTS / "table.md").read_text()
+    rows = csv_rows.read(RESULTS / "overhead.csv", Measurement, made=made)
+    assert written(rows, {name: first[name] for name in made}) == (RESULTS / "table.md").read_text()
 
 
 # -- the study ---------------------------------------------------------------------------------------------------------
@@ -342,7 +302,7 @@ def test_the_study_writes_its_folder_and_goes_on_past_failures(tmp_path: Path) -
     by_key = {(row.cell, row.quantity): row for row in rows}
     assert len({row.cell for row in rows if row.quantity == TRAIN}) == 2 * (1 + 2 * 3)
     relu = Cell("resnet18", BASELINE, BASELINE, "eager")
-    assert [by_key[relu, quantity].ratio for quantity in (TRAIN, INFERENCE, SAVED)] == [1.0, 1.0, 1.0]
+    assert by_key[relu, TRAIN].ratio == 1.0
     closed = Cell("resnet18", "all", "closed_form", "eager")
     assert by_key[closed, PARAMETERS].value == 10
     train = by_key[closed, TRAIN]
@@ -350,36 +310,15 @@ def test_the_study_writes_its_folder_and_goes_on_past_failures(tmp_path: Path) -
     assert train.ratio is not None
     assert train.ratio_p90 is not None
     assert train.ratio_p10 <= train.ratio <= train.ratio_p90
-    extracted_one = dataclasses.replace(closed, way=EXTRACTED)
-    assert by_key[extracted_one, SAME].value == 1
-    assert by_key[extracted_one, INFERENCE].value is not None
-    assert "CUDA graph needs a CUDA device" in by_key[dataclasses.replace(closed, mode="graph"), TRAIN].error
-    assert "triton does not run here" in by_key[dataclasses.replace(closed, way="fused_bn"), TRAIN].error
+    assert "CUDA graph needs a CUDA device" in by_key[closed._replace(mode="graph"), TRAIN].error
+    assert "triton does not run here" in by_key[closed._replace(way="fused_bn"), TRAIN].error
     assert "## Not measured" in (folder / "table.md").read_text()
-    assert {path.suffix for path in (folder / "figures").iterdir()} == {".png", ".svg"}
     with pytest.raises(flexact.FlexActError, match="--overwrite"):
         run(TINY, folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
     with pytest.raises(flexact.FlexActError, match="no run of a study"):
         run(TINY, tmp_path / "other", overwrite=True)
-
-
-@pytest.mark.usefixtures("small_networks")
-def test_what_does_not_fit_the_time_is_told() -> None:
-    found = Measurements()
-    measure("resnet18", TINY, Deadline(0.0), found)
-    assert all("--minutes" in row.error for row in found.rows)
-
-
-@pytest.mark.usefixtures("small_networks")
-def test_the_time_begins_when_the_kernels_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=timing.time.perf_counter)
-    monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(study, "_wake", lambda _: now.__setitem__(0, 1e6))
-    options = dataclasses.replace(TINY, modes=("eager",), ways=("closed_form",))
-    assert all(row.error == "" for row in run(options, tmp_path / "run").rows)
 
 
 @pytest.mark.usefixtures("small_networks")
@@ -403,27 +342,6 @@ def test_a_cpu_is_measured_in_one_thread() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("small_networks")
-def test_the_kernels_of_every_way_are_built_before_the_first_network_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[str] = []
-
-    def noted(network: torch.nn.Module, way: str, *rest: Any, **options: Any) -> Training:
-        begun.append(way)
-        return Training(network, way, *rest, **options)
-
-    monkeypatch.setattr(study, "Training", noted)
-    study._wake(TINY)
-    assert begun == [BASELINE, "plain", "closed_form"]  # the third one needs a card, and is told in its row
-
-
-def test_a_figure_needs_data() -> None:
-    assert pictures(Measurements()) == []
-    found = Measurements([timed("all", "fused", "eager", ratio=1.5)])
-    assert [picture.slug for picture in pictures(found)] == ["overhead-training"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -432,7 +350,6 @@ def test_a_figure_needs_data() -> None:
         (["--ways", ","], "--ways names nothing"),
         (["--ways", "plain,plain"], "may name each once"),
         (["--repeats", "0"], "--repeats must be a whole number from 1"),
-        (["--minutes", "0"], "--minutes must be"),
         (["--device", "tpu"], "--device must be cuda or cpu"),
     ],
 )

@@ -16,16 +16,14 @@ import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.io.result_folder import read_config
+from flexact.io import csv_rows
+from flexact.observe.figures.picture import Picture
 from flexact.report.build import build, read
 from flexact.report.charts import plain
 from flexact.report.histories import read_histories
 from flexact.report.page import markdown
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.synthetic.alpha import alphas
-from flexact.studies.synthetic.report import study_pictures
 from flexact.studies.synthetic.store import Moment, Result
-from flexact.studies.synthetic.study_run import StudyRun, read_run
 
 
 def _folders() -> ModuleType:
@@ -50,15 +48,13 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(folder)
 
 
-def _run(folder: Path) -> StudyRun:
-    config = read_config(folder)
-    assert config is not None
-    return read_run(folder, config)
+def _pictures(folder: Path) -> list[Picture]:
+    return [picture for section in read(folder).sections for picture in section.pictures]
 
 
 def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
     assert (synthetic / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
-    slugs = ["selection-flexact-default", "selection-flexact-a0.3", "curves", "regularisation"]
+    slugs = ["selection", "curves"]
     expected = {f"{slug}.{kind}" for slug in slugs for kind in ("png", "svg")}
     assert {path.name for path in (synthetic / "figures").iterdir()} == expected
     assert (synthetic / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -90,11 +86,12 @@ def test_same_files_give_the_same_report(synthetic: Path) -> None:
 
 
 def test_selection_is_the_mean_over_seeds_with_a_band_until_the_picks_are_made(synthetic: Path) -> None:
-    run = _run(synthetic)
-    panel = study_pictures(run)[0].panels[0]
-    assert panel.title == "truth: relu"
+    panel = _pictures(synthetic)[0].panels[0]
+    assert panel.title == "flexact-default, truth: relu"
     line = next(line for line in panel.lines if line.name == "relu")
-    seeds = run.history["flexact-default", "relu"]["relu"][25]
+    rows = csv_rows.read(synthetic / "history.csv", Moment)
+    wanted = ("flexact-default", "relu", 25, "relu")
+    seeds = [row.probability for row in rows if (row.model, row.truth, row.epoch, row.candidate) == wanted]
     mean, std = mean_and_deviation(seeds)
     assert line.y[5] == pytest.approx(sum(seeds) / 2) == pytest.approx(mean)
     assert line.band is not None
@@ -110,37 +107,40 @@ def test_no_band_covers_the_chart_where_seeds_have_picked_differently(synthetic:
         lines = lines.replace(f"flexact-default,relu,1,{epoch},relu,1\n", f"flexact-default,relu,1,{epoch},relu,0\n")
         lines = lines.replace(f"flexact-default,relu,1,{epoch},tanh,0\n", f"flexact-default,relu,1,{epoch},tanh,1\n")
     (tmp_path / "history.csv").write_text(lines, encoding="utf-8")
-    line = next(line for line in study_pictures(_run(tmp_path))[0].panels[0].lines if line.name == "relu")
+    line = next(line for line in _pictures(tmp_path)[0].panels[0].lines if line.name == "relu")
     assert line.band is not None
     assert line.y[-1] == line.band[0][-1] == line.band[1][-1] == 0.5
     assert line.band[0][5] < line.band[1][5]
 
 
 def test_curves_of_other_papers_units_are_off_at_first(synthetic: Path) -> None:
-    curves = next(picture for picture in study_pictures(_run(synthetic)) if picture.slug == "curves")
+    curves = next(picture for picture in _pictures(synthetic) if picture.slug == "curves")
     shown = {line.name: line.shown for line in curves.panels[0].lines}
     assert shown.pop("prelu") is False
     assert all(shown.values())
 
 
+def test_models_that_pick_are_side_by_side_for_each_truth(synthetic: Path) -> None:
+    titles = [panel.title for panel in _pictures(synthetic)[0].panels]
+    models = ("flexact-default", "flexact-a0.3", "flexact-a0")
+    assert titles == [f"{model}, truth: {truth}" for truth in ("relu", "sigmoid") for model in models]
+
+
 def test_alpha_pictures(tmp_path: Path) -> None:
-    run = _run(folders.alpha_folder(tmp_path))
-    assert list(alphas(run).values()) == [tenth / 10 for tenth in range(11)]
-    pictures = {picture.slug: picture for picture in study_pictures(run)}
-    assert list(pictures) == ["curves", "error", "probabilities", "grid"]
+    pictures = {picture.slug: picture for picture in _pictures(folders.alpha_folder(tmp_path))}
+    assert list(pictures) == ["curves", "errors", "probabilities"]
     assert len(pictures["curves"].panels[0].lines) == 12
-    grid = pictures["probabilities"].panels[0].grid
-    assert grid is not None
-    assert len(grid.values) == 11
-    assert all(sum(row) == pytest.approx(1, abs=1e-6) for row in grid.values)
-    shown = ["0", "0.1", "0.3", "0.5", "0.7", "1"]  # as in the paper
-    assert [panel.title for panel in pictures["grid"].panels] == [f"α = {a}, truth: sigmoid" for a in shown]
-    error, star = pictures["error"].panels[0].lines
-    assert star.y[0] == min(error.y)
+    (final,) = pictures["probabilities"].panels
+    assert list(final.rows) == [f"flexact-a{tenth / 10:g}" for tenth in range(11)]
+    assert all(
+        sum(row) == pytest.approx(1, abs=1e-6) for row in zip(*(bars.values for bars in final.bars), strict=True)
+    )
+    ours, paper = pictures["errors"].panels[0].bars
+    assert (ours.name, paper.name, paper.values[0]) == ("ours", "paper", 60.0e-4)
 
 
 def test_corrections_stand_beside_the_papers_under_names_people_read(tmp_path: Path) -> None:
-    errors, selection = study_pictures(_run(folders.corrections_folder(tmp_path)))
+    errors, selection = _pictures(folders.corrections_folder(tmp_path))
     (panel,) = errors.panels
     ours, paper = panel.bars
     assert panel.log_values
@@ -155,16 +155,15 @@ def test_the_papers_bars_come_from_the_options_not_from_the_table(tmp_path: Path
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["options"]["slope"] = 3.0
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    errors = study_pictures(_run(folder))[0]
+    errors = _pictures(folder)[0]
     assert [bars.name for bars in errors.panels[0].bars] == ["ours"]
-    assert "paper" not in errors.sentence
 
 
 def test_study_without_curves_or_history_still_has_a_page(tmp_path: Path) -> None:
     folders.synthetic_folder(tmp_path)
     for name in ("curves.csv", "history.csv", "table.md"):
         (tmp_path / name).unlink()
-    assert "picked the true activation in 4 of 4 runs" in build(tmp_path).read_text(encoding="utf-8")
+    assert "<h2>Which activation made the data?</h2>" in build(tmp_path).read_text(encoding="utf-8")
 
 
 def test_study_of_another_kind_shows_its_table(tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_folder_with_neither_says_what_was_looked_for(tmp_path: Path) -> None:
             r"results\.csv, line 2: expected 9 columns, found 5",
         ),
         ("results.csv", f"{RESULTS}\nsynthetic,relu,relu,0,relu,x,1,1,1\n", r"line 2: probability is 'x'"),
-        ("results.csv", f"{RESULTS}\nsynthetic,relu,gelu,0,relu,1,1,1,1\n", r"line 2: .* is no part of this run"),
+        ("results.csv", f"{RESULTS}\nsynthetic,relu,gelu,0,relu,1,1,1,1\n", r"line 2: .* is not part of this run"),
         ("results.csv", f"{RESULTS}\nsynthetic,relu,relu,0,relu,1,1,1,1", r"line 2: the line is cut off"),
         ("history.csv", f"{HISTORY}\nrelu,relu,0,0,relu,1\nrelu,relu,0,one,relu,1\n", r"line 3: epoch is 'one'"),
         ("curves.csv", "x\n", r"curves\.csv, line 1"),
@@ -302,13 +301,13 @@ def test_missing_results_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"step": 1, "sites": {"a": {"relu": "high"}}}, r"line 4: the probabilities of site 'a'"),
-        ({"step": 1, "sites": {"a": 3}}, r"line 4: the probabilities of site 'a'"),
-        ({"step": 1, "sites": {}, "loss": "low"}, r"line 4: loss is 'low'"),
+        ({"step": 1, "sites": {"a": {"relu": "high"}}}, "line 4: not a record"),
+        ({"step": 1, "sites": {"a": 3}}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "loss": "low"}, "line 4: not a record"),
         ({"step": 1}, "line 4: not a record"),
         ({"step": 1, "sites": {}, "drops": 3}, "line 4: not a record"),
-        ({"step": 1, "sites": {}, "drops": {"a": {"relu": {"step": 3}}}}, r"line 4: the drops of site 'a' are"),
-        ({"step": 1, "sites": {}, "decisions": {"a": {"decided": True}}}, r"line 4: the decisions of site 'a' are"),
+        ({"step": 1, "sites": {}, "drops": {"a": {"relu": {"step": 3}}}}, "line 4: not a record"),
+        ({"step": 1, "sites": {}, "decisions": {"a": {"decided": True}}}, "line 4: not a record"),
     ],
 )
 def test_corrupt_history_is_named_with_its_line(tmp_path: Path, record: dict[str, Any], says: str) -> None:

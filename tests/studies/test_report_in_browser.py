@@ -54,7 +54,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 # What each page must hold: figures, charts and tables (the configuration's two among them).
-PAGES = {"synthetic": (4, 10, 4), "alpha": (4, 9, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 3)}
+PAGES = {"synthetic": (2, 8, 4), "alpha": (3, 3, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
         ("recorder", "#history-probabilities", (0.99, 0.6), [folders.HOSTILE + ".1", "step: 11", "probability: "]),
         (
             "synthetic",
-            "#selection-flexact-default",
+            "#selection",
             (0.98, 0.03),
             ["relu", "truth: relu", "epoch: 100", "probability: 1"],
         ),

@@ -1,4 +1,4 @@
-"""The command line: `doctor` and `report`, and the commands of the studies."""
+"""The commands `doctor` and `report`, and those of the studies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def report(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine has: versions, devices, the kernels that run on each, optional packages."""
-    from flexact.cli.doctor import examine, show
+    """Print what this machine has: versions, devices, the kernels that run on each, optional packages."""
+    from flexact.cli.doctor import examine, lines
 
-    show(examine())
+    print("\n".join(lines(examine())))

@@ -1,7 +1,4 @@
-"""The `flexact doctor` command: versions, devices, the kernels that run on each device, and optional packages.
-
-`examine` collects them, `lines` formats them as text, and `show` prints them.
-"""
+"""The command `flexact doctor`: versions, devices, the kernels that run on each, and optional packages."""
 
 from __future__ import annotations
 
@@ -41,14 +38,14 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device, and the kernels that compute a routed activation on it."""
+    """A device, and the kernels that compute a routed activation there."""
 
     name: str
-    """torch's name of the device, such as "cuda:0"."""
+    """The name in torch."""
     about: str
     kernels: str
     reason: str
-    """Why no faster kernels run; empty if these are the fastest."""
+    """The reason why no faster kernels run; empty if these are the fastest."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Package:
     name: str
     extra: str
     version: str | None
-    """None if the package is not installed."""
+    """None if it is not installed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Return the versions, devices and optional packages of this machine.
+    """Return what this machine has.
 
     >>> examine().devices[0].name
     'cpu'
@@ -82,42 +79,11 @@ def examine() -> Findings:
 
 
 def lines(findings: Findings) -> list[str]:
-    """Return the findings as plain text, one per line."""
+    """Return the findings in plain text."""
     text = [f"{name}: {value}" for name, value in findings.versions.items()]
     for device in findings.devices:
         text += [f"{device.name}: {device.about}", f"{device.name} kernels: {_kernels(device)}"]
     return text + [f"{package.name}: {_state(package)}" for package in findings.packages]
-
-
-def show(findings: Findings) -> None:
-    """Print the findings as tables on a terminal, or as plain lines if the output is redirected."""
-    if not sys.stdout.isatty():
-        print("\n".join(lines(findings)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    def table(title: str, *columns: str) -> Table:
-        new = Table(title=title, title_justify="left", title_style="bold")
-        for column in columns:
-            new.add_column(column, overflow="fold")
-        return new
-
-    versions = table("Versions", "what", "version")
-    for name, value in findings.versions.items():
-        versions.add_row(name, Text(value))
-    devices = table("Devices", "device", "what it is", "kernels")
-    for device in findings.devices:
-        devices.add_row(
-            device.name, Text(device.about), Text(_kernels(device), style="yellow" if device.reason else "green")
-        )
-    packages = table("Optional packages", "package", "version")
-    for package in findings.packages:
-        packages.add_row(package.name, Text(_state(package), style="" if package.version else "yellow"))
-    console = Console()
-    for each in (versions, devices, packages):
-        console.print(each)
 
 
 def _versions() -> dict[str, str]:
@@ -134,13 +100,13 @@ def _versions() -> dict[str, str]:
 
 def _cuda() -> str:
     if not torch.version.cuda:
-        return f"{NONE}: torch was built without CUDA"
-    available = torch.cuda.is_available()
-    return torch.version.cuda + ("" if available else ", but torch finds no usable GPU (is a driver installed?)")
+        return f"{NONE}: this torch is built without it"
+    seen = torch.cuda.is_available()
+    return torch.version.cuda + ("" if seen else ", but torch sees no usable GPU (is a driver installed?)")
 
 
 def _dotted(cudnn: int) -> str:
-    """Format cuDNN's version number as NVIDIA writes it.
+    """Return cuDNN's version in NVIDIA's notation.
 
     >>> _dotted(91002), _dotted(8907)
     ('9.10.2', '8.9.7')
@@ -151,26 +117,21 @@ def _dotted(cudnn: int) -> str:
 
 
 def _devices() -> list[Device]:
-    found = [_device("cpu", _processor())]
+    found = {"cpu": _processor()}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        gpu = torch.cuda.get_device_properties(index)
-        about = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, compute capability {gpu.major}.{gpu.minor}"
-        found.append(_device(f"cuda:{index}", about))
+        card = torch.cuda.get_device_properties(index)
+        memory = f"{card.total_memory / 2**30:.1f} GiB"
+        found[f"cuda:{index}"] = f"{card.name}, {memory}, compute capability {card.major}.{card.minor}"
     if torch.backends.mps.is_available():
-        found.append(_device("mps", platform.processor()))
-    return found
-
-
-def _device(name: str, about: str) -> Device:
-    active = dispatch.active(name)
-    return Device(name, about, active.name, active.reason)
+        found["mps"] = platform.processor()
+    return [Device(name, about, *dispatch.active(name)) for name, about in found.items()]
 
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    capability = torch.backends.cpu.get_cpu_capability()
-    instructions = "no vector instructions" if capability == "DEFAULT" else f"vector instructions {capability}"
-    return f"{cores} cores, {torch.get_num_threads()} threads, {instructions}"
+    vectors = torch.backends.cpu.get_cpu_capability()
+    units = "no vector units" if vectors == "DEFAULT" else f"vector units {vectors}"
+    return f"{cores} cores, {torch.get_num_threads()} threads, {units}"
 
 
 def _kernels(device: Device) -> str:

@@ -1,6 +1,6 @@
-"""The report of a folder: figures as files, and one page that opens offline.
+"""Builds the report of a folder: figures as files, and one page that opens offline.
 
-It is made from the plain files of a study's folder, or from any history that a Recorder wrote, and nothing else.
+It uses only the files of a study's folder, or the histories that a Recorder wrote.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from flexact.report.histories import History, read_histories
 from flexact.report.page import LEAD, Section, file_name, markdown, outcome_table, page
 
 _PACKAGES = {"matplotlib": "matplotlib", "plotly": "plotly", "markdown_it": "markdown-it-py"}
-"""What a report needs: module and package."""
+"""Module and package of each dependency of a report."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a folder has to show."""
+    """The content of a folder's report."""
 
     folder: Path
     title: str
     facts: Mapping[str, object]
-    """A line under the title."""
+    """Facts in the line under the title."""
     sections: list[Section]
     details: Mapping[str, object]
     """Configuration and versions."""
 
     def write_figures(self) -> None:
-        """figures/*.png and figures/*.svg."""
+        """Write figures/*.png and figures/*.svg."""
         import matplotlib
 
         folder = self.folder / "figures"
         if folder.is_symlink():
-            raise FlexActError(f"{folder} is a link to {os.readlink(folder)}; remove it, and figures are written here.")
+            raise FlexActError(
+                f"{folder} is a link to {os.readlink(folder)}; remove it, so that figures can be written here."
+            )
         folder.mkdir(exist_ok=True)
         plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
         for picture in [picture for section in self.sections for picture in section.pictures]:
@@ -58,32 +60,32 @@ class Report:
                 write_whole(folder / f"{picture.slug}.{kind}", data.getvalue())
 
     def write_page(self) -> Path:
-        """report.html; its path."""
+        """Write report.html, and return its path."""
         path = self.folder / "report.html"
         write_whole(path, page(self.title, self.facts, self.sections, self.details))
         return path
 
 
 def build(folder: Path) -> Path:
-    """Write figures and page into a folder; the page's path."""
+    """Write figures and page into a folder, and return the page's path."""
     report = read(folder)
     report.write_figures()
     return report.write_page()
 
 
 def check_packages() -> None:
-    """Refuse to begin without what a report needs: better before an hour of training than after it."""
+    """Raise if a package is missing that a report needs, before training rather than after it."""
     for package in missing_packages():
         raise missing_extra(package, "report")
 
 
 def missing_packages() -> list[str]:
-    """What a report needs and is not installed here."""
+    """Return the packages that a report needs and that are not installed."""
     return [package for module, package in _PACKAGES.items() if find_spec(module) is None]
 
 
 def read(folder: Path) -> Report:
-    """What there is to report in a folder."""
+    """Read the report's content from a folder."""
     check_packages()
     folder = Path(folder)
     if not folder.is_dir():
@@ -123,8 +125,8 @@ def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 
 
 def _stems(names: Collection[str]) -> dict[str, str]:
-    """What the names of each history's figures begin with: different for each, also where only characters differ that a
-    file name cannot have."""
+    """Return the start of each history's figure names. They are distinct, even if names differ only in characters that
+    are not allowed in file names."""
     found: dict[str, str] = {}
     for name in names:
         own = file_name(Path(name).stem) if len(names) > 1 else "history"

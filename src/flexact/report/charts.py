@@ -1,6 +1,6 @@
-"""A picture's panels as plotly charts: plain dictionaries for plotly.js.
+"""Plotly charts of a picture's panels, as plain dictionaries for plotly.js.
 
-The page's script fills in what depends on the page's colours: the colour "ink", the grid and the font.
+The page's script adds what depends on the page's colours: the colour "ink", the grid and the font.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from flexact.observe.figures.description import (
     Grid,
     Line,
     Panel,
-    shade_ink,
     short_names,
     value_range,
 )
@@ -29,13 +28,13 @@ Chart = dict[str, Any]
 
 
 def charts(picture: Picture) -> list[Chart]:
-    """One {"data", "layout"} a panel. A trace's legendgroup is the number of its name in the picture's legend."""
+    """Return {"data", "layout"} per panel. A trace's legendgroup is the number of its name in the picture's legend."""
     keys = {name: str(number) for number, name in enumerate(picture.legend)}
     return [_chart(panel, keys, 360 if picture.across == 1 else 260) for panel in picture.panels]
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is, though it reads tags and %{templates} in its labels."""
+    """Escape a text, because plotly interprets tags and %{templates} in labels."""
     return html.escape(text).replace("{", "&#123;")
 
 
@@ -62,9 +61,8 @@ def _chart(panel: Panel, keys: dict[str, str], height: int) -> Chart:
     if panel.totals:
         layout["annotations"] = _totals(panel)
     if panel.grid is not None:
-        data.append(_grid(panel.grid, panel, layout))
-    if panel.inset:
-        data.append(_inset(panel, layout))
+        data.append(_grid(panel.grid, panel))
+        layout["xaxis"]["showgrid"] = False
     return {"data": data, "layout": layout}
 
 
@@ -74,9 +72,9 @@ def _height(panel: Panel) -> int:
 
 
 def _row_axis(rows: Sequence[str], height: int) -> Chart:
-    """Rows from top to bottom, with as many labels as there is room for."""
+    """Return an axis with rows from top to bottom and as many labels as fit."""
     every = max(1, math.ceil(len(rows) * 14 / (height - 60)))
-    if height - 90 >= 40 * len(rows):  # room for a second line
+    if height - 90 >= 40 * len(rows):  # there is room for a second line
         labels = ["<br>".join(map(plain, textwrap.wrap(name, 18) or [name])) for name in rows]
     else:
         labels = [plain(name) for name in short_names(rows, most=18)]
@@ -97,7 +95,7 @@ def _line(line: Line, panel: Panel, keys: dict[str, str]) -> Iterable[Chart]:
         edges = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": "band", **shown}
         yield {**edges, "x": _numbers(line.x), "y": low}
         yield {**edges, "x": _numbers(line.x), "y": high, "fill": "tonexty", "fillcolor": _faint(line.colour)}
-    mode = "markers" if line.star or len(line.x) == 1 else "lines"
+    mode = "markers" if len(line.x) == 1 else "lines"
     title = f"<b>{plain(line.name)}</b>" + (f" ({plain(panel.title)})" if panel.title != line.name else "")
     y_label = plain(panel.y_label or line.name)
     yield {
@@ -107,7 +105,7 @@ def _line(line: Line, panel: Panel, keys: dict[str, str]) -> Iterable[Chart]:
         "x": _numbers(line.x),
         "y": _numbers(line.y),
         "line": {"color": line.colour, "width": line.width, "dash": line.dash},
-        "marker": {"color": line.colour, "symbol": "star" if line.star else "circle", "size": 14 if line.star else 8},
+        "marker": {"color": line.colour, "size": 8},
         "hovertemplate": f"{title}<br>{plain(panel.x_label)}: %{{x:.4~g}}<br>{y_label}: %{{y:.4~g}}<extra></extra>",
         **shown,
     }
@@ -125,10 +123,9 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
         "hovertemplate": f"%{{y}}<br><b>{plain(bars.name)}</b><br>{plain(panel.x_label)}: %{{x:.4~g}}<extra></extra>",
     }
     if panel.marks:
-        del trace["orientation"]
         symbol = list(SYMBOLS.values())[list(panel.bars).index(bars) % len(SYMBOLS)]
         marker = {"color": bars.colour, "size": 11, "symbol": symbol}
-        return trace | {"type": "scatter", "mode": "markers", "marker": marker}
+        return trace | {"type": "scatter", "mode": "markers", "orientation": None, "marker": marker}
     if bars.errors is not None:
         low = (value_range(panel) or (0.0, 0.0))[0]
         down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]
@@ -141,14 +138,13 @@ def _bars(bars: Bars, panel: Panel, keys: dict[str, str]) -> Chart:
             "thickness": 1.2,
             "width": 3,
         }
-        spread = [f" ± {e:.3g}" for e in bars.errors]
-        trace["customdata"] = spread
+        trace["customdata"] = [f" ± {e:.3g}" for e in bars.errors]
         trace["hovertemplate"] = trace["hovertemplate"].replace("<extra>", "%{customdata}<extra>")
     return trace
 
 
 def _totals(panel: Panel) -> list[Chart]:
-    """The sum of each row, at the end of its bar."""
+    """Return annotations with the sum of each row at the end of its bar."""
     sums = [sum(values) for values in zip(*(bars.values for bars in panel.bars), strict=True)]
     return [
         {"x": total, "y": row, "text": f"{total:.2f}", "showarrow": False, "xanchor": "left", "xshift": 3}
@@ -156,34 +152,15 @@ def _totals(panel: Panel) -> list[Chart]:
     ]
 
 
-def _grid(grid: Grid, panel: Panel, layout: Chart) -> Chart:
+def _grid(grid: Grid, panel: Panel) -> Chart:
     trace: Chart = {
         "type": "heatmap",
+        "x": list(grid.columns),
         "y": [plain(row) for row in panel.rows],
         "z": [_numbers(row) for row in grid.values],
         "showscale": False,
         "hoverongaps": False,
     }
-    named = bool(grid.columns) and isinstance(grid.columns[0], str)
-    if named:
-        trace["x"] = [plain(str(column)) for column in grid.columns]
-        layout["xaxis"] |= {"type": "category", "showgrid": False, "tickangle": -35}
-        layout["annotations"] = [
-            {
-                "x": column,
-                "y": row,
-                "text": f"{p:.2f}",
-                "showarrow": False,
-                "font": {"size": 11, "color": shade_ink(p)},
-            }
-            for row, values in enumerate(grid.values)
-            for column, p in enumerate(values)
-            if not math.isnan(p)
-        ]
-        layout["height"] = min(900, 90 + 28 * len(panel.rows))
-    else:
-        trace["x"] = list(grid.columns)
-        layout["xaxis"] |= {"showgrid": False}
     if grid.categories:
         count = len(grid.categories)
         stops = [(edge / count, colour) for i, (_, colour) in enumerate(grid.categories) for edge in (i, i + 1)]
@@ -202,35 +179,8 @@ def _grid(grid: Grid, panel: Panel, layout: Chart) -> Chart:
     return trace
 
 
-def _inset(panel: Panel, layout: Chart) -> Chart:
-    layout["xaxis2"] = {
-        "domain": [0.06, 0.38],
-        "anchor": "y2",
-        "showticklabels": False,
-        "showgrid": False,
-        "type": "category",
-    }
-    layout["yaxis2"] = {
-        "domain": [0.6, 0.98],
-        "anchor": "x2",
-        "range": [0, 1],
-        "tickvals": [0, 1],
-        "showgrid": False,
-        "tickfont": {"size": 9},
-    }
-    return {
-        "type": "bar",
-        "xaxis": "x2",
-        "yaxis": "y2",
-        "x": [plain(name) for name, _, _ in panel.inset],
-        "y": _numbers([p for _, p, _ in panel.inset]),
-        "marker": {"color": [colour for _, _, colour in panel.inset]},
-        "hovertemplate": "%{x}<br>probability: %{y:.3f}<extra></extra>",
-    }
-
-
 def _numbers(values: Iterable[float]) -> list[float | None]:
-    """Six digits are more than a pixel shows; JSON has no NaN."""
+    """Return values with six digits, which is finer than a pixel; None for NaN and infinity, which JSON lacks."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 

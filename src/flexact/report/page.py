@@ -1,6 +1,6 @@
-"""The report's page: one HTML file with everything inside.
+"""The report's page: one self-contained HTML file.
 
-All text that comes from a file is escaped; the page's own policy lets it load nothing from anywhere.
+All text from files is escaped, and the page's content security policy forbids loading external resources.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flexact.report.charts import charts
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 _LONG = 16
-"""A first cell with more letters than this is wrapped where the table is wider than the page."""
+"""A first cell with more letters than this is wrapped if the table is wider than the page."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under its own heading: ready HTML, then figures."""
+    """A part of the page under its own heading: HTML, then figures."""
 
     title: str
     body: str
@@ -34,18 +34,18 @@ class Section:
 
 
 def picture(slug: str, heading: str, sentence: str, panels: Sequence[Panel | None], across: int = 3) -> Picture | None:
-    """Those panels that have their data; None where none has."""
+    """Return a picture of the panels that are not None; None if there is none."""
     there = [panel for panel in panels if panel is not None]
     return Picture(slug, heading, sentence, there, across) if there else None
 
 
 def file_name(name: str) -> str:
-    """A name with nothing in it that a path or an address reads in its own way."""
+    """Return a name without characters that have a meaning in paths or URLs."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
-    """The whole page. facts: a line under the title; details: what the collapsed part at the end holds."""
+    """Return the page. facts: the line under the title. details: the content of the collapsed part at the end."""
     from plotly.offline import get_plotlyjs
 
     sources = files("flexact.report")
@@ -84,14 +84,14 @@ def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], d
 
 
 def escape(value: object) -> str:
-    """Text for HTML."""
+    """Return a value as text that is escaped for HTML."""
     return html.escape(str(value))
 
 
 def markdown(text: str, muted: str = "") -> str:
-    """Markdown as HTML, its own HTML shown as text; each table scrolls in a box of its own.
+    """Return Markdown as HTML. HTML in the Markdown is escaped, and each table scrolls in a box of its own.
 
-    muted: the first cell of those rows of a table that stand back.
+    muted: the first cell of table rows that are shown muted.
     """
     from markdown_it import MarkdownIt
 
@@ -111,7 +111,7 @@ def markdown(text: str, muted: str = "") -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Container[int] = ()) -> str:
-    """A table of plain cells. muted: the numbers of the rows that stand back."""
+    """Return a table as HTML. muted: the numbers of the rows that are shown muted."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     lines = []
     for number, row in enumerate(rows):
@@ -123,8 +123,8 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Contai
 
 
 def outcome_table(first: Sequence[str], rows: Sequence[tuple[Sequence[object], Outcome]]) -> str:
-    """What became of sites: of each row its first cells, then pick, runner-up, lead and decision; undecided ones stand
-    back. Columns that nothing is in are left out.
+    """Return a table of sites: the first cells of each row, then pick, runner-up, lead and decision. Undecided sites
+    are muted, and empty columns are left out.
 
     first: the titles of the first cells.
     """
@@ -149,11 +149,11 @@ def outcome_table(first: Sequence[str], rows: Sequence[tuple[Sequence[object], O
 
 
 LEAD = (
-    "The lead is that of the pick over the runner-up when that was dropped, ± its standard error, as a mean over so "
-    "many steps: a difference of losses in a trial, of normalised advantages in a blend; z is its ratio to the error. "
-    "A site is undecided where no lead is significant, neither over the runner-up nor over what was there before."
+    "The lead is that of the pick over the runner-up when that was dropped, ± its standard error, as a mean over the "
+    "given number of steps: a difference of losses in a trial, of normalised advantages in a blend; z is its ratio to "
+    "the error. A site is undecided if no lead is significant, neither over the runner-up nor over the original."
 )
-"""What stands with such a table."""
+"""The explanation of such a table."""
 
 
 def _cell(value: object) -> object:
@@ -161,7 +161,7 @@ def _cell(value: object) -> object:
 
 
 def _boxed(rendered: str) -> str:
-    # Only the renderer writes these two tags: what a file says is escaped by now.
+    # Only the renderer writes these two tags; text from files is already escaped.
     opened = rendered.replace("<table>", '<div class="scroll" tabindex="0"><table>')
     return opened.replace("</table>", "</table></div>")
 
@@ -200,7 +200,7 @@ def _legend(picture: Picture) -> str:
             chips.append(f'<span class="chip"><i style="background:{shade}"></i>{escape(name)}</span>')
             continue
         on = "true" if not isinstance(item, Line) or item.shown else "false"
-        dash = "" if not isinstance(item, Line) else "star" if item.star else f"line {item.dash}"
+        dash = f"line {item.dash}" if isinstance(item, Line) else ""
         chips.append(
             f'<button type="button" class="chip" data-key="{number}" aria-pressed="{on}">'
             f'<i class="{dash}" style="--shade:{shade}"></i>{escape(name)}</button>'
@@ -232,5 +232,5 @@ def _details(details: Mapping[str, object]) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script it stands in."""
+    """Return JSON that cannot end the script element around it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

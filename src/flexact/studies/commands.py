@@ -9,15 +9,13 @@ from flexact.studies.cifar_data.command import data
 from flexact.studies.glue.command import glue
 from flexact.studies.overhead.command import overhead
 from flexact.studies.picks.command import picks
-from flexact.studies.synthetic.alpha import ALPHA
 from flexact.studies.synthetic.command import command_of
-from flexact.studies.synthetic.corrections import CORRECTIONS
-from flexact.studies.synthetic.regression import SYNTHETIC
+from flexact.studies.synthetic.studies import STUDIES
 
 __all__ = ["data", "reproduce"]
 
 reproduce = typer.Typer(help="Run one of the paper's studies and write its folder.", no_args_is_help=True)
-for study in (SYNTHETIC, ALPHA, CORRECTIONS):
+for study in STUDIES.values():
     reproduce.command(study.name, help=study.title + ".")(command_of(study))
 for command in (overhead, cifar, glue, picks):
     reproduce.command()(command)

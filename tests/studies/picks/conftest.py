@@ -24,7 +24,7 @@ def setting(tmp_path: Path) -> Callable[..., Setting]:
 
     def set_up(name: str = "tabular", steps: int = 20, seed: int = 0, **changes: Any) -> Setting:
         task = replace(TASKS[name], steps=steps, **changes)
-        return Setting(task, task.set_up(seed, CPU, None), seed, CPU, tmp_path / FOLDER, f"{name}-test-{seed}")
+        return Setting(task, task.problem(seed, CPU, None), seed, CPU, tmp_path / FOLDER, f"{name}-test-{seed}")
 
     return set_up
 

@@ -17,6 +17,7 @@ import pytest
 from flexact.cli.app import main
 from flexact.studies.grid.run import run
 from flexact.studies.grid.running import run_task, without_step_ms
+from flexact.studies.grid.study import picked
 from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.methods import CHOOSING
 from flexact.studies.picks.protocol import Protocol
@@ -59,7 +60,7 @@ def test_a_benchmark_killed_and_resumed_has_the_results_of_one_that_was_not(tmp_
     )
     assert ended.returncode == 0, ended.stderr
     assert "| flexact-alone |" in ended.stdout
-    for name in ("report.html", "table.md", "figures/regret.svg", "figures/picks.svg"):
+    for name in ("report.html", "table.md", "figures/regret.svg"):
         assert (whole / name).is_file()
     assert len(results(whole)) == 7
     assert all(row["state"] == "done" for row in results(whole).values())
@@ -116,7 +117,7 @@ def test_an_image_task_runs_on_a_small_cifar(
     rows = store.results()
     assert [row.state for row in rows.values()] == ["done"] * 13
     sites = {str(place) for place in range(1, 10, 2)}
-    assert set(rows[Cell("autoencoder", "race", 0)].picked) == sites
+    assert set(picked(rows[Cell("autoencoder", "race", 0)].picks)) == sites
     assert list(store.config()["data"]["sha256"]) == ["cifar100"]
 
 
@@ -175,11 +176,14 @@ def test_status_says_where_the_benchmark_stands(
         (["--tasks", "tabluar"], "unknown task 'tabluar'; did you mean 'tabular'?"),
         (["--methods", "flexct"], "unknown method 'flexct'; did you mean 'flexact'?"),
         (["--methods", "fixed-rleu"], "unknown method 'fixed-rleu'; did you mean 'fixed-relu'?"),
-        (["--tasks", "tabular", "--methods", "fixed-sine"], "no task of tabular has a method of fixed-sine"),
+        (
+            ["--tasks", "tabular", "--methods", "fixed-sine"],
+            "none of the tasks tabular has one of the methods fixed-sine",
+        ),
         (["--tasks", "tabular,tabular"], "--tasks may name each once; repeated: tabular"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
         (["--data", "nowhere"], "there is no CIFAR-100 in nowhere"),
-        (["--data", "nowhere"], "need it: give its folder with --data, or leave them out with --tasks."),
+        (["--data", "nowhere"], "need it: give its folder with --data, or select other --tasks."),
         (["--resume"], "holds no grid"),
     ],
 )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from flexact.report.charts import charts
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.pictures import picks_maps, regrets
 from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.report import regrets
 from flexact.studies.picks.statistics import summaries
 from flexact.studies.picks.study import Result
 from flexact.studies.picks.table import table
@@ -67,30 +67,11 @@ def test_the_regret_chart_has_a_mark_for_each_task_and_method(rows: Make) -> Non
     assert picture is not None
     (panel,) = picture.panels
     assert panel.rows == ["physics", "tabular"]
-    marks = {bars.name: list(bars.values) for bars in panel.bars}
-    assert list(marks) == ["flexact", "original"]
-    assert math.isnan(marks["flexact"][0])
-    assert marks["original"] == [0.0, 1.0]
+    values = {bars.name: list(bars.values) for bars in panel.bars}
+    assert list(values) == ["flexact", "original"]
+    assert math.isnan(values["flexact"][0])
+    assert values["original"] == [0.0, 1.0]
     trace = charts(picture)[0]["data"][0]
-    assert (trace["type"], trace["mode"], trace["x"], trace["y"]) == (
-        "scatter", "markers", [None, 0.375], ["physics", "tabular"],
-    )  # fmt: skip
-    assert picture.figure().axes[0].lines[0].get_marker() == "o"
-    assert regrets([]) is None
-
-
-def test_the_map_of_picks_has_a_column_for_each_seed(rows: Make) -> None:
-    picture = picks_maps(some(rows))
-    assert picture is not None
-    (panel,) = picture.panels
-    assert panel.rows == ["1", "3", "5"]
-    assert panel.grid is not None
-    assert panel.grid.columns == [0, 1]
-    names = [name for name, _ in panel.grid.categories]
-    assert [[names[int(value)] for value in line] for line in panel.grid.values] == [
-        ["relu"] * 2,
-        ["gelu"] * 2,
-        ["tanh"] * 2,
-    ]
+    assert (trace["type"], trace["x"], trace["y"]) == ("scatter", [None, 0.375], ["physics", "tabular"])
     assert picture.figure() is not None
-    assert picks_maps([]) is None
+    assert regrets([]) is None

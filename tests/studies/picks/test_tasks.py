@@ -12,9 +12,10 @@ import torch
 
 from flexact import FlexConfig, Schedule, convert
 from flexact.routing.sites import sites_of
+from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS, cifar, coordinates, gpt, physics
-from flexact.studies.picks.training import Training, activation_names, build, put
+from flexact.studies.picks.training import Training, put
 
 CPU = torch.device("cpu")
 
@@ -36,17 +37,20 @@ def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tas
     return TASKS[request.param]
 
 
+def settle(task: Task, data: Path, seed: int = 0) -> Setting:
+    return Setting(task, task.problem(0, CPU, data), seed, CPU, data, task.name)
+
+
 def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Path) -> None:
-    problem = task.set_up(0, CPU, data)
-    network = build(task, problem, 0)
-    names = activation_names(task, network)
+    setting = settle(task, data)
+    problem, names = setting.problem, setting.sites
     assert len(names) >= 3
-    plain = Training(task, problem, put(network, dict.fromkeys(names, task.candidates[1])), 0, CPU, 2)
+    plain = setting.plain(setting.everywhere(task.candidates[1]), 2)
     plain.run(2)
     assert math.isfinite(plain.evaluate(problem.score))
     assert math.isfinite(plain.evaluate(problem.held_out_loss))
 
-    flexible = convert(build(task, problem, 0), config=FlexConfig(candidates=task.candidates))
+    flexible = convert(setting.network(), config=FlexConfig(candidates=task.candidates))
     assert [site.name for site in sites_of(flexible)] == names
     training = Training(task, problem, flexible, 0, CPU, 2)
     training.schedule = Schedule(flexible, 2, training.optimizer)
@@ -56,16 +60,16 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Pat
 
 
 def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> None:
-    network = build(task, task.set_up(0, CPU, data), 0)
-    kinds = {type(network.get_submodule(name)) for name in activation_names(task, network)}
-    replaced = put(network, dict.fromkeys(activation_names(task, network), task.original))
-    assert {type(replaced.get_submodule(name)) for name in activation_names(task, replaced)} == kinds
+    setting = settle(task, data)
+    network, replaced = setting.network(), put(setting.network(), setting.everywhere(task.original))
+    for name in setting.sites:
+        assert type(replaced.get_submodule(name)) is type(network.get_submodule(name))
     assert len(set(task.candidates)) == len(task.candidates) >= 4
 
 
 def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: Path) -> None:
-    problem = task.set_up(0, CPU, data)
-    first, again, other = (next(build(task, problem, seed).parameters()) for seed in (0, 0, 1))
+    problem = task.problem(0, CPU, data)
+    first, again, other = (next(settle(task, data, seed).network().parameters()) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     orders = [problem.order(5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]

@@ -4,7 +4,7 @@ from torch import nn
 
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
-from flexact.studies.synthetic.models import activation, check, policy, rate, told_rate
+from flexact.studies.synthetic.models import activation, check, policy, rate, rate_text
 from flexact.studies.synthetic.options import Options
 
 
@@ -46,9 +46,7 @@ def test_an_unknown_model_is_told_with_the_nearest():
 
 def test_a_truth_that_could_never_be_picked_is_refused_for_models_that_pick():
     options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
-    with pytest.raises(
-        FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu; .*--"
-    ):
+    with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
         check(Options(models=("prelu", "flexact-a0"), **options), [])
     check(Options(models=("prelu", "tanh"), **options), [])
 
@@ -56,4 +54,4 @@ def test_a_truth_that_could_never_be_picked_is_refused_for_models_that_pick():
 def test_models_that_route_train_at_a_constant_rate_and_the_others_at_a_falling_one():
     options = Options(models=("flexact-a0", "none", "relu", "splash"))
     assert [rate(model, options)(0.5) for model in options.models] == [1.0, 1.0, 2.5, 2.5]
-    assert [told_rate(model, options) for model in options.models[1:3]] == ["0.01", "0.05, falling linearly to 0"]
+    assert [rate_text(model, options) for model in options.models[1:3]] == ["0.01", "0.05, falling linearly to 0"]

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from flexact.studies.synthetic.alpha import ALPHA
-from flexact.studies.synthetic.corrections import CORRECTIONS
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.regression import SYNTHETIC
 from flexact.studies.synthetic.runner import run
 from flexact.studies.synthetic.store import read_results
+from flexact.studies.synthetic.studies import ALPHA, CORRECTIONS, SYNTHETIC
 
 MODELS = ("flexact-default", "flexact-a0.3", "relu", "tanh", "splash", "convex")
 SMALL = Options(seeds=2, epochs=3, truths=("relu", "tanh"), models=MODELS)
@@ -29,7 +27,7 @@ import sys
 from pathlib import Path
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.runner import run
-from flexact.studies.synthetic.regression import SYNTHETIC
+from flexact.studies.synthetic.studies import SYNTHETIC
 options = Options(seeds=2, epochs=3, truths=("relu", "tanh"), models={models})
 run(SYNTHETIC, options, Path(sys.argv[1]), resume=True, jobs={jobs})
 """

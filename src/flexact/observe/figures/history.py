@@ -1,10 +1,10 @@
-"""Pictures of a Recorder's history: picks and probabilities per site and step.
+"""Pictures of a Recorder's history: the picks by site and step.
 
 >>> history = [{"step": 0, "sites": {"1": {"relu": 0.4, "tanh": 0.6}}, "picks": {"1": "tanh"}, "loss": 1.5}]
 >>> [picture.title for picture in history_pictures(history)]
 ['Pick by site and step', 'Probability by site and step', 'Final pick by depth', 'Recorded numbers']
 
-`Picture.figure` returns a matplotlib figure (needs flexact[plots]): ``picks(history).figure().savefig("picks.png")``.
+Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure().savefig("picks.png")``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flexact.observe.history import RESERVED
 from flexact.policy.evidence import Contest
 
 MOST_COLUMNS = 300
-"""Maximum number of steps in a heat map, evenly spaced; more columns would be narrower than a pixel."""
+"""Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
 UNDECIDED = ("undecided", "#ffffff")
-"""Category of a cell in which several candidates are tied, as all are before training."""
+"""Name and colour of a cell whose leading candidates are equally likely, as all are before training."""
 _TIE = 1e-6
-_RECORDS_AFTER_COMMITMENT = 3
-"""Minimum number of records shown after the last site has committed."""
+_AFTER = 3
+"""Minimum number of records that are shown after the last site has committed."""
 
 
 def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
@@ -40,11 +40,11 @@ def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history"
 
 
 def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str = "step") -> Picture:
-    """Return a heat map of the leading candidate. by: the x axis, a number that every record has, such as "epoch"."""
+    """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
     sites, candidates, table = _by_site(history)
     if any(by not in entry for entry in history):
-        raise FlexActError(f"some records have no number {by!r}. Add it to every record with record(step, {by}=...).")
-    shown, note = _columns(history, by)
+        raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
+    shown, note = _shown(history, by)
     colours = candidate_colours(candidates)
     categories = [(name, colours[name]) for name in candidates]
     values, notes = [], []
@@ -58,7 +58,7 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
     return Picture(
         f"{stem}-picks",
         f"Pick by site and {by}",
-        "The candidate with the highest probability at each site (first layer on top) during training"
+        "The candidate with the highest probability at each site (first layer on top) as training went on"
         + _channels_note(history),
         [Panel("", by, "", rows=sites, grid=grid, x_note=note)],
         across=1,
@@ -66,9 +66,9 @@ def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str =
 
 
 def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Return one heat map per candidate, with its probability by site and step."""
+    """Draw the probability of each candidate by site and step, as one heat map per candidate."""
     sites, candidates, table = _by_site(history)
-    shown, note = _columns(history, "step")
+    shown, note = _shown(history, "step")
     steps = [history[i]["step"] for i in shown]
     panels = [
         Panel(
@@ -83,53 +83,53 @@ def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
-        "The probability of each candidate at each site (first layer on top) during training" + _channels_note(history),
+        "How likely each candidate was at each site (first layer on top) as training went on" + _channels_note(history),
         panels,
     )
 
 
 def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Return bars of each site's probabilities in the last record, in depth order."""
+    """Draw the probabilities of the last record, site by site in depth order."""
     sites, candidates, table = _by_site(history)
     colours = candidate_colours(candidates)
     bars = [Bars(name, [table[site][-1].get(name, 0.0) for site in sites], colours[name]) for name in candidates]
     return Picture(
         f"{stem}-final",
         "Final pick by depth",
-        f"The probabilities of each site (first layer on top) at step {history[-1]['step']}; the longest part of a "
-        "bar is the pick" + _channels_note(history),
+        f"Each site's probabilities at step {history[-1]['step']}, the first layer on top: the longest part of a "
+        "bar is its pick" + _channels_note(history),
         [Panel("", "probability", "", rows=sites, bars=bars, stacked=True, value_range=(0.0, 1.0))],
         across=1,
     )
 
 
 def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Return curves of the numbers recorded with the picks, such as loss and accuracy."""
+    """Draw the other recorded numbers, such as loss and accuracy."""
     panels = []
     for name in _numbers(history):
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
         panels.append(Panel(name, "step", lines=[Line(name, [x for x, _ in points], [y for _, y in points])]))
     if not panels:
         raise FlexActError(
-            "this history has no numbers besides the picks. Pass them when you record: record(step, loss=...)."
+            "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
         )
-    return Picture(f"{stem}-numbers", "Recorded numbers", "The numbers recorded with the picks, by step.", panels)
+    return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final state of a site in a history."""
+    """The final state of a site."""
 
     site: str
     pick: str
     probability: float
     margin: float
-    """The pick's probability minus the runner-up's."""
+    """The pick's probability less the runner-up's."""
     runner_up: str | None
     lead: Contest | None
-    """The pick's lead over the runner-up when that was dropped; None for a site that picks per channel."""
+    """The pick's lead over the runner-up when that was dropped. None for sites that pick per channel."""
     decided: bool | None
-    """None if the site is not committed, or if an older flexact recorded the history."""
+    """None if the site has not committed, or if the history does not say."""
     decision: str
 
 
@@ -154,18 +154,18 @@ def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         if site in decisions:
             second = decisions[site]["runner_up"]
             lead = _contest(drops.get(site, {}).get(second))
-        decision = _decision_text(p, of_site, by_channel=site not in decisions)
-        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, decision))
+        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _decision_text(p, of_site, site in decisions)))
     return rows
 
 
-def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], by_channel: bool) -> str:
+def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
+    """Return a decision in words. is_whole: whether the site has one pick for all channels."""
     if not decisions:
         return "not committed" if probability < 1 else "-"
     count = sum(one["decided"] for one in decisions)
-    if by_channel:
-        return f"{count} of {len(decisions)} channels decided"
-    return "decided" if count else "undecided"
+    if is_whole:
+        return "decided" if count else "undecided"
+    return f"{count} of {len(decisions)} channels decided"
 
 
 def _contest(drop: Mapping[str, Any] | None) -> Contest | None:
@@ -179,22 +179,22 @@ _CHANNEL = re.compile(r"(.+):\d+")
 
 
 def _site_of(key: str) -> str:
-    """Return the site of a record's key, which is "act" for "act" and for the channel "act:3"."""
+    """Return the site of a record's key, without its channel."""
     match = _CHANNEL.fullmatch(key)
     return match[1] if match else key
 
 
 def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
     by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
-    return ". A site that picks per channel shows the mean over its channels." if by_channel else "."
+    return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
 
 
 def _by_site(
     history: Sequence[Mapping[str, Any]],
 ) -> tuple[list[str], list[str], dict[str, list[dict[str, float]]]]:
-    """Return the sites, the candidates, and per site one {candidate: mean probability over channels} per record."""
+    """Return sites, candidates, and per site one {candidate: probability} per record, as the mean over channels."""
     if not history:
-        raise FlexActError("the history has no records. Call record(step) on the Recorder during training.")
+        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
     sites: dict[str, None] = {}
     candidates: dict[str, None] = {}
     records = []
@@ -219,37 +219,36 @@ def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:
-    """Return the candidate with the highest probability, or all that are tied for it, and that probability."""
+    """Return the candidates with the highest probability, and that probability."""
     highest = max(probabilities.values(), default=math.nan)
     return [name for name, p in probabilities.items() if highest - p <= _TIE], highest
 
 
 def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
-    """Return the category index of a cell: the leader's, or `len(candidates)` in a tie."""
+    """Return the index of a cell's category; several leaders have the one after the last candidate."""
     if not leaders:
         return math.nan
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
 
 
-def _columns(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
-    """Return the indexes of the records that a heat map shows, and a note about its x axis.
+def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
+    """Return the records that a heat map shows, and a note about its axis.
 
-    If all sites commit early, the axis is cut off at 1.5 times the time of the last commitment, and the note says so.
+    If every site commits early, the map ends soon after the last commitment, at 1.5 times that step, and the note says
+    so.
     """
-    committed = _first_committed(history)
-    if committed is not None:
-        start, at = history[0][by], history[committed][by]
+    settled = _settled(history)
+    if settled is not None:
+        start, at = history[0][by], history[settled][by]
         end = start + 1.5 * (at - start)
-        last = committed + _RECORDS_AFTER_COMMITMENT
-        count = sum(i <= last or entry[by] <= end for i, entry in enumerate(history))
+        count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
         if count < 0.75 * len(history):
-            label = int(at) if float(at).is_integer() else at
-            return _evenly_spaced(count), f"nothing changes after {by} {label}"
-    return _evenly_spaced(len(history)), ""
+            return _evenly(count), f"nothing changes after {by} {at:.12g}"
+    return _evenly(len(history)), ""
 
 
-def _first_committed(history: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the first record in which every site is committed, or None if there is none."""
+def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the first record from which on every site is committed; None if a site never commits."""
     last = history[-1]["sites"]
     if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
         return None
@@ -259,8 +258,8 @@ def _first_committed(history: Sequence[Mapping[str, Any]]) -> int | None:
     return index
 
 
-def _evenly_spaced(count: int) -> list[int]:
-    """Return at most MOST_COLUMNS evenly spaced indexes, including the first and the last."""
+def _evenly(count: int) -> list[int]:
+    """Return the indexes of at most MOST_COLUMNS records, including the first and the last."""
     if count <= MOST_COLUMNS:
         return list(range(count))
     return [round(i * (count - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)]

@@ -1,10 +1,10 @@
-"""Renders pictures with matplotlib (needs flexact[plots])."""
+"""Draws pictures with matplotlib (needs flexact[plots])."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 from flexact.errors import missing_extra
@@ -17,7 +17,6 @@ from flexact.observe.figures.description import (
     Line,
     Panel,
     PictureDescription,
-    shade_ink,
     short_names,
     value_range,
 )
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAPER_INK = "#222222"
-_DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
+_DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 _LETTER, _SWATCH = 0.07, 0.7
-"""Width in inches of a letter in the legend, and of the swatch and spacing around a name."""
+"""Widths in inches of a letter in the legend, and of the symbol and the spaces around a name."""
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#999999",
@@ -41,14 +40,14 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "flexact",  # the same data always give the same file
-    "text.parse_math": False,  # a dollar sign in a layer's name is literal
+    "svg.hashsalt": "flexact",  # the same data give the same file
+    "text.parse_math": False,  # a dollar sign in a layer's name is no formula
 }
-"""matplotlib's rcParams for these pictures; they must be active while a figure is drawn and while it is saved."""
+"""matplotlib's settings for these pictures, which must be active while a figure is drawn and while it is saved."""
 
 
 def drawn(picture: PictureDescription) -> Figure:
-    """A picture's panels side by side, with one legend below."""
+    """Return a figure with the picture's panels and one legend below."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -97,26 +96,16 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.set_ylim(len(panel.rows) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
     if panel.log_values:
-        (ax.set_xscale if panel.bars else ax.set_yscale)("log")
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which STYLE shows as text
+        ax.xaxis.set_minor_formatter("")
     limits = value_range(panel)
     if limits:
         (ax.set_xlim if panel.bars else ax.set_ylim)(*limits)
-    if panel.inset:
-        inset = ax.inset_axes((0.07, 0.6, 0.32, 0.36))
-        inset.bar(
-            range(len(panel.inset)), [p for _, p, _ in panel.inset], color=[colour for _, _, colour in panel.inset]
-        )
-        inset.set(ylim=(0, 1), xticks=[], yticks=[0, 1])
-        inset.tick_params(labelsize=7)
-        inset.grid(visible=False)
-        inset.patch.set_alpha(0.0)
 
 
 def _draw_line(ax: Axes, line: Line) -> None:
     colour = _PAPER_INK if line.colour == INK else line.colour
-    if line.star:
-        ax.plot(line.x, line.y, "*", color=colour, markersize=13, zorder=5)
-        return
     marker = "o" if len(line.x) == 1 else ""
     ax.plot(line.x, line.y, color=colour, linestyle=_DASHES[line.dash], linewidth=line.width * 0.8, marker=marker)
     if line.band:
@@ -125,11 +114,10 @@ def _draw_line(ax: Axes, line: Line) -> None:
 
 def _draw_bars(ax: Axes, panel: Panel) -> None:
     if panel.marks:
-        for number, bars in enumerate(panel.bars):
-            shift = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
-            symbol = list(SYMBOLS)[number % len(SYMBOLS)]
-            at = [row + shift for row in range(len(panel.rows))]
-            ax.plot(bars.values, at, symbol, color=bars.colour, markersize=6)
+        for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
+            aside = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
+            rows = [row + aside for row in range(len(panel.rows))]
+            ax.plot(bars.values, rows, symbol, color=bars.colour, markersize=6)
         return
     low = (value_range(panel) or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
@@ -145,13 +133,13 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
     for row, total in enumerate(start if panel.totals else ()):
         ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.grid(axis="y", visible=False)
 
 
 def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
-    named = bool(grid.columns) and isinstance(grid.columns[0], str)
-    centres = list(range(len(grid.columns))) if named else [float(column) for column in grid.columns]
+    centres = [float(column) for column in grid.columns]
     rows = [row - 0.5 for row in range(len(panel.rows) + 1)]
     if grid.categories:
         colours: Any = ListedColormap([colour for _, colour in grid.categories])
@@ -163,18 +151,12 @@ def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
     ax.pcolormesh(_edges(centres), rows, grid.values, cmap=colours, vmin=low, vmax=high, rasterized=True)
     if len(centres) == 1:
         ax.set_xticks(centres)
-    elif all(float(centre).is_integer() for centre in centres):  # no tick at step 2.5
+    elif all(centre.is_integer() for centre in centres):  # there is no step 2.5
         ax.locator_params(axis="x", integer=True)
-    if named:
-        ax.set_xticks(centres, [str(column) for column in grid.columns], rotation=30, ha="right")
-        for row, values in enumerate(grid.values):
-            for column, p in enumerate(values):
-                if not math.isnan(p):
-                    ax.text(column, row, f"{p:.2f}", ha="center", va="center", fontsize=7, color=shade_ink(p))
 
 
 def _edges(centres: Sequence[float]) -> list[float]:
-    """Return the cell boundaries of a heat map, half-way between the centres."""
+    """Return the edges of a heat map's cells, half-way between their centres."""
     if len(centres) == 1:
         return [centres[0] - 0.5, centres[0] + 0.5]
     inner = [(a + b) / 2 for a, b in pairwise(centres)]
@@ -193,13 +175,10 @@ def _draw_legend(figure: Figure, picture: PictureDescription, maps: Sequence[Axe
         figure.colorbar(shades, ax=list(maps), label="probability", shrink=0.8, aspect=30)
     handles: list[Any] = []
     for name, item in picture.legend.items():
-        name = "\u200b" + name if name.startswith("_") else name  # matplotlib hides labels that start with "_"
+        name = "\u200b" + name if name.startswith("_") else name  # matplotlib skips names that begin with an underscore
         if isinstance(item, Line):
             colour = _PAPER_INK if item.colour == INK else item.colour
-            look: dict[str, Any] = {"linestyle": _DASHES[item.dash]}
-            if item.star:
-                look = {"linestyle": "", "marker": "*", "markersize": 10}
-            handles.append(Line2D([], [], color=colour, label=name, **look))
+            handles.append(Line2D([], [], color=colour, label=name, linestyle=_DASHES[item.dash]))
         else:
             face = item.colour if isinstance(item, Bars) else item[1]
             handles.append(Patch(facecolor=face, edgecolor="#999999", linewidth=0.5, label=name))

@@ -1,1 +1,1 @@
-"""What routing costs: the paper's overhead table."""
+"""The overhead study: what routing costs in time and memory."""

@@ -1,9 +1,8 @@
-"""What the overhead study can be asked for, checked."""
+"""The options of the overhead study: networks, modes, ways to compute a routed activation, and sizes."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,38 +12,55 @@ from flexact.errors import FlexActError
 from flexact.io.option_checks import check_names, check_whole
 from flexact.ops import dispatch
 
+BASELINE = "relu"
+"""Placement and way of a network in which nothing is routed."""
 NETWORKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """The paper's networks, by their blocks per stage."""
 MODES = ("eager", "graph", "compiled", "compiled_graph")
-"""How a step is run; "graph" replays the whole step from one CUDA graph, without and with torch.compile."""
-WAYS = ("plain", "closed_form", "compiled_form", "fused", "fused_bn")
-"""How the routed activation is written; see `networks.WAYS`."""
+"""How a step is run. In the graph modes, the whole step is replayed from one CUDA graph."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a routed activation."""
+
+    title: str
+    kernels: dispatch.Kernels = "auto"
+    fuse: bool = False
+    """Whether it is fused with the batch norm and the residual addition before it."""
+    plain: bool = False
+    """Whether it consists of separate torch operations."""
+
+
+WAYS: dict[str, Way] = {
+    BASELINE: Way("ReLU"),
+    "plain": Way("plain-written", plain=True),
+    "closed_form": Way("closed form", kernels="closed_form"),
+    "compiled_form": Way("closed form, compiled", kernels="compiled"),
+    "fused": Way("fused", kernels="triton"),
+    "fused_bn": Way("fused with batch norm", kernels="triton", fuse=True),
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """One run of the study. The defaults depend on the device; see `chosen`."""
+    """The options of one run. The defaults depend on the device; see `chosen`."""
 
     device: str
     models: tuple[str, ...]
     modes: tuple[str, ...]
     ways: tuple[str, ...]
+    """Ordered from the slowest to the fastest."""
     repeats: int
     batch: int
     width: int
-    """Channels of the first stage; 64 is the paper's."""
-    minutes: float
-    """After this time, counted from when all kernels are built, no further network is built."""
-    burst_ms: float
-    """How long a repeat runs one contender, roughly."""
+    """Channels of the first stage; the paper's networks have 64."""
 
     def __post_init__(self) -> None:
-        for name, known in (("models", tuple(NETWORKS)), ("modes", MODES), ("ways", WAYS)):
+        for name, known in (("models", list(NETWORKS)), ("modes", MODES), ("ways", list(WAYS)[1:])):
             check_names(name, getattr(self, name), known)
         for name, most in (("repeats", 1000), ("batch", 65536), ("width", 1024)):
             check_whole(name, getattr(self, name), 1, most)
-        if not (math.isfinite(self.minutes) and self.minutes > 0):
-            raise FlexActError(f"--minutes must be a number above 0; got {self.minutes!r}.")
         if self.device not in ("cuda", "cpu"):
             raise FlexActError(f"--device must be cuda or cpu; got {self.device!r}.")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -56,25 +72,26 @@ class Options:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What convolutions and activations compute in: bfloat16 by autocast on a GPU."""
+        """The type of convolutions and activations: bfloat16 by autocast on a GPU."""
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the options in plain JSON types."""
         return dataclasses.asdict(self)
 
 
 def chosen(device: str | None, quick: bool, **given: Any) -> Options:
-    """The options for a device ("cuda" where there is a GPU); `given` overrides the defaults where it is not None."""
+    """Return the options for a device (by default a GPU if there is one). Values in `given` override the defaults."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    values: dict[str, Any] = {"models": tuple(NETWORKS), "modes": MODES, "ways": ("plain", "closed_form")}
+    ways: tuple[str, ...] = ("plain", "closed_form")
     if device == "cuda":
-        values |= {"ways": (*values["ways"], "fused", "fused_bn"), "repeats": 20, "batch": 128, "width": 64}
-        values |= {"minutes": 7.5, "burst_ms": 30.0}
+        ways += ("fused", "fused_bn")
+        values: dict[str, Any] = {"modes": MODES, "repeats": 20, "batch": 128, "width": 64}
     else:
-        own = ("compiled_form",) if dispatch.active("cpu").name == "compiled" else ()
-        values |= {"modes": ("eager",), "ways": (*values["ways"], *own), "repeats": 5, "batch": 8, "width": 16}
-        values |= {"minutes": 2.0, "burst_ms": 50.0}
+        if dispatch.active("cpu").name == "compiled":
+            ways += ("compiled_form",)
+        values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
+    values |= {"models": tuple(NETWORKS), "ways": ways}
     if quick:
         values |= {"models": ("resnet18",), "repeats": 3}
         for name in ("modes", "ways"):

@@ -1,80 +1,125 @@
-"""The overhead study from beginning to end: networks, files, and the time it may take."""
+"""The overhead study: measures time and memory of a training step, and writes overhead.csv and table.md."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from flexact.errors import missing_extra
+from torch import nn
+
 from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
 from flexact.io.result_folder import TABLE, VERSION, enter, write_config
-from flexact.report.build import Report
-from flexact.report.page import Section
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.overhead.measure import measure
-from flexact.studies.overhead.measurement import BASELINE, FILE, Measurement, Measurements
-from flexact.studies.overhead.networks import FIVE, build
-from flexact.studies.overhead.options import NETWORKS, Options
-from flexact.studies.overhead.steps import Batch, Training, release
-from flexact.studies.overhead.table import pictures, written
-from flexact.studies.overhead.timing import Deadline
+from flexact.studies.overhead.measurement import (
+    FILE,
+    PARAMETERS,
+    PEAK,
+    TO_COMPILED,
+    TRAIN,
+    Cell,
+    Measurement,
+    failed,
+)
+from flexact.studies.overhead.memory import allocated, peak_mb, release
+from flexact.studies.overhead.networks import build, logit_count
+from flexact.studies.overhead.options import BASELINE, NETWORKS, Options
+from flexact.studies.overhead.table import written
+from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
+from flexact.studies.overhead.training import Batch, Training
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import processor, provenance, versions
 
 NAME = "overhead"
 TITLE = "Overhead: the paper's table of costs"
+TIMED_TOGETHER = (("eager",), ("compiled",), ("graph", "compiled_graph"))
+"""Groups of modes. All graphs are one group, because the compiled ReLU network is a baseline for all of them."""
 
 
-def run(options: Options, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Measurements:
-    """Measure everything that was asked for and write the folder; what fails becomes a row with its error."""
-    _check_matplotlib()
+def run(
+    options: Options, folder: Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> list[Measurement]:
+    """Measure all networks and write the folder. A measurement that fails becomes a row with its error."""
     made = provenance()
     if options.device == "cpu":
         made["device"] = f"{processor()}, one thread"
-    config = {
-        "flexact_study": VERSION,
-        "study": NAME,
-        "title": TITLE,
-        "options": options.to_dict(),
-        "versions": versions(),
-        **{name: made[name] for name in ("device", "commit", "date")},
-    }
+    config = {"flexact_study": VERSION, "study": NAME, "title": TITLE, "options": options.to_dict()}
+    config |= {"versions": versions()} | {name: made[name] for name in ("device", "commit", "date")}
     enter(folder, NAME, resume=False, overwrite=overwrite, writes=(FILE,))
     write_config(folder, config)
-    sizes = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]}
-    made, found = sizes | made, Measurements()
+    made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
+    rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
     with study_stream(options.where), progress.over([float(sum(NETWORKS[name])) for name in options.models]):
-        _wake(options)
-        deadline = Deadline(options.minutes * 60)
         for number, name in enumerate(options.models):
-            measure(name, options, deadline.share(1 / (len(options.models) - number)), found)
-            csv_rows.write(folder / FILE, Measurement, found.rows, made)
-            write_whole(folder / TABLE, written(found, made))
+            rows += measure(name, options)
+            csv_rows.write(folder / FILE, Measurement, rows, made)
+            write_whole(folder / TABLE, written(rows, made))
             progress.finished(number, name)
-    Report(folder, TITLE, {}, [Section(TITLE, "", pictures(found))], {}).write_figures()
-    return found
+    return rows
 
 
-def _wake(options: Options) -> None:
-    """Let libraries allocate what they keep, and build the kernels of all ways, before anything is measured."""
+def measure(network: str, options: Options) -> list[Measurement]:
+    """Return the measurements of one network."""
     batch = Batch(options.batch, options.where, options.dtype)
-    for way in (BASELINE, *options.ways):
-        placement = BASELINE if way == BASELINE else "all"
+    first = _built(Cell(network, BASELINE, BASELINE, "eager"), options)
+    Training(first, BASELINE, batch, compiled=False).warm_up()  # libraries allocate what they keep
+    rows: list[Measurement] = []
+    for modes in TIMED_TOGETHER:
+        cells = planned(network, [mode for mode in modes if mode in options.modes], options.ways)
+        rows += _measured_together(cells, options, batch)
+        release(options.where)
+    return rows
+
+
+def planned(network: str, modes: Sequence[str], ways: Sequence[str]) -> list[Cell]:
+    """Return the cells of a network; the baselines come first.
+
+    torch.compile does not look into the library's own operators. So the compiled modes measure only the fastest way,
+    and at all sites also the plain one.
+
+    >>> [(cell.placement, cell.way) for cell in planned("resnet18", ["compiled"], ["plain", "closed_form", "fused"])]
+    [('relu', 'relu'), ('penultimate', 'fused'), ('all', 'plain'), ('all', 'fused')]
+    """
+    routed = [Cell(network, place, way, mode) for place in ("penultimate", "all") for way in ways for mode in modes]
+    compilable = {("all", ways[0]), ("all", ways[-1]), ("penultimate", ways[-1])}
+    routed = [cell for cell in routed if not cell.compiled or (cell.placement, cell.way) in compilable]
+    return [*(Cell(network, BASELINE, BASELINE, mode) for mode in modes), *routed]
+
+
+def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) -> list[Measurement]:
+    """Measure memory and time of a training step of several networks, which are timed against each other."""
+    rows: list[Measurement] = []
+    runs: dict[Cell, Run] = {}
+    memory: dict[Cell, float | None] = {}
+    for cell in cells:
         try:
-            network = build(NETWORKS[options.models[0]], options.width, placement, way, FIVE, options.where)
-            Training(network, way, batch, compiled=False).warm_up()
-        except Exception:
-            if way == BASELINE:
-                raise
-            continue  # it fails again when it is measured, and is reported there
-        finally:
-            release(options.where)
+            before = allocated(options.where)
+            training = Training(_built(cell, options), cell.way, batch, cell.compiled)
+            training.warm_up()
+            work = training.capture if cell.captured else training.step
+            memory[cell] = used = peak_mb(work, options.where, before)
+        except Exception as error:
+            rows.append(failed(cell, error))
+            continue
+        runs[cell] = training.step
+        rows.append(Measurement(*cell, PARAMETERS, float(logit_count(training.network))))
+        if used is not None:
+            base = memory.get(cell.baseline)
+            rows.append(Measurement(*cell, PEAK, used, ratio=used / base if base else None))
+    times, errors = interleaved(runs, options.repeats, options.where)
+    rows += [failed(cell, error) for cell, error in errors.items()]
+    for cell, values in times.items():
+        row = Measurement(*cell, TRAIN, *spread(values))._replace(repeats=len(values))
+        if cell.baseline in times:
+            ratio = ratios(values, times[cell.baseline])
+            row = row._replace(ratio=ratio.median, ratio_p10=ratio.low, ratio_p90=ratio.high)
+        rows.append(row)
+        compiled = times.get(cell.baseline._replace(mode="compiled_graph"))
+        if compiled:
+            rows.append(Measurement(*cell, TO_COMPILED, ratios(values, compiled).median))
+    return rows
 
 
-def _check_matplotlib() -> None:
-    """Raise before minutes of measuring, not after."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise missing_extra("matplotlib", "plots") from None
+def _built(cell: Cell, options: Options) -> nn.Module:
+    return build(NETWORKS[cell.network], options.width, cell.placement, cell.way, options.where)

@@ -1,1 +1,1 @@
-"""The benchmark of picks: ten tasks, and what picking gains and costs on each."""
+"""The benchmark of picks: what picking gains and costs on ten tasks."""

@@ -35,12 +35,12 @@ class Cell:
 
     @property
     def dataset(self) -> str:
-        """What the grid reads for it: a data set, or the task's name where it makes its own data."""
+        """The data set that the grid reads; the task's name if the task makes its own data."""
         return TASKS[self.task].dataset or self.task
 
     @property
     def name(self) -> str:
-        """For file names.
+        """The name in file names.
 
         >>> Cell("tabular", "flexact", 0).name
         'tabular-flexact-0'
@@ -48,13 +48,13 @@ class Cell:
         return f"{self.task}-{self.method}-{self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the cell in plain JSON types."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Grid(Choices):
-    """Which cells; checked.
+    """The selected tasks, methods and seeds.
 
     >>> [cell.name for cell in Grid(("tabular",), ("flexact", "fixed-relu"), seeds=1).cells]
     ['tabular-fixed-relu-0', 'tabular-flexact-0']
@@ -69,13 +69,13 @@ class Grid(Choices):
         super().__post_init__()
         if not self._pairs:
             raise FlexActError(
-                f"no task of {', '.join(self.tasks)} has a method of {', '.join(self.methods)}: a fixed method belongs "
-                "to the tasks with that candidate. Name other --methods, such as fixed."
+                f"none of the tasks {', '.join(self.tasks)} has one of the methods {', '.join(self.methods)}. A fixed "
+                "method exists for tasks with that candidate; name other --methods, such as fixed."
             )
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, the longest tasks first; cells that can use what others have trained end a seed."""
+        """All cells, seed by seed, the longest tasks first. Cells that can reuse results of others end a seed."""
         return [Cell(task, method, seed) for seed in self.each_seed for task, method in self._pairs]
 
     @property
@@ -95,5 +95,5 @@ def _network(task: Task) -> str:
 
 
 def _repeats(task: Task, method: str, first: Mapping[tuple[str, str], str]) -> bool:
-    """Whether another task of the grid trains the same fixed network."""
+    """Return whether an earlier task of the grid trains the same fixed network."""
     return method.startswith("fixed-") and first[_network(task), method] != task.name

@@ -1,4 +1,4 @@
-"""`flexact reproduce picks`."""
+"""The command `flexact reproduce picks`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def picks(
     seeds: shared.Seeds = None,
     first_seed: shared.FirstSeed = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a plain run, to try it.", show_default="each task's own")
+        int | None, typer.Option(min=1, help="Steps of a plain run, for a quick test.", show_default="each task's own")
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             help="The folder with CIFAR-100, which the image tasks need; see `flexact data`.",
-            show_default="data; with --resume the one of before",
+            show_default="data; with --resume the previous one",
         ),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take a CIFAR-100 with fewer images than the official one.")
+        bool, typer.Option("--partial", help="Accept a CIFAR-100 with fewer images than the official one.")
     ] = False,
     out: shared.Out = Path("runs/picks"),
     engine: shared.EngineName = "local",
@@ -53,7 +53,7 @@ def picks(
     status: shared.Status = False,
     quiet: shared.Quiet = False,
 ) -> None:
-    """The benchmark of picks: ten tasks, their fixed activations, Flex-Act, random picks and a race, as a grid."""
+    """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
     from flexact.studies.grid.engines import engine as engine_named
     from flexact.studies.picks.cells import Grid
     from flexact.studies.picks.protocol import Protocol

@@ -1,7 +1,7 @@
-"""A lock that lets several threads train on one GPU.
+"""A lock for several threads that train on one GPU.
 
-Graphs may be replayed by all threads at once, each on a stream of its own. Everything else (setting up, capturing,
-evaluating) allocates memory and draws from torch's global generator, so one thread at a time does it.
+All threads may replay graphs at the same time, each on its own stream. Everything else (setup, capture, evaluation)
+allocates memory and uses torch's global generator, so only one thread at a time may do it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 class DeviceLock:
-    """A reentrant lock whose holder can let others in for a while."""
+    """A lock that its holder can release temporarily."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -20,7 +20,7 @@ class DeviceLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it."""
+        """Hold the lock."""
         with self._lock:
             self._held.by_me = True
             try:
@@ -30,7 +30,7 @@ class DeviceLock:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Let others hold it, where this thread does."""
+        """Release the lock if this thread holds it, and acquire it again afterwards."""
         if not getattr(self._held, "by_me", False):
             yield
             return

@@ -1,4 +1,4 @@
-"""The methods of the benchmark: how the activations of a network are chosen."""
+"""The methods of the benchmark, which choose the activations of a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABLATED: dict[str, dict[str, Any]] = {
 CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", *ABLATED, "random", "race")
 """The methods that choose among a task's candidates."""
 REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
-"""Those that as a rule need a plain run, or picks, of another method."""
+"""Methods that usually reuse a plain run, or the picks, of another method."""
 EVERY_FIXED: tuple[str, ...] = tuple(
     dict.fromkeys(PREFIX + candidate for task in TASKS.values() for candidate in task.candidates)
 )
@@ -30,7 +30,7 @@ USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "ran
 
 
 def fixed(candidate: str) -> str:
-    """The method that has a candidate at every site.
+    """Return the method with a candidate at every site.
 
     >>> fixed("relu")
     'fixed-relu'
@@ -39,7 +39,7 @@ def fixed(candidate: str) -> str:
 
 
 def candidate_of(method: str) -> str | None:
-    """The candidate of a fixed method; None for one that chooses.
+    """Return the candidate of a fixed method; None for a method that chooses.
 
     >>> candidate_of("fixed-relu"), candidate_of("race")
     ('relu', None)
@@ -48,7 +48,7 @@ def candidate_of(method: str) -> str | None:
 
 
 def methods_of(task: Task, asked: Sequence[str] = KNOWN) -> list[str]:
-    """Those methods of a task that are asked for, "fixed" as its fixed methods; what the task lacks is left out.
+    """Return the requested methods that a task has; "fixed" stands for all its fixed methods.
 
     >>> methods_of(TASKS["resnet-rectifiers"], ("race", "fixed", "fixed-tanh"))
     ['fixed-relu', 'fixed-leaky_relu', 'fixed-gelu', 'fixed-silu', 'race']

@@ -1,4 +1,4 @@
-"""How each method picks, and what that costs."""
+"""How the methods pick, and what picking costs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.training import Training, number
 
 FILE = "picks.json"
-"""In the folder of a flexact cell, from the end of its picking on."""
+"""File in the folder of a flexact cell, written when it has picked."""
 
 
 @dataclass(frozen=True)
 class Picked:
-    """The picks of a method, and the training steps and seconds that it took to make them."""
+    """The picks of a method, and the training steps and seconds of picking."""
 
     picks: Mapping[str, str]
     steps: int
     seconds: float
 
     def write(self, folder: Path) -> None:
-        """Keep them for the cells that need them."""
+        """Write the picks for cells that reuse them."""
         write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Picked | None:
-        """What `write` wrote; None where there is nothing of it."""
+        """Read what `write` wrote; None if there is no valid file."""
         try:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
@@ -43,30 +43,30 @@ class Picked:
 
 
 def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:
-    """A run of Flex-Act up to its commitment. changes: of its policy."""
+    """Run Flex-Act up to its commitment. changes: overrides of its policy."""
     network = convert(setting.network(), config=policy(setting.task, setting.seed, **changes))
     training = setting.training(network, setting.task.steps)
     schedule = Schedule(network, optimizer=training.optimizer, network_steps=setting.task.steps)
     training.schedule = schedule
     training.run(schedule.commit_step, setting.stop)
     picks = {site.name: site.picks[0] for site in sites_of(network)}
-    further = schedule.total_steps - setting.task.steps  # of a trial, some steps are the first ones of the pick itself
+    further = schedule.total_steps - setting.task.steps  # some steps of a trial are the first steps of the pick
     return training, Picked(picks, further, training.seconds * further / schedule.commit_step)
 
 
 def further_steps(setting: Setting) -> int:
-    """How many steps Flex-Act takes beyond those of a plain run."""
+    """Return the number of steps that Flex-Act takes in addition to a plain run."""
     network = convert(setting.network(), config=policy(setting.task, setting.seed))
     return Schedule(network, network_steps=setting.task.steps).total_steps - setting.task.steps
 
 
 def picked_by_flexact(setting: Setting, folder: Path) -> Picked:
-    """The picks that the flexact cell in this folder made; the same picks, made here, where it has not made any."""
+    """Return the picks of the flexact cell in this folder. If it has none yet, make the same picks."""
     return Picked.read(folder) or flexact_run(setting)[1]
 
 
 def picked_at_random(setting: Setting) -> Picked:
-    """A candidate at random for each site."""
+    """Return a random candidate for each site."""
     generator = torch.Generator().manual_seed(number(f"random picks, {setting.task.name}", setting.seed))
     candidates, sites = setting.task.candidates, setting.sites
     chosen = torch.randint(len(candidates), (len(sites),), generator=generator).tolist()

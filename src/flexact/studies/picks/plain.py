@@ -1,8 +1,8 @@
 """Plain runs, each trained once for all cells of a grid.
 
-A plain run is a network with given picks, trained alone. Its result depends on the network, the seed, the picks, the
-steps and the device, so it is kept in the grid's folder under a digest of these, and any cell that needs the same run
-takes it from there. Two cells that need it at the same time both train it.
+A plain run trains a network with fixed picks. Its result depends on the network, the seed, the picks, the steps and the
+device, so it is cached in the grid's folder under a digest of these. Two cells that need it at the same time both train
+it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flexact.io.atomic_files import write_whole
 from flexact.studies.picks.setting import Picks, Setting
 
 FOLDER = "plain"
-"""In the grid's folder."""
+"""The folder of the cache in the grid's folder."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """What is kept of a plain run."""
+    """The cached result of a plain run."""
 
     score: float
     steps: int
@@ -32,7 +32,7 @@ class Plain:
 
 
 def trained_alone(setting: Setting, picks: Picks) -> Plain:
-    """A network with these picks, trained for the task's steps; from the grid's folder where that has it."""
+    """Return the result of a network with these picks, from the cache if it is there."""
     path = setting.kept / f"{_digest(setting, picks)}.json"
     found = _read(path)
     if found is None:
@@ -59,11 +59,11 @@ def _read(path: Path) -> Plain | None:
     try:
         return Plain(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
-        return None  # not there, or of another version: train it
+        return None  # missing, or from another version
 
 
 def _keep(path: Path, result: Plain, cell: str) -> None:
-    """Write it under the cell's own name first: another cell may be writing the same result."""
+    """Write under the cell's own name first, because another cell may write the same result."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{cell}")
     write_whole(own, json.dumps(asdict(result)) + "\n")

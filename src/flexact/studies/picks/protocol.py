@@ -1,4 +1,4 @@
-"""What all cells of a benchmark share: their length, and the policy that picks."""
+"""What all cells of a benchmark share: their length, and Flex-Act's policy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flexact.studies.picks.task import Task
 
 @dataclass(frozen=True)
 class Protocol(GridProtocol):
-    """How every cell is trained.
+    """The settings of all cells.
 
     >>> Protocol.from_dict(Protocol(steps=40).to_dict()) == Protocol(steps=40)
     True
     """
 
     steps: int | None = None
-    """Of a plain run; None for each task's own number."""
+    """Steps of a plain run; None for each task's own number."""
 
     WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
 
@@ -28,10 +28,10 @@ class Protocol(GridProtocol):
         return [] if self.steps is None else [f"{self.steps} steps a plain run"]
 
     def shortened(self, task: Task) -> Task:
-        """The task with as many steps as the protocol says."""
+        """Return the task with the protocol's number of steps."""
         return task if self.steps is None else dataclasses.replace(task, steps=self.steps)
 
 
 def policy(task: Task, seed: int, **changes: Any) -> FlexConfig:
-    """Flex-Act as it comes: the task's candidates, and nothing else changed but what an ablation changes."""
+    """Return the default policy with the task's candidates. changes: overrides of an ablation."""
     return FlexConfig(candidates=task.candidates, seed=seed, **changes)

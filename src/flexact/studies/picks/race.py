@@ -1,4 +1,4 @@
-"""The race: successive halving of the fixed networks, with as many steps as Flex-Act's picking has."""
+"""The race: successive halving of the fixed networks, with as many steps as Flex-Act uses for picking."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flexact.studies.picks.training import Diverged
 
 
 def rungs_of(count: int, steps: int) -> list[tuple[int, int]]:
-    """For each rung of a race: how many networks run in it, and for how many steps each.
+    """Return the number of networks per rung, and the steps of each network.
 
-    Every rung has the same share of all steps, and half of its networks go on to the next.
+    Every rung has the same share of all steps, and half of its networks advance to the next.
 
     >>> rungs_of(7, 1200)
     [(7, 57), (4, 100), (2, 200)]
@@ -26,8 +26,8 @@ def rungs_of(count: int, steps: int) -> list[tuple[int, int]]:
 
 
 def picked_by_race(setting: Setting) -> Picked:
-    """The winner at every site. Each network of a rung is a fresh run whose learning rate falls to 0 at its end; the
-    better half by the held-out loss goes on, and a network that diverged is last."""
+    """Return the winner as the pick of every site. Each network of a rung is a fresh run whose learning rate falls to
+    0. The better half by held-out loss advances; diverged networks come last."""
     left = list(setting.task.candidates)
     spent, seconds = 0, 0.0
     for count, steps in rungs_of(len(left), further_steps(setting)):
@@ -41,7 +41,7 @@ def picked_by_race(setting: Setting) -> Picked:
 
 
 def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:
-    """The held-out loss of a short run, infinite where it diverged, and its seconds."""
+    """Return the held-out loss of a short run (infinite if it diverged), and its seconds."""
     training = setting.plain(setting.everywhere(candidate), steps)
     training.run(steps, setting.stop)
     try:

@@ -1,21 +1,57 @@
-"""The parts of the benchmark's page, from the files in its folder and nothing else."""
+"""The section of the benchmark's page: the tables, and a figure of the regrets."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
 from flexact.studies.grid.report import finished
-from flexact.studies.picks.pictures import picks_maps, regrets
-from flexact.studies.picks.statistics import summaries
+from flexact.studies.picks.methods import CHOOSING, fixed
+from flexact.studies.picks.statistics import ORIGINAL, Summary, summaries
 from flexact.studies.picks.study import Store
 from flexact.studies.picks.table import table_of
+from flexact.studies.picks.tasks import TASKS
+
+_COLOURS = (
+    *("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442", "#8c564b"),
+    *("#bcbd22", "#999999", "#009e73", "#0072b2"),
+)
+COLOURS = dict(zip((*CHOOSING, ORIGINAL), _COLOURS, strict=True))
+"""One colour per method, distinct for colour-blind readers."""
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Regret and picks, then all tables; of a grid that is not finished, what there is."""
+    """Return the regrets and all tables. An unfinished grid shows its finished cells."""
     store = Store(folder)
-    done = finished(store)
-    figures = [one for one in (regrets(summaries(done)), picks_maps(done)) if one is not None]
-    return [Section("Regret and picks", "", figures), Section("Scores and costs", markdown(table_of(store)), [])]
+    figure = regrets(summaries(finished(store)))
+    return [Section("Regret, scores and costs", markdown(table_of(store)), [] if figure is None else [figure])]
+
+
+def regrets(found: Sequence[Summary]) -> Picture | None:
+    """Draw the regret of each method that chooses and of the original activation, with a row per task."""
+    by_key = {
+        (one.task, ORIGINAL if one.method == fixed(TASKS[one.task].original) else one.method): one.regret
+        for one in found
+        if math.isfinite(one.regret)
+    }
+    tasks = [name for name in TASKS if any((name, method) in by_key for method in COLOURS)]
+    if not tasks:
+        return None
+    bars = [
+        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour)
+        for method, colour in COLOURS.items()
+        if any((task, method) in by_key for task in tasks)
+    ]
+    return Picture(
+        "regret",
+        "Regret by task",
+        "The distance of each method from the best fixed activation in hindsight (0), relative to the distance from "
+        "there to the median fixed activation (1). A method below 0 is better than every fixed activation.",
+        [Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars, marks=True)],
+        across=1,
+    )

@@ -1,4 +1,4 @@
-"""What every method works with in one cell."""
+"""The setting of one cell, which all methods use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flexact.candidates import lookup
 from flexact.studies.picks.task import Problem, Task
-from flexact.studies.picks.training import Training, activation_names, build, never, put
+from flexact.studies.picks.training import Training, never, number, put
 
 Picks = Mapping[str, str]
 """Site → candidate."""
@@ -26,28 +27,30 @@ class Setting:
     seed: int
     device: torch.device
     kept: Path
-    """The folder in which plain runs are kept for other cells."""
+    """The folder of cached plain runs."""
     name: str
-    """Of the cell."""
+    """The name of the cell."""
     stop: Callable[[], bool] = never
 
     @cached_property
     def sites(self) -> list[str]:
         """The names of the network's activations, in the order of definition."""
-        return activation_names(self.task, self.network())
+        kind = type(lookup(self.task.original).module())
+        return [name for name, module in self.network().named_modules() if type(module) is kind]
 
     def network(self) -> nn.Module:
-        """The network with its original activation, at its initial weights."""
-        return build(self.task, self.problem, self.seed)
+        """Return the network with its original activation, with the same weights for every method of a seed."""
+        torch.manual_seed(number("weights", self.seed))
+        return self.problem.network()
 
     def everywhere(self, candidate: str) -> dict[str, str]:
-        """The picks of a network with one candidate at every site."""
+        """Return picks with one candidate at every site."""
         return dict.fromkeys(self.sites, candidate)
 
     def plain(self, picks: Picks, steps: int) -> Training:
-        """A network with these picks, ready to be trained for so many steps."""
+        """Return the training of a network with these picks."""
         return self.training(put(self.network(), picks), steps)
 
     def training(self, network: nn.Module, steps: int) -> Training:
-        """Any network of the task, ready to be trained."""
+        """Return the training of a network of this task."""
         return Training(self.task, self.problem, network, self.seed, self.device, steps)

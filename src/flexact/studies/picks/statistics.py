@@ -1,4 +1,4 @@
-"""What the rows of a benchmark say together: scores, regrets, tests against the original activation, and costs."""
+"""Statistics of a benchmark: scores, regrets, tests against the original activation, and costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import Comparison, paired
 from flexact.studies.grid.store import DONE
 from flexact.studies.picks.methods import CHOOSING, fixed, methods_of
@@ -17,41 +16,31 @@ from flexact.studies.picks.tasks import TASKS
 
 SIGNIFICANT = 0.05
 ORIGINAL = "original"
-"""In the overall summary: each task's own original activation."""
+"""The name of each task's original activation in the overall summary."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What regret is measured against: the fixed candidates' scores on the seeds that all of them have."""
+    """The scores of the fixed candidates, against which regret is measured."""
 
     scores: Mapping[str, Mapping[int, float]]
-    """Candidate → seed → score, of the candidates that have finished cells; the best on average first."""
+    """Candidate → seed → score for the candidates with finished cells. The best candidate on average comes first."""
     seeds: frozenset[int]
+    """The seeds that all of these candidates have."""
 
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        return tuple(self.scores)
-
-    @property
-    def best(self) -> float:
-        return max(self._means(self.seeds))
-
-    @property
-    def middle(self) -> float:
-        return median(self._means(self.seeds))
+    def means(self, seeds: Iterable[int]) -> list[float]:
+        """Return the mean score of each candidate over some seeds."""
+        return [fmean(own[seed] for seed in seeds) for own in self.scores.values()]
 
     def regret(self, scores: Mapping[int, float]) -> float:
-        """0 for the best fixed candidate, 1 for the median one, over the seeds that are shared; NaN without any.
+        """Return the regret of scores by seed over the shared seeds: 0 is the best fixed candidate, 1 the median one.
 
-        scores: by seed.
+        Returns NaN without a shared seed.
         """
         shared = self.seeds & scores.keys()
-        means = self._means(shared) if shared else [math.nan]
+        means = self.means(shared) if shared else [math.nan]
         best, middle = max(means), median(means)
         return (best - fmean(scores[seed] for seed in shared)) / (best - middle) if best > middle else math.nan
-
-    def _means(self, seeds: Iterable[int]) -> list[float]:
-        return [fmean(own[seed] for seed in seeds) for own in self.scores.values()]
 
 
 @dataclass(frozen=True)
@@ -61,27 +50,19 @@ class Summary:
     task: str
     method: str
     scores: Mapping[int, float]
-    """By seed."""
+    """Score by seed."""
     against: Comparison | None
-    """With the original activation; None for that one itself, and where they share no seed."""
+    """Comparison with the original activation. None for that one itself, and without a shared seed."""
     regret: float
     steps_ratio: float
-    """Steps relative to a plain run of the original activation, the mean over shared seeds."""
+    """Steps relative to a plain run of the original activation, as the mean over shared seeds."""
     seconds_ratio: float
-    """Seconds likewise, of the seeds on which both ran on the same device."""
-
-    @property
-    def mean(self) -> float:
-        return mean_and_deviation(list(self.scores.values()))[0]
-
-    @property
-    def deviation(self) -> float:
-        return mean_and_deviation(list(self.scores.values()))[1]
+    """The same ratio of seconds, over the seeds on which both ran on the same device."""
 
 
 @dataclass(frozen=True)
 class Overall:
-    """One method over all tasks on which it has a regret."""
+    """One method, averaged over all tasks on which it has a regret."""
 
     method: str
     tasks: int
@@ -89,15 +70,15 @@ class Overall:
     largest_regret: float
     worst_task: str
     better: int
-    """Tasks with a mean score above that of the original activation."""
+    """Number of tasks with a mean score above that of the original activation."""
     significantly_worse: int
-    """Tasks below it with p < 0.05."""
+    """Number of tasks with a lower mean score and p < 0.05."""
     steps_ratio: float
     seconds_ratio: float
 
 
 def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
-    """Of a task's rows; None where no seed has all of the fixed candidates that were run, or fewer than two were."""
+    """Return the reference of a task; None if fewer than two fixed candidates were run, or if they share no seed."""
     scores = _scores(row for row in rows if row.task == task.name)
     found = {name: scores[fixed(name)] for name in task.candidates if fixed(name) in scores}
     seeds = frozenset.intersection(*(frozenset(one) for one in found.values())) if found else frozenset()
@@ -108,13 +89,13 @@ def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
 
 
 def summaries(rows: Sequence[Result]) -> list[Summary]:
-    """One for each task and method that has a finished cell, in the order of the tasks and of their methods."""
+    """Return a summary per task and method with a finished cell, in the order of the tasks and of their methods."""
     done = [row for row in rows if row.state == DONE]
     return [one for task in TASKS.values() for one in _of_task(task, [row for row in done if row.task == task.name])]
 
 
 def overall(found: Sequence[Summary]) -> list[Overall]:
-    """Each method that chooses, then the original activation; over the tasks on which it has a regret."""
+    """Return the overall results of each method that chooses, and of the original activation."""
     by_method = {method: [one for one in found if one.method == method] for method in CHOOSING}
     by_method[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
     results = []
@@ -130,8 +111,10 @@ def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
     original, scores, known = by_method[fixed(task.original)], _scores(rows), reference(task, rows)
     found = []
     for method, own in by_method.items():
+        pairs = [(row, original[seed]) for seed, row in own.items() if seed in original]
+        timed = [(row, base) for row, base in pairs if row.device == base.device and base.seconds > 0]
+        is_original = method == fixed(task.original)
         if own:
-            is_original = method == fixed(task.original)
             found.append(
                 Summary(
                     task.name,
@@ -139,12 +122,8 @@ def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
                     scores[method],
                     None if is_original else paired(scores[method], scores.get(fixed(task.original), {})),
                     math.nan if known is None else known.regret(scores[method]),
-                    _mean(own[seed].steps / original[seed].steps for seed in own.keys() & original.keys()),
-                    _mean(
-                        own[seed].seconds / original[seed].seconds
-                        for seed in own.keys() & original.keys()
-                        if own[seed].device == original[seed].device and original[seed].seconds > 0
-                    ),
+                    _mean(row.steps / base.steps for row, base in pairs),
+                    _mean(row.seconds / base.seconds for row, base in timed),
                 )
             )
     return found
@@ -167,7 +146,7 @@ def _overall(method: str, own: Sequence[Summary]) -> Overall:
 
 
 def _scores(rows: Iterable[Result]) -> dict[str, dict[int, float]]:
-    """Method → seed → score, of finished cells."""
+    """Return method → seed → score of the finished cells."""
     found: dict[str, dict[int, float]] = {}
     for row in sorted(rows, key=lambda row: row.seed):
         if row.state == DONE:
@@ -176,6 +155,6 @@ def _scores(rows: Iterable[Result]) -> dict[str, dict[int, float]]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """NaN of nothing."""
+    """Return the mean; NaN if there are no values."""
     held = list(values)
     return fmean(held) if held else math.nan

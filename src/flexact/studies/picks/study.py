@@ -1,4 +1,4 @@
-"""The benchmark as a study: the columns of its results.csv, and the data that its tasks read."""
+"""The benchmark as a grid study: the columns of its results.csv, and the data of its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexact.errors import FlexActError
 from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.running import LOCK
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picked, picks_column
+from flexact.studies.grid.study import GridStudy, picks_column
 from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.protocol import Protocol
@@ -19,20 +19,20 @@ from flexact.studies.picks.train import Outcome, train_cell
 
 
 class Result(NamedTuple):
-    """One row of results.csv: how a cell ended. A failed cell has an error and no figures (NaN, 0)."""
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
 
     task: str
     method: str
     seed: int
     state: str
     score: float
-    """On the test data, in the task's unit; higher is better."""
+    """Score on the test data in the task's unit; higher is better."""
     steps: int
-    """Of training, those that picked included."""
+    """Training steps, including those for picking."""
     seconds: float
-    """Of training, those that picked included; without setting up and evaluating."""
+    """Training time, including picking, without setup and evaluation."""
     picks: str
-    """Site and pick, as "1=relu 3=gelu"; empty for a fixed method."""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a fixed method."""
     error: str
     device: str
     torch: str
@@ -43,33 +43,23 @@ class Result(NamedTuple):
     def cell(self) -> Cell:
         return Cell(self.task, self.method, self.seed)
 
-    @property
-    def picked(self) -> dict[str, str]:
-        """Site → pick."""
-        return picked(self.picks)
-
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """The columns that an `Outcome` fills."""
-    return {
-        "score": outcome.score,
-        "steps": outcome.steps,
-        "seconds": outcome.seconds,
-        "picks": picks_column(outcome.picks),
-    }
+    """Return the columns of an `Outcome`."""
+    return vars(outcome) | {"picks": picks_column(outcome.picks)}
 
 
-def _told(row: Result) -> str:
+def _score_text(row: Result) -> str:
     return f"{row.score:.4g} {TASKS[row.task].unit}"
 
 
 def place_of(name: str, folder: Path) -> Path:
-    """A worker hands a task the folder of the data; the task reads from it what it needs, once per process."""
+    """Return the folder of the data sets, from which a task reads its data once per process."""
     return folder
 
 
 def _digest(name: str, data: Path, partial: bool) -> str | None:
-    """The SHA-256 of a data set; None for a task that makes its own data."""
+    """Return the SHA-256 of a data set; None for a task that makes its own data."""
     if name in TASKS:
         return None
     try:
@@ -77,8 +67,7 @@ def _digest(name: str, data: Path, partial: bool) -> str | None:
     except FlexActError as error:
         needing = ", ".join(task.name for task in TASKS.values() if task.dataset == name)
         raise FlexActError(
-            f"{str(error).rstrip()} The tasks {needing} need it: give its folder with --data, or leave them out with "
-            "--tasks."
+            f"{str(error).rstrip()} The tasks {needing} need it: give its folder with --data, or select other --tasks."
         ) from None
 
 
@@ -93,7 +82,7 @@ STUDY = GridStudy(
     figures=figures,
     digest=_digest,
     blank={"score": math.nan, "steps": 0, "seconds": 0.0, "picks": ""},
-    told=_told,
+    told=_score_text,
     checkpoint=LOCK,
     headings={"task": "task", "method": "method", "seed": "seed"},
     folders=(FOLDER,),
@@ -101,7 +90,7 @@ STUDY = GridStudy(
 
 
 class Store(GridStore[Result]):
-    """One grid's folder."""
+    """The folder of one grid."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, STUDY)

@@ -1,12 +1,14 @@
-"""table.md of the benchmark, from results.csv: a summary over the tasks, then a table for each task."""
+"""table.md of the benchmark: a summary over the tasks, then a table per task."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 
 from flexact.io.markdown_tables import markdown
+from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import p_value
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.picks.cells import Cell
@@ -38,12 +40,12 @@ _TASK = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time
 
 
 def table_of(store: Store) -> str:
-    """Of a folder, as it stands."""
+    """Return the table of a folder in its present state."""
     return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
-    """Markdown: what is done, and what is not."""
+    """Return Markdown with the finished cells, and the names of the others."""
     found = summaries(results)
     parts = ["# The benchmark of picks", _EXPLAINED]
     if protocol.steps is not None:
@@ -67,7 +69,8 @@ def _header(task: Task) -> list[str]:
 
 def _row(one: Summary, task: Task) -> tuple[str, ...]:
     name = one.method + (" (original)" if one.method == fixed(task.original) else "")
-    score = f"{one.mean:.3f}" + (f" ± {one.deviation:.3f}" if len(one.scores) > 1 else "")
+    mean, deviation = mean_and_deviation(list(one.scores.values()))
+    score = f"{mean:.3f}" + (f" ± {deviation:.3f}" if len(one.scores) > 1 else "")
     gain = "-" if one.against is None else f"{one.against.gain:+.3f}"
     p = "-" if one.against is None else p_value(one.against.p)
     return (
@@ -98,17 +101,20 @@ def _overall_row(one: Overall) -> tuple[str, ...]:
 
 
 def _notes(task: Task, known: Reference | None) -> str:
-    """What there is to know about a task's regrets."""
+    """Return notes on a task's regrets."""
     if known is None:
         return "\n\nNo regrets: they need at least two fixed activations that share a seed."
-    missing = [name for name in task.candidates if name not in known.candidates]
+    missing = [name for name in task.candidates if name not in known.scores]
+    means = known.means(known.seeds)
     left_out = f" Not among the fixed ones, for lack of a finished run: {', '.join(missing)}." if missing else ""
     seeds = f"over seeds {', '.join(map(str, sorted(known.seeds)))}"
-    return f"\n\nBest fixed: {known.candidates[0]}, {known.best:.3f}; median {known.middle:.3f}; {seeds}.{left_out}"
+    return (
+        f"\n\nBest fixed: {next(iter(known.scores))}, {max(means):.3f}; median {median(means):.3f}; {seeds}.{left_out}"
+    )
 
 
 def figure(value: float) -> str:
-    """Two digits behind the point; "-" for none.
+    """Return a number with two decimals; "-" for NaN.
 
     >>> figure(0.126), figure(float("nan"))
     ('0.13', '-')
@@ -117,7 +123,7 @@ def figure(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio.
+    """Return a ratio with two decimals.
 
     >>> times(1.149)
     '1.15×'

@@ -1,4 +1,4 @@
-"""Training one cell of the benchmark. A cell that was stopped begins again."""
+"""Trains one cell of the benchmark. A cell that was stopped restarts from the beginning."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from flexact.studies.picks.training import never
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cell comes to."""
+    """The result of a cell."""
 
     score: float
-    """Higher is better."""
+    """Score on the test data; higher is better."""
     steps: int
-    """Of training, those that picked included."""
+    """Training steps, including those for picking."""
     seconds: float
-    """Of training, without setting up and evaluating."""
+    """Training time, without setup and evaluation."""
     picks: Mapping[str, str] = field(default_factory=dict)
     """Site → pick; empty for a fixed method."""
 
@@ -53,19 +53,19 @@ def train_cell(
     report: Callable[..., object] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Train a cell. What other cells can use is written to the grid's folder, and read from there.
+    """Train a cell. Results that other cells can reuse are cached in the grid's folder.
 
-    data: the folder of the data sets. folder: the cell's own, in the grid's folder of cells.
-    report: not used; a cell is short. stop: asked before each step.
+    data: the folder of the data sets. folder: the cell's own folder in the grid's folder of cells.
+    report: not used, because cells are short. stop: called before each step.
     """
     task = protocol.shortened(TASKS[cell.task])
     kept, stop = folder.parent.parent / FOLDER, stop or never
     try:
         with DEVICE.held(), study_stream(device):
-            setting = Setting(task, task.set_up(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
+            setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
             return _outcome(cell, setting, folder)
     finally:
-        gc.collect()  # a step's graph holds its memory until the cycle that it is part of is found
+        gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
 
 def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
@@ -80,7 +80,7 @@ def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
 
 
 def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
-    """One run through the Schedule, from the first step to the last."""
+    """Train one run with a Schedule from the first step to the last."""
     training, picked = flexact_run(setting, **changes)
     picked.write(folder)
     schedule = training.schedule
@@ -91,7 +91,7 @@ def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outc
 
 
 def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
-    """flexact: the folder of the flexact cell of the same seed."""
+    """Return the picks of a method. flexact: the folder of the flexact cell of the same seed."""
     if method == "flexact-alone":
         return picked_by_flexact(setting, flexact)
     if method == "flexact-one":
@@ -105,6 +105,6 @@ def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
 
 
 def _alone(setting: Setting, picked: Picked) -> Outcome:
-    """The picks in a fresh network, trained alone."""
+    """Train a fresh network with these picks."""
     run = trained_alone(setting, picked.picks)
     return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)

@@ -1,7 +1,7 @@
-"""Training one network of a task, step by step; on a GPU a step is a CUDA graph.
+"""Trains one network of a task. On a GPU a step is a CUDA graph.
 
-What changes from step to step (the data, the learning rate) is read from tables on the device at a place that the step
-itself moves on. So the host only asks for the next step, and beginning again is setting the place to 0.
+Data indices and learning rates are read from tables on the device, at a position that the step itself advances. So the
+host only launches steps, and a restart sets the position to 0.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 
 WARM_UP_STEPS = 100
-"""Over which the learning rate of AdamW rises; a quarter of a run that is shorter than four times that."""
+"""Warm-up steps of AdamW's learning rate; a quarter of the run if that is shorter."""
 REPLAYS_AT_ONCE = 50
-"""Steps of a captured graph between two looks at the host."""
+"""Replays of a captured step between two synchronizations."""
 PICKING_STEPS_AT_ONCE = 10
-"""Steps of a network that picks between two moments when other threads may use the device."""
+"""Steps of a network that picks between two releases of the device lock."""
 DIRECT_STEPS = 3
-"""Steps that run directly before one is captured."""
+"""Steps that run without a graph before one is captured."""
 
 
 class Diverged(FlexActError):
@@ -41,38 +41,26 @@ class Stopped(FlexActError):
 
 
 def never() -> bool:
-    """A run that is not asked to stop."""
+    """Return False: the default of a run that is never stopped."""
     return False
 
 
-def build(task: Task, problem: Problem, seed: int) -> nn.Module:
-    """The network with its original activation: the same weights for every method of a seed."""
-    torch.manual_seed(number("weights", seed))
-    return problem.network()
-
-
 def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
-    """Put plain activations in the place of the named modules."""
+    """Replace the named modules by plain activations."""
     for name, pick in picks.items():
         parent, _, attribute = name.rpartition(".")
         setattr(network.get_submodule(parent), attribute, lookup(pick).module())
     return network
 
 
-def activation_names(task: Task, network: nn.Module) -> list[str]:
-    """The names of the modules that have the task's original activation."""
-    kind = type(lookup(task.original).module())
-    return [name for name, module in network.named_modules() if type(module) is kind]
-
-
 class Training:
-    """A network in training. `step` is one step; `restart` goes back to the first step's data and learning rate.
+    """A network in training.
 
-    steps: of a whole run, over which the learning rate falls to 0; a longer run starts over.
+    steps: the length of a run, over which the learning rate falls to 0. A longer run starts over.
     """
 
     seconds = 0.0
-    """Spent in `run`."""
+    """Time spent in `run`."""
 
     def __init__(
         self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
@@ -94,7 +82,7 @@ class Training:
         self._directly = 0
 
     def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
-        """So many steps; waits for the device at the end. stop: asked between steps; True raises `Stopped`."""
+        """Train for a number of steps and synchronize. Raises `Stopped` if `stop()` returns True between steps."""
         self._wait()
         start = time.perf_counter()
         done = 0
@@ -112,7 +100,7 @@ class Training:
         self.seconds += time.perf_counter() - start
 
     def step(self) -> None:
-        """One step; nothing waits for the device."""
+        """Train for one step, without synchronizing."""
         if self._replay is not None:
             self._replay()
         else:
@@ -129,8 +117,8 @@ class Training:
             self._capture()
 
     def _replayed(self, steps: int) -> int:
-        """So many replays, while which other threads may use the device. Asking for them is no time to capture: torch's
-        generator refuses a replay while any thread captures."""
+        """Replay a number of steps, then let other threads use the device. The lock is held during the launches,
+        because torch's generator refuses a replay while any thread captures."""
         assert self._replay is not None
         for _ in range(steps):
             self._replay()
@@ -142,7 +130,7 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
-        """A figure of the network in eval mode. Raises `Diverged` if it or the last training loss is not finite."""
+        """Return a figure of the network in eval mode. Raises `Diverged` if it or the last loss is not finite."""
         self.network.eval()
         with self.task.matrix_products(self.device), self.task.autocast(self.device):
             value = float(what(self.network))
@@ -156,7 +144,7 @@ class Training:
         return value
 
     def _forget_graph(self) -> None:
-        """Capture the step again: the network runs other functions, or its optimizer has other memory."""
+        """Discard the graph, because the network runs other functions or its optimizer has other memory."""
         if self._replay is not None:
             self._wait()
         self._replay, self._read_by_graph, self._directly = None, [], 0
@@ -181,8 +169,8 @@ class Training:
                 torch.cuda.current_stream(self.device).synchronize()
 
     def _capture(self) -> None:
-        """Capture the step on the present stream. Without torch.cuda.graph, which first waits for the whole device and
-        collects garbage: too slow where other threads train on it."""
+        """Capture the step on the current stream. torch.cuda.graph is not used, because it synchronizes the whole
+        device and collects garbage, which is too slow while other threads train."""
         self._wait()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
@@ -196,7 +184,7 @@ class Training:
         self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
 
     def _routing(self) -> tuple[Any, ...]:
-        """A tuple that changes when a candidate is dropped, a warm-up ends, or the weights are put back."""
+        """Return a tuple that changes when a candidate is dropped, a warm-up ends, or the weights are rewound."""
         assert self.schedule is not None
         if self.schedule.committed:
             return ()
@@ -206,11 +194,11 @@ class Training:
 
 
 def _rate(task: Task, step: int, steps: int) -> float:
-    """A cosine to 0; AdamW's begins with a warm-up."""
+    """Return the learning rate of a step: a cosine to 0, for AdamW after a warm-up."""
     rise = min(1.0, (step + 1) / min(WARM_UP_STEPS, max(steps // 4, 1))) if task.optimizer == "adamw" else 1.0
     return task.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def number(kind: str, seed: int) -> int:
-    """The seed of one kind of random numbers, for a seed of the grid."""
+    """Return the seed of one kind of random numbers for a seed of the grid."""
     return int.from_bytes(hashlib.sha256(f"picks, {kind}, seed {seed}".encode()).digest()[:7], "big")

@@ -1,7 +1,7 @@
 """The models of the synthetic studies, by name.
 
-`flexact-default` is `FlexConfig()`; `flexact-a0.3` is the chosen policy with α = 0.3; a correction's name is the chosen
-policy with that correction; everything else is a candidate, fixed, or a baseline.
+`flexact-default` is `FlexConfig()`, and `flexact-a0.3` is the chosen policy with α = 0.3. The name of a correction
+stands for the chosen policy with that correction. Any other name is a fixed candidate or a baseline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABLATED_RUN: dict[str, dict[str, Any]] = {
     "output_norm": {"commit_at": None, "eliminate": "none"},
 }
 _FALLING_FROM = 5.0
-"""Where the learning rate of a model that does not route starts, as a factor on that of one that does."""
+"""Initial learning rate of models that do not route, relative to models that do."""
 
 
 def literal() -> FlexConfig:
@@ -40,7 +40,7 @@ def literal() -> FlexConfig:
 
 
 def policy(model: str, options: Options) -> FlexConfig | None:
-    """The config behind a Flex-Act model, one pick a replica; None for a fixed activation or a baseline."""
+    """Return the config of a Flex-Act model, with one pick per replica; None for a fixed activation or a baseline."""
     alpha = alpha_of(model)
     if model == DEFAULT:
         config = FlexConfig()
@@ -57,7 +57,7 @@ def policy(model: str, options: Options) -> FlexConfig | None:
 
 
 def activation(model: str, options: Options) -> nn.Module:
-    """A model's activation for all its replicas at once: takes (B, R, width)."""
+    """Return one activation for all replicas of a model; it takes (B, R, width)."""
     config = policy(model, options)
     if config is not None:
         return FlexAct(config=config, channels=len(options.cells))
@@ -67,24 +67,24 @@ def activation(model: str, options: Options) -> nn.Module:
 
 
 def rate(model: str, options: Options) -> Callable[[float], float]:
-    """A factor on the learning rate of an epoch, by the fraction of the run before it.
+    """Return the schedule of the learning rate: a factor as a function of the completed fraction of the run.
 
     Flex-Act trains at a constant rate, as in the paper. A fixed activation or a baseline starts at five times that and
-    ends at nothing: its row stands for the least error it can have, and at a constant 0.01 Sigmoid is 2.8 % above its
-    least error on Tanh after 100 epochs, because its best weights are infinite.
+    ends at 0, because its row stands for the least error that it can reach. At a constant rate of 0.01, Sigmoid is
+    2.8 % above its least error on Tanh after 100 epochs, because its best weights are infinite.
     """
     return _constant if policy(model, options) is not None else _falling
 
 
-def told_rate(model: str, options: Options) -> str:
-    """The learning rate in words."""
+def rate_text(model: str, options: Options) -> str:
+    """Return the learning rate in words."""
     if policy(model, options) is not None:
         return f"{LEARNING_RATE:g}"
     return f"{_FALLING_FROM * LEARNING_RATE:g}, falling linearly to 0"
 
 
 def check(options: Options, usual: Sequence[str]) -> None:
-    """Refuse a name that stands for no model, and a truth that a model which picks could never pick."""
+    """Raise if a name is unknown, or if a truth is not among the candidates of a model that picks."""
     if not options.models:
         raise FlexActError(f"--models names nothing; known: {', '.join(usual)}.")
     others = (DEFAULT, *CORRECTIONS, *BASELINES, *known_names())
@@ -92,16 +92,15 @@ def check(options: Options, usual: Sequence[str]) -> None:
         if alpha_of(model) is None and model not in others:
             known = list(dict.fromkeys((DEFAULT, *usual, *BASELINES, *known_names())))
             raise FlexActError(
-                f"unknown model {model!r}{suggestion(model, known)} Known: {', '.join(usual)}; any other candidate; "
-                "and flexact-a followed by a number for the chosen policy at that α."
+                f"unknown model {model!r}{suggestion(model, known)} Known: {', '.join(usual)}, any other candidate, "
+                "and flexact-a followed by a number for the chosen policy with that α."
             )
     picking = [model for model in options.models if policy(model, options) is not None]
     missing = [truth for truth in options.truths if truth not in options.candidates]
     if picking and missing:
         raise FlexActError(
             f"{picking[0]} picks from {', '.join(options.candidates)}, and can never find the truth "
-            f"{', '.join(missing)}; name it in --candidates too, or give --truths from these, or --models that do not "
-            "pick."
+            f"{', '.join(missing)}. Add it to --candidates, or change --truths or --models."
         )
 
 

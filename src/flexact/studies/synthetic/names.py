@@ -1,4 +1,4 @@
-"""The names of the studies: as they stand in files and on the command line, and as people read them."""
+"""Names of models, truths and corrections: in files and on the command line, and as titles."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ TITLES = {
     "output_norm": "output normalisation",
     "grad_norm_kl": "KL from gradient norms",
 }
-"""The paper's truths and corrections, as it calls them."""
+"""The paper's names of its truths and corrections."""
 
 _ALPHA = re.compile(r"flexact-a(\d+)(\.\d+)?")
 
 
 def title(name: str) -> str:
-    """A truth or a correction as a person reads it; any other name as it is."""
+    """Return the title of a truth or a correction; any other name is returned unchanged."""
     return TITLES.get(name, name)
 
 
 def alpha_of(model: str) -> float | None:
-    """α of a model that is named after it; None for any other.
+    """Return α of a model that is named after it; None for any other model.
 
     >>> alpha_of("flexact-a0.3"), alpha_of("relu")
     (0.3, None)
@@ -40,7 +40,7 @@ def alpha_of(model: str) -> float | None:
 
 
 def canonical(model: str) -> str:
-    """The one way to write a model's name: without zeros that say nothing.
+    """Return the canonical name of a model, without redundant zeros.
 
     >>> canonical("flexact-a0.0"), canonical("flexact-a0.30"), canonical("relu")
     ('flexact-a0', 'flexact-a0.3', 'relu')

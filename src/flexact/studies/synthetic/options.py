@@ -1,4 +1,4 @@
-"""What a synthetic study can be asked for, checked."""
+"""The options of a synthetic study."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known, check_once, check_whole
+from flexact.io.option_checks import check_known, check_names, check_once, check_whole
 from flexact.studies.synthetic.names import canonical
 from flexact.studies.synthetic.replicas import Cell, Task
 
@@ -25,7 +25,7 @@ MOST_EPOCHS = 100_000
 
 @dataclass(frozen=True)
 class Options:
-    """One study's questions: which models, against which truths, from which seeds, on which task.
+    """Which models are trained, on which truths and seeds, and on which task.
 
     >>> Options(truths=("relu", "tanh"), seeds=2, first_seed=7).cells
     [Cell(truth='relu', seed=7), Cell(truth='relu', seed=8), Cell(truth='tanh', seed=7), Cell(truth='tanh', seed=8)]
@@ -50,28 +50,30 @@ class Options:
         check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
         check_whole("distractors", self.distractors, 0, 10_000)
         check_whole("hidden", self.hidden, 0, 10_000)
-        self._check_number("label_noise", at_least=0)
-        for name in ("slope", "target_scale"):
-            self._check_number(name, at_least=-math.inf)
-            if getattr(self, name) == 0:
-                raise FlexActError(f"{_flag(name)} 0 leaves nothing to find; give a number other than 0.")
+        for name in ("slope", "label_noise", "target_scale"):
+            value, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise FlexActError(f"{flag} must be a finite number; got {value!r}.")
+            if name == "label_noise" and value < 0:
+                raise FlexActError(f"{flag} must be a number of at least 0; got {value!r}.")
+            if name != "label_noise" and value == 0:
+                raise FlexActError(f"{flag} 0 leaves nothing to find; give a number other than 0.")
         check_known("policy", self.policy, POLICIES)
         for name in ("truths", "candidates", "models"):
-            self._check_names(name)
+            given = getattr(self, name)
+            if not isinstance(given, tuple) or not all(isinstance(one, str) for one in given):
+                raise FlexActError(f"--{name} must be names; got {given!r}.")
         object.__setattr__(self, "models", tuple(canonical(model) for model in self.models))
-        _check_known("truth", self.truths)
-        _check_known("candidate", self.candidates)
-        if not self.truths:
-            raise FlexActError("--truths names nothing; give at least one candidate's name.")
+        known = [name for name in known_names() if name != ORIGINAL]
+        check_names("truths", self.truths, known)
+        check_names("candidates", self.candidates, known)
+        check_once("models", self.models)
         if len(self.candidates) < 2:
-            told = ", ".join(self.candidates) or "none"
-            raise FlexActError(f"--candidates must name at least two candidates to pick from; got {told}.")
-        for name in ("truths", "candidates", "models"):
-            check_once(name, getattr(self, name))
+            raise FlexActError(f"--candidates must name at least two candidates; got {', '.join(self.candidates)}.")
 
     @property
     def cells(self) -> list[Cell]:
-        """What each model is trained on, truth by truth."""
+        """The replicas of each model, truth by truth."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         return [Cell(truth, seed) for truth in self.truths for seed in seeds]
 
@@ -86,13 +88,13 @@ class Options:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the options in plain JSON types."""
         fields = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
-        """The inverse of `to_dict`; what it does not name keeps its default."""
+        """Return the inverse of `to_dict`. Missing names keep their defaults."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in data:
             check_known("option", name, known)
@@ -100,30 +102,3 @@ class Options:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         return cls(**fields)
-
-    def _check_names(self, name: str) -> None:
-        given = getattr(self, name)
-        if not isinstance(given, tuple) or not all(isinstance(one, str) for one in given):
-            raise FlexActError(f"{_flag(name)} must be names; got {given!r}.")
-
-    def _check_number(self, name: str, at_least: float) -> None:
-        value = getattr(self, name)
-        real = isinstance(value, Real) and not isinstance(value, bool)
-        if not real or not math.isfinite(value) or value < at_least:
-            what = f"a number of at least {at_least:g}" if at_least > -math.inf else "a finite number"
-            raise FlexActError(f"{_flag(name)} must be {what}; got {value!r}.")
-
-
-def _check_known(kind: str, names: tuple[str, ...]) -> None:
-    known = known_names()
-    for name in names:
-        if name == ORIGINAL:
-            raise FlexActError(
-                f"{ORIGINAL!r} stands for what a converted network had at a site, and the networks of a study are not "
-                f"converted; name the {kind} itself. Known: {', '.join(known)}."
-            )
-        check_known(kind, name, known)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""What the paper prints, and where it can stand beside ours."""
+"""The paper's results, and the options for which they are comparable with ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import Task
 
 EPOCHS = 100
-"""How long the paper trains."""
+"""Epochs in the paper."""
 
 _MSE_ROWS = {
     "flexact-a0.3": ("0.0001 ± 0.0002", "0.0011 ± 0.0006", "0.0001 ± 0.0002", "0.0001 ± 0.0002", "0.0000 ± 0.0000"),
@@ -45,7 +45,7 @@ CORRECTIONS: dict[str, tuple[float, float]] = {
 
 
 def synthetic_row(model: str, options: Options) -> dict[str, str]:
-    """The paper's errors of a model, by truth; empty where they are about something else."""
+    """Return the paper's errors of a model by truth. Empty if they are not comparable."""
     picks = alpha_of(model) is not None
     same = _same_policy(options) if picks else _same_task(options)
     row = SYNTHETIC.get(model, {}) if same else {}
@@ -53,14 +53,13 @@ def synthetic_row(model: str, options: Options) -> dict[str, str]:
 
 
 def alpha_cell(model: str, truth: str, options: Options) -> tuple[float, str] | None:
-    """The sweep's error and selection at a model's α; None where the paper has none for this."""
+    """Return the sweep's error and selection at a model's α. None if the paper has no comparable value."""
     alpha = alpha_of(model)
-    known = alpha is not None and truth == "sigmoid" and _same_policy(options)
-    return ALPHA.get(alpha) if known and alpha is not None else None
+    return ALPHA.get(alpha) if alpha is not None and truth == "sigmoid" and _same_policy(options) else None
 
 
 def correction_error(model: str, truth: str, options: Options) -> tuple[float, float] | None:
-    """The paper's mean and deviation for a correction; None where it has none for this."""
+    """Return the paper's mean and deviation for a correction. None if the paper has no comparable value."""
     return CORRECTIONS.get(model) if truth == "sigmoid" and _same_policy(options) else None
 
 
@@ -69,6 +68,6 @@ def _same_task(options: Options) -> bool:
 
 
 def _same_policy(options: Options) -> bool:
-    """Whether Flex-Act here is a reading of the paper's, choosing from the same candidates on the same task."""
+    """Return whether Flex-Act runs a reading of the paper's policy with the same candidates on the same task."""
     same_candidates = set(options.candidates) == set(PAPER_CANDIDATES)
     return _same_task(options) and same_candidates and options.policy in ("paper", "literal")

@@ -1,4 +1,4 @@
-"""Runs a synthetic study: every model against every truth and seed, kept as each model is done."""
+"""Runs a synthetic study: every model on every truth and seed. Each finished model is written at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.result_folder import TABLE, VERSION
-from flexact.observe.figures.picture import Picture
 from flexact.observe.selection import selection
 from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
@@ -24,38 +23,20 @@ from flexact.studies.synthetic.names import title
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
-from flexact.studies.synthetic.study_run import StudyRun
+from flexact.studies.synthetic.studies import Study
 from flexact.studies.workers import Answer, Pool, Report, Stop, cores, one_thread
 
 HISTORY_POINTS = 100
-"""How many epochs of a run history.csv has, at most, besides the start."""
+"""Maximum number of epochs in history.csv, besides the start."""
 CURVE_STEP = 125
-"""Every so many points of the grid one goes into curves.csv: 81."""
+"""curves.csv has every n-th point of the grid, 81 in all."""
 _SMALL = 60
-"""Below so many epochs in all, starting processes takes longer than the work."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """One table of the paper: what it runs unless told otherwise, and how its table reads."""
-
-    name: str
-    title: str
-    question: str
-    """The heading of its page."""
-    seeds: int
-    truths: tuple[str, ...]
-    models: Callable[[tuple[str, ...]], tuple[str, ...]]
-    """The usual models, given the candidates."""
-    table: Callable[[Options, list[Result]], str]
-    """Markdown, from the rows of results.csv."""
-    pictures: Callable[[StudyRun], list[Picture | None]]
-    """The figures; None for one that lacks its data."""
+"""Total epochs up to which one process is faster than starting several."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One model on all its cells: the unit of work and of going on after a kill."""
+    """One model on all its cells: the unit of work and of resuming."""
 
     study: str
     model: str
@@ -72,7 +53,7 @@ def run(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Run what is not done yet, and write the tables; the results do not depend on `jobs`."""
+    """Train the models that are not done yet, and write the tables. The results do not depend on `jobs`."""
     named.check(options, study.models(options.candidates))
     store = Store(folder, configuration(study, options), options)
     store.open(resume, overwrite)
@@ -105,7 +86,7 @@ def run(
 
 
 def _train_in_worker(group: Group, device: str, report: Report, stop: Stop) -> Answer:
-    """One model in a worker of a pool, in one thread."""
+    """Train one model in a worker process, in one thread."""
     with one_thread():
         try:
             return Answer("done", train_group(group, report))
@@ -147,7 +128,7 @@ def train_group(group: Group, report: Callable[[int], None]) -> Part:
 
 
 def configuration(study: Study, options: Options) -> dict[str, Any]:
-    """What config.json holds: the questions, and what the answers depend on."""
+    """Return the content of config.json: the options, and everything else that the results depend on."""
     policies = {model: named.policy(model, options) for model in options.models}
     made = provenance()
     return {
@@ -160,7 +141,7 @@ def configuration(study: Study, options: Options) -> dict[str, Any]:
             "optimizer": "Adam",
             "batch": BATCH,
             "samples": options.task.samples,
-            "learning_rate": {model: named.told_rate(model, options) for model in options.models},
+            "learning_rate": {model: named.rate_text(model, options) for model in options.models},
         },
         "versions": versions(),
         "device": f"cpu ({platform.machine()}, {cores()} cores)",
@@ -186,9 +167,9 @@ def _moments(group: Group, epochs: list[int], history: list[list[dict[str, float
 
 
 def _points(group: Group, trained: Trained) -> list[Point]:
-    """The mean over seeds of what was learned and of the truth, by x₁ with the distractors at 0.
+    """Return the prediction, as the mean over seeds, and the truth over x₁ with the distractors at 0.
 
-    None for two layers: there every seed has a teacher of its own, and their mean is nobody's curve.
+    Two-layer networks have no points: every seed has a teacher of its own, so a mean over seeds has no meaning.
     """
     options = group.options
     if options.hidden:
@@ -206,5 +187,5 @@ def _points(group: Group, trained: Trained) -> list[Point]:
 
 
 def _cost(group: Group) -> float:
-    """How long a model takes, roughly, for the time left: routing costs about three fixed activations."""
+    """Return the relative duration of a model: routing takes about three times as long as a fixed activation."""
     return 3.0 if named.policy(group.model, group.options) is not None else 1.0

@@ -1,14 +1,14 @@
-"""A synthetic study's folder: its tables, how they are read, and how a killed run is resumed.
+"""A synthetic study's folder: its CSV files, and how an interrupted run is resumed.
 
-Every file is written as a whole. `results.csv` is written last: a model whose rows are in it is done, and rows of any
-other model in the other files are left over from a kill and are dropped.
+Every file is written atomically. `results.csv` is written last: a model whose rows are in it is done. Rows of any other
+model in the other files are left over from an interruption and are dropped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
@@ -20,7 +20,7 @@ HISTORY, CURVES = "history.csv", "curves.csv"
 
 
 class Result(NamedTuple):
-    """One row of results.csv: what a replica picked, and its error."""
+    """One row of results.csv: the pick of a replica, and its error."""
 
     study: str
     model: str
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one model leaves in the folder."""
+    """The rows of one model."""
 
     results: list[Result]
     history: list[Moment]
@@ -65,7 +65,7 @@ class Part:
 
 
 class Store:
-    """The folder of one run, new or resumed."""
+    """The folder of one run, which is new or resumed."""
 
     def __init__(self, folder: Path, config: dict[str, Any], options: Options) -> None:
         self.folder, self.config, self.options = folder, config, options
@@ -82,7 +82,7 @@ class Store:
         return [row for model in self.done for row in self.parts[model].results]
 
     def open(self, resume: bool, overwrite: bool) -> None:
-        """Prepare the folder; with `resume`, take what a run of the same configuration has done."""
+        """Prepare the folder. With `resume`, read the finished models of a run with the same configuration."""
         study, writes = self.config["study"], (RESULTS, HISTORY, CURVES)
         found = enter(self.folder, study, resume=resume, overwrite=overwrite, writes=writes)
         if found is None:
@@ -90,28 +90,22 @@ class Store:
             return
         check_same(self.folder, found, self.config, ("options", "policies", "training", "versions"))
         if (self.folder / RESULTS).exists():
-            for name in (HISTORY, CURVES):
-                if not (self.folder / name).exists():
-                    raise FlexActError(
-                        f"there is no {self.folder / name}; restore it, or start again with --overwrite."
-                    )
+            for path in (self.folder / HISTORY, self.folder / CURVES):
+                if not path.exists():
+                    raise FlexActError(f"there is no {path}; restore it, or start again with --overwrite.")
             self.parts = read_parts(self.folder, study, self.options)
 
     def add(self, model: str, part: Part) -> None:
-        """Keep a finished model: `results.csv`, which marks it as finished, comes last."""
+        """Write the rows of a finished model. `results.csv`, which marks it as finished, is written last."""
         self.parts[model] = part
         parts = [self.parts[model] for model in self.done]
-        history, curves = (
-            (row for part in parts for row in part.history),
-            (row for part in parts for row in part.curves),
-        )
-        csv_rows.write(self.folder / HISTORY, Moment, history, digits=6)
-        csv_rows.write(self.folder / CURVES, Point, curves, digits=6)
+        csv_rows.write(self.folder / HISTORY, Moment, (row for part in parts for row in part.history), digits=6)
+        csv_rows.write(self.folder / CURVES, Point, (row for part in parts for row in part.curves), digits=6)
         csv_rows.write(self.folder / RESULTS, Result, (row for part in parts for row in part.results))
 
 
 def read_options(folder: Path, config: dict[str, Any]) -> Options:
-    """What the run of a config.json was asked for."""
+    """Return the options of the run that wrote a config.json."""
     try:
         return Options.from_dict(config["options"] if isinstance(config.get("options"), dict) else {})
     except FlexActError as error:
@@ -119,42 +113,32 @@ def read_options(folder: Path, config: dict[str, Any]) -> Options:
 
 
 def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
-    """What each finished model left, every row checked; a missing history.csv or curves.csv is an empty one."""
-    cells = [(cell.truth, cell.seed) for cell in options.cells]
-    wanted = set(cells)
-    found: dict[tuple[str, str, int], Result] = {}
+    """Return the rows of each finished model. A missing history.csv or curves.csv counts as empty."""
     path = folder / RESULTS
     if not path.is_file():
         raise FlexActError(f"there is no {path}: no model of this run is done. Continue it with --resume.")
-    for number, row in enumerate(read_results(path), start=2):
-        key = (row.model, row.truth, row.seed)
-        if row.study != study or row.model not in options.models or key[1:] not in wanted:
-            what = f"{row.study}, {row.model}, {row.truth}, seed {row.seed}"
-            raise damaged(path, number, f"{what} is no part of this run")
-        if row.pick not in (row.model, *options.candidates):
-            raise damaged(path, number, f"the pick is {row.pick!r}, which is no candidate of this run")
-        if key in found:
-            raise damaged(path, number, f"{row.model}, {row.truth}, seed {row.seed} is there twice")
-        found[key] = row
-    done = [model for model in options.models if all((model, *cell) in found for cell in cells)]
-    parts = {model: Part([found[model, truth, seed] for truth, seed in cells], [], []) for model in done}
-    for number, moment in enumerate(csv_rows.read(folder / HISTORY, Moment), start=2):
-        if (moment.truth, moment.seed) not in wanted or moment.candidate not in options.candidates:
-            what = f"{moment.model}, {moment.truth}, seed {moment.seed}, {moment.candidate}"
-            raise damaged(folder / HISTORY, number, f"{what} is no part of this run")
-        _check_probability(folder / HISTORY, number, moment.probability)
+    cells = [(cell.truth, cell.seed) for cell in options.cells]
+    found: dict[tuple[str, str, int], Result] = {}
+    for number, row in enumerate(_rows(folder, RESULTS, Result, options), start=2):
+        if row.study != study or (row.truth, row.seed) not in cells:
+            raise damaged(path, number, f"{row.study}, {row.truth}, seed {row.seed} is not part of this run")
+        found[row.model, row.truth, row.seed] = row
+    keys = {model: [(model, *cell) for cell in cells] for model in options.models}
+    done = {model: own for model, own in keys.items() if all(key in found for key in own)}
+    parts = {model: Part([found[key] for key in own], [], []) for model, own in done.items()}
+    for number, moment in enumerate(_rows(folder, HISTORY, Moment, options), start=2):
+        if moment.candidate not in options.candidates:
+            raise damaged(folder / HISTORY, number, f"the candidate {moment.candidate} is not part of this run")
         if moment.model in parts:
             parts[moment.model].history.append(moment)
-    for number, point in enumerate(csv_rows.read(folder / CURVES, Point), start=2):
-        if point.truth not in options.truths:
-            raise damaged(folder / CURVES, number, f"{point.model}, {point.truth} is no part of this run")
+    for point in _rows(folder, CURVES, Point, options):
         if point.model in parts:
             parts[point.model].curves.append(point)
     return parts
 
 
 def read_results(path: Path) -> list[Result]:
-    """The rows of a results.csv, checked.
+    """Return the rows of a results.csv.
 
     >>> read_results(Path("nowhere/results.csv"))
     Traceback (most recent call last):
@@ -163,14 +147,16 @@ def read_results(path: Path) -> list[Result]:
     """
     if not path.is_file():
         raise FlexActError(f"there is no {path}.")
-    rows = csv_rows.read(path, Result)
+    return csv_rows.read(path, Result)
+
+
+Row = TypeVar("Row", Result, Moment, Point)
+
+
+def _rows(folder: Path, name: str, kind: type[Row], options: Options) -> list[Row]:
+    """Return the rows of a file. Raises if a row names a model or a truth of another run."""
+    rows = csv_rows.read(folder / name, kind)
     for number, row in enumerate(rows, start=2):
-        _check_probability(path, number, row.probability)
-        if row.mse < 0:
-            raise damaged(path, number, f"mse is {row.mse:g}, below 0")
+        if row.model not in options.models or row.truth not in options.truths:
+            raise damaged(folder / name, number, f"{row.model}, {row.truth} is not part of this run")
     return rows
-
-
-def _check_probability(path: Path, number: int, probability: float) -> None:
-    if probability < -1e-6 or probability > 1 + 1e-6:
-        raise damaged(path, number, f"probability is {probability:g}, not between 0 and 1")

@@ -1,5 +1,5 @@
-"""The ten tasks, one file each: the longest first, which is the order in which a grid runs them. A task in any further
-file of this folder comes after them."""
+"""The ten tasks, one file each. The longest tasks come first, which is the order in which a grid runs them. Tasks in
+other files of this folder are discovered and come after them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OURS = (
 
 
 def _found() -> list[Task]:
-    """The tasks of all files of this folder."""
+    """Return the tasks of all files in this folder."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     return [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import Classification
+from flexact.studies.picks.tasks.regression import mlp
 
 SIDE, WIDTHS = 16, (768, 256, 128, 32, 128, 256, 768)
 
 
 class Reconstruction(Classification):
-    """Images of 16 × 16 pixels through a bottleneck of 32, whose code is activated too."""
+    """Images of 16 × 16 pixels through a bottleneck of 32 units, whose code also has an activation."""
 
     def network(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        for inside, outside in pairwise(WIDTHS[:-1]):
-            layers += [nn.Linear(inside, outside), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(*WIDTHS[-2:]))
+        return mlp(WIDTHS)
 
     def prepared(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, x.shape[-1] // SIDE).flatten(1)
@@ -34,7 +30,7 @@ class Reconstruction(Classification):
         return self._error(network, self.images.train_x[self.count :])
 
     def score(self, network: nn.Module) -> float:
-        """Signal to noise in dB."""
+        """Return the signal-to-noise ratio in dB."""
         return -10 * float(torch.log10(self._error(network, self.images.test_x)))
 
     def _error(self, network: nn.Module, images: Tensor) -> Tensor:

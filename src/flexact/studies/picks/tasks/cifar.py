@@ -1,4 +1,4 @@
-"""CIFAR-100 as the image tasks have it: 49,000 images to train on, 1,000 held out, 10,000 to score."""
+"""CIFAR-100 for the image tasks: 49,000 training images, 1,000 held-out images, 10,000 test images."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.picks.task import Problem
 
 HELD_OUT = 0.02
-"""The part of the training images, the last ones, that is held out."""
+"""The share of the training images that is held out: the last ones."""
 
 
 @lru_cache(maxsize=1)
 def images_on(device: torch.device, data: Path | None) -> Images:
-    """The data set on a device, read once per process."""
+    """Return the data set on a device. It is read once per process."""
     if data is None:
         raise FlexActError("the image tasks need CIFAR-100: give its folder with --data.")
     return load("cifar100", data, complete=False).to(device)
 
 
 def epochs(count: int, steps: int, batch: int, generator: torch.Generator) -> Tensor:
-    """(steps, batch) indices that go through `count` items in a new order each epoch; partial batches are left out."""
+    """Return (steps, batch) indices of `count` items in a new order per epoch. Partial batches are dropped."""
     batch = min(batch, count)
     per_epoch = count // batch
     orders = [torch.randperm(count, generator=generator)[: per_epoch * batch] for _ in range(-(-steps // per_epoch))]
@@ -36,14 +36,14 @@ def epochs(count: int, steps: int, batch: int, generator: torch.Generator) -> Te
 
 
 def channels_last(network: nn.Module) -> nn.Module:
-    """A network whose convolutions have their weights in the order that a GPU's tensor cores read."""
+    """Return the network in channels-last layout, which a GPU's tensor cores need."""
     untyped: Any = network  # torch's stubs lack this argument
     converted: nn.Module = untyped.to(memory_format=torch.channels_last)
     return converted
 
 
 class Classification(Problem):
-    """Images to classify, with the usual random crops and flips."""
+    """Image classification with random crops and flips."""
 
     batch = 128
 
@@ -66,7 +66,7 @@ class Classification(Problem):
         return F.cross_entropy(answers, self.images.train_y[self.count :])
 
     def score(self, network: nn.Module) -> float:
-        """Percent of right answers."""
+        """Return the accuracy in percent."""
         parts = [network(self._inputs(part)).argmax(1) for part in self.images.test_x.split(1000)]
         return 100 * float((torch.cat(parts) == self.images.test_y).float().mean())
 
@@ -74,5 +74,5 @@ class Classification(Problem):
         return self.prepared(normalised(images, self._mean, self._std))
 
     def prepared(self, x: Tensor) -> Tensor:
-        """What the network gets of the scaled images."""
+        """Return the network's inputs, from normalised images."""
         return x

@@ -1,4 +1,4 @@
-"""An image as a function of its coordinates, scored on the pixels that were not trained on."""
+"""An image as a function of its coordinates, scored on unseen pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.studies.picks.task import Problem, Task
+from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks.regression import Regression, mlp
 
 SIDE, OCTAVES, BATCH, WIDTH = 192, 3, 1024, 128
 PARTS = {"train": 0.5, "held_out": 0.05, "test": 0.45}
@@ -18,7 +19,7 @@ PARTS = {"train": 0.5, "held_out": 0.05, "test": 0.45}
 
 @lru_cache(maxsize=1)
 def photograph() -> Tensor:
-    """scikit-learn's photograph of a temple at half its size, (3, height, width) from 0 to 1."""
+    """Return scikit-learn's photograph of a temple at half its size, (3, height, width) from 0 to 1."""
     try:
         from sklearn.datasets import load_sample_image
     except ImportError:
@@ -27,8 +28,8 @@ def photograph() -> Tensor:
     return F.avg_pool2d(pixels, 2)
 
 
-class Pixels(Problem):
-    """A part of the photograph, 192 × 192, another one for each seed; half of its pixels are trained on."""
+class Pixels(Regression):
+    """A crop of 192 × 192 pixels, which depends on the seed. Half of the pixels are training data."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(2_000 + seed)
@@ -45,28 +46,14 @@ class Pixels(Problem):
         self.y = {part: (2 * colours[rows] - 1).to(device) for part, rows in zip(PARTS, chosen, strict=True)}
 
     def network(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        inside = 2 + 4 * OCTAVES
-        for _ in range(4):
-            layers += [nn.Linear(inside, WIDTH), nn.ReLU()]
-            inside = WIDTH
-        return nn.Sequential(*layers, nn.Linear(WIDTH, 3))
+        return mlp((2 + 4 * OCTAVES, *[WIDTH] * 4, 3))
 
     def order(self, steps: int, generator: torch.Generator) -> Tensor:
         return torch.randint(len(self.x["train"]), (steps, BATCH), generator=generator)
 
-    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
-        return F.mse_loss(network(self.x["train"][rows]), self.y["train"][rows])
-
-    def held_out_loss(self, network: nn.Module) -> Tensor:
-        return self._error(network, "held_out")
-
     def score(self, network: nn.Module) -> float:
-        """Peak signal to noise in dB."""
-        return -10 * float(torch.log10(self._error(network, "test") / 4))
-
-    def _error(self, network: nn.Module, part: str) -> Tensor:
-        return F.mse_loss(network(self.x[part]), self.y[part])
+        """Return the peak signal-to-noise ratio in dB."""
+        return -10 * float(torch.log10(self.error(network, "test") / 4))
 
 
 TASK = Task(

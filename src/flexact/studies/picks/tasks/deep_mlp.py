@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import Classification
+from flexact.studies.picks.tasks.regression import mlp
 
 WIDTH, LAYERS, SIDE = 128, 16, 8
 
@@ -15,12 +16,7 @@ class Deep(Classification):
     """Images of 8 × 8 pixels as vectors."""
 
     def network(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        inside = 3 * SIDE * SIDE
-        for _ in range(LAYERS):
-            layers += [nn.Linear(inside, WIDTH), nn.ReLU()]
-            inside = WIDTH
-        return nn.Sequential(*layers, nn.Linear(inside, self.images.classes))
+        return mlp((3 * SIDE * SIDE, *[WIDTH] * LAYERS, self.images.classes))
 
     def prepared(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, x.shape[-1] // SIDE).flatten(1)

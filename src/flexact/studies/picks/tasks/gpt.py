@@ -1,4 +1,4 @@
-"""A byte-level GPT on the sources of Python's own standard library."""
+"""A byte-level GPT on the sources of Python's standard library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flexact.studies.picks.tasks.transformer import Block
 DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 64, 32
 BYTES = 8_000_000
 WINDOWS = {"held_out": 256, "test": 2048}
-"""Pieces of text that the held-out loss and the score are means over."""
+"""Number of windows of text over which the held-out loss and the score are averaged."""
 PARTS = {"train": (0.0, 0.9), "held_out": (0.9, 0.92), "test": (0.92, 1.0)}
 
 
 @lru_cache(maxsize=1)
 def text() -> Tensor:
-    """Modules of the standard library, one after another, shuffled once: uint8."""
+    """Return the modules of the standard library, concatenated in a fixed random order, as uint8."""
     library = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(library.glob("*.py")) + sorted(library.glob("[a-z]*/*.py"))
     files = [file for file in files if file.parent.name not in ("site-packages", "dist-packages", "test")]
@@ -50,7 +50,7 @@ class GPT(nn.Module):
 
 
 class Bytes(Problem):
-    """The next byte, from up to 64 before it."""
+    """Prediction of the next byte from up to 64 previous bytes."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         every = text()
@@ -73,7 +73,7 @@ class Bytes(Problem):
         return self._mean_loss(network, "held_out")
 
     def score(self, network: nn.Module) -> float:
-        """The mean log-likelihood of a byte."""
+        """Return the mean log-likelihood per byte."""
         return -float(self._mean_loss(network, "test"))
 
     def _mean_loss(self, network: nn.Module, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""A physics-informed network for Burgers' equation: its loss has derivatives of the network."""
+"""A physics-informed network for Burgers' equation, whose loss contains derivatives of the network."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from flexact.studies.picks.task import Problem, Task
+from flexact.studies.picks.tasks.regression import mlp
 
 VISCOSITY = 0.02
 POOL, HELD_OUT, BATCH, EDGE, WIDTH, QUADRATURE = 20_000, 1_000, 512, 64, 64, 80
 
 
 def solution(x: Tensor, t: Tensor) -> Tensor:
-    """The solution of u_t + u·u_x = ν·u_xx on [−1, 1] with u(x, 0) = −sin(πx), by the Cole-Hopf transformation.
+    """Return the solution of u_t + u·u_x = ν·u_xx on [−1, 1] with u(x, 0) = −sin(πx), by the Cole-Hopf transformation.
 
-    x, t: of one shape; the values are in float64.
+    x and t have the same shape; the result is in float64.
     """
     points, weights = (torch.from_numpy(one) for one in numpy.polynomial.hermite.hermgauss(QUADRATURE))
     z = x.double().unsqueeze(-1) - torch.sqrt(4 * VISCOSITY * t.double().unsqueeze(-1)) * points
@@ -27,7 +28,7 @@ def solution(x: Tensor, t: Tensor) -> Tensor:
 
 
 class Burgers(Problem):
-    """Points inside, at the start and at the edges; the score compares with the exact solution."""
+    """Points in the interior, at the start and at the edges. The score compares with the exact solution."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(3_000 + seed)
@@ -42,12 +43,7 @@ class Burgers(Problem):
         self.values = torch.cat([-torch.sin(math.pi * line), zero, zero]).to(device)
 
     def network(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        inside = 2
-        for _ in range(4):
-            layers += [nn.Linear(inside, WIDTH), nn.Tanh()]
-            inside = WIDTH
-        return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+        return mlp((2, *[WIDTH] * 4, 1), nn.Tanh)
 
     def order(self, steps: int, generator: torch.Generator) -> Tensor:
         return torch.randint(len(self.inside), (steps, BATCH), generator=generator)
@@ -60,7 +56,7 @@ class Burgers(Problem):
             return self._loss(network, self.held_out).detach()
 
     def score(self, network: nn.Module) -> float:
-        """Signal to error in dB, of the solution."""
+        """Return the signal-to-error ratio of the solution in dB."""
         error = network(self.test).squeeze(1) - self.truth
         return -10 * float(torch.log10(error.square().mean() / self.truth.square().mean()))
 
@@ -68,7 +64,7 @@ class Burgers(Problem):
         places = places.detach().requires_grad_()
         u = network(places)
         (first,) = torch.autograd.grad(u.sum(), places, create_graph=True)
-        # With ReLU the network is linear almost everywhere: the second derivative has no graph, and is 0.
+        # With ReLU the network is linear almost everywhere: its second derivative has no graph and is 0.
         (second,) = torch.autograd.grad(first[:, 0].sum(), places, create_graph=True, materialize_grads=True)
         residual = first[:, 1] + u.squeeze(1) * first[:, 0] - VISCOSITY * second[:, 0]
         edge = network(self.edges).squeeze(1) - self.values

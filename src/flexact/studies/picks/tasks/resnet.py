@@ -1,6 +1,8 @@
-"""ResNet-18 on CIFAR-100 for 30 epochs, as two tasks: four rectifiers to pick from, and bad candidates besides."""
+"""ResNet-18 on CIFAR-100 for 30 epochs, as two tasks: with four rectifiers, and with bad candidates as well."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from torch import nn
 
@@ -32,17 +34,9 @@ RECTIFIERS = Task(
     precision="bf16",
     network="resnet18",
 )
-SEVEN = Task(
+SEVEN = dataclasses.replace(
+    RECTIFIERS,
     name="resnet-seven",
     title="ResNet-18, CIFAR-100, seven candidates",
-    unit="%",
     candidates=("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid"),
-    steps=RECTIFIERS.steps,
-    lr=0.1,
-    problem=ResNet18,
-    dataset="cifar100",
-    optimizer="sgd",
-    weight_decay=5e-4,
-    precision="bf16",
-    network="resnet18",
 )

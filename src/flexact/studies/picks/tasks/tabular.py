@@ -1,21 +1,21 @@
-"""A tabular regression, Friedman 1, scored on rows that were not trained on."""
+"""Tabular regression on Friedman 1, scored on unseen rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flexact.studies.picks.task import Problem, Task
+from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import epochs
+from flexact.studies.picks.tasks.regression import Regression, mlp
 
 ROWS, FEATURES, NOISE, BATCH, WIDTH = {"train": 20_000, "held_out": 500, "test": 10_000}, 10, 1.0, 64, 64
 
 
-class Friedman(Problem):
-    """10·sin(π·x₁·x₂) + 20·(x₃ − ½)² + 10·x₄ + 5·x₅, and five columns that mean nothing."""
+class Friedman(Regression):
+    """10·sin(π·x₁·x₂) + 20·(x₃ − ½)² + 10·x₄ + 5·x₅, and five uninformative columns."""
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(1_000 + seed)
@@ -27,26 +27,14 @@ class Friedman(Problem):
             self.x[part], self.y[part] = (2 * x - 1).to(device), ((y + noise - 14.4) / 4.9).unsqueeze(1).to(device)
 
     def network(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        for inside in (FEATURES, WIDTH, WIDTH):
-            layers += [nn.Linear(inside, WIDTH), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+        return mlp((FEATURES, WIDTH, WIDTH, WIDTH, 1))
 
     def order(self, steps: int, generator: torch.Generator) -> Tensor:
         return epochs(ROWS["train"], steps, BATCH, generator)
 
-    def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
-        return F.mse_loss(network(self.x["train"][rows]), self.y["train"][rows])
-
-    def held_out_loss(self, network: nn.Module) -> Tensor:
-        return self._error(network, "held_out")
-
     def score(self, network: nn.Module) -> float:
-        """Signal to error in dB."""
-        return -10 * float(torch.log10(self._error(network, "test")))
-
-    def _error(self, network: nn.Module, part: str) -> Tensor:
-        return F.mse_loss(network(self.x[part]), self.y[part])
+        """Return the signal-to-error ratio in dB."""
+        return -10 * float(torch.log10(self.error(network, "test")))
 
 
 TASK = Task(

@@ -1,0 +1,116 @@
+"""A training step that is measured, run directly, compiled, or replayed from a CUDA graph.
+
+A step consists of forward, loss, backward, the policy's update of the logits (a hook of the optimizer) and the
+optimizer's step. The schedule's step follows on the host; a graph captures everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flexact import Schedule, param_groups, penalty
+from flexact.ops import dispatch
+from flexact.routing.sites import sites_of
+from flexact.studies.cuda_graph import captured
+from flexact.studies.overhead.networks import check_kernels
+from flexact.studies.overhead.options import WAYS
+
+COMPILER = "inductor"
+"""The backend of torch.compile."""
+STEPS = 10**9
+"""Total steps of the schedule, so many that no candidate is dropped while steps are timed."""
+CLASSES = 10
+WARM_UP = 3
+"""Steps before a network is measured."""
+
+
+class Batch:
+    """Random images and labels of CIFAR's shape. They are made on the CPU, so they are the same on every device."""
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(size, 3, 32, 32, generator=generator)
+        self.images = images.to(device, memory_format=torch.channels_last)
+        self.labels = torch.randint(CLASSES, (size,), generator=generator).to(device)
+        self.device, self.dtype = device, dtype
+
+    def autocast(self) -> torch.autocast:
+        """Return autocast without its cache of cast weights, which must not outlive a capture."""
+        half = self.dtype == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+
+class Training:
+    """A network in training on one batch."""
+
+    loss: Tensor
+    """The loss of the last step, on the device."""
+
+    def __init__(self, network: nn.Module, way: str, batch: Batch, compiled: bool) -> None:
+        self.network, self.way, self.batch = network.train(), way, batch
+        self.routed = bool(sites_of(network))
+        settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "fused": batch.device.type == "cuda"}
+        self.optimizer = torch.optim.SGD(param_groups(network, weight_decay=5e-4), **settings)
+        self.schedule = Schedule(network, STEPS, self.optimizer) if self.routed else None
+        self.forward: Callable[[Tensor], Tensor] = network
+        self._replay: Callable[[], None] | None = None
+        self.step()  # not compiled: a router's first forward takes another path than later ones
+        if compiled:
+            self.forward = compiled_forward(network)
+
+    def step(self) -> None:
+        """Run one step, from the graph if one was captured."""
+        if self._replay is not None:
+            self._replay()
+        else:
+            dispatch.use(WAYS[self.way].kernels)  # the step of another network may have selected others
+            self._on_device()
+        self._on_host()
+
+    def warm_up(self) -> None:
+        """Run the first steps, which compile and allocate."""
+        for _ in range(WARM_UP):
+            self.step()
+        check_kernels(self.way, self.batch.device)
+
+    def capture(self) -> None:
+        """Capture one step in a CUDA graph, which later steps replay."""
+        dispatch.use(WAYS[self.way].kernels)
+        self._replay = captured(self._on_device, self.batch.device)
+        self._on_host()
+
+    def _on_device(self) -> None:
+        with self.batch.autocast():
+            loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
+            if self.routed:
+                loss = loss + penalty(self.network)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = loss.detach()
+
+    def _on_host(self) -> None:
+        if self.schedule is not None:
+            self.schedule.step()
+
+
+def compiled_forward(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return the network's forward under torch.compile, with a code object of its own.
+
+    torch.compile caches by code object: networks that shared one would check each other's guards, and the ninth would
+    hit the recompilation limit.
+    """
+
+    def forward(images: Tensor) -> Tensor:
+        out: Tensor = network(images)
+        return out
+
+    own = FunctionType(forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(own, backend=COMPILER, dynamic=False)
+    return compiled

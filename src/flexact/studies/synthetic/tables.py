@@ -1,0 +1,145 @@
+"""table.md of each synthetic study, from the rows of results.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
+from flexact.studies.averages import mean_and_deviation
+from flexact.studies.synthetic.models import policy, rate_text
+from flexact.studies.synthetic.names import title
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.paper import alpha_cell, correction_error, synthetic_row
+from flexact.studies.synthetic.store import Result
+
+
+def regression_table(options: Options, results: list[Result]) -> str:
+    """Return the errors of all models by truth, and how often each truth was picked."""
+    routed = [model for model in options.models if policy(model, options) is not None]
+    rows = []
+    for model in options.models:
+        errors = [_error_and_spread(_of(results, model, truth)) for truth in options.truths]
+        rows.append([model, *errors, _right(_of(results, model)) if model in routed else ""])
+        paper = synthetic_row(model, options)
+        if paper:
+            rows.append([PAPERS_ROW, *(paper.get(truth, "") for truth in options.truths), ""])
+    where = "on the inputs" if options.hidden else "on the grid over x₁ in [−1, 1]"
+    about = (
+        f"Mean squared error against the noise-free truth {where}: the mean over {counted(options.seeds, 'seed')}, ± "
+        "the spread of the squared error there, as the paper prints it."
+    )
+    errors_table = markdown(["model", *map(title, options.truths), "right picks"], rows)
+    parts = ["# Synthetic regression", about, errors_table, *_rates(options)]
+    picks = []
+    for model in routed:
+        for truth in options.truths:
+            cell = _of(results, model, truth)
+            picks.append(
+                [model, title(truth), _right(cell), _picks(cell), f"{max(row.mse for row in cell):.5f}"],
+            )
+    if picks:
+        header = ["model", "truth", "right picks", "picked", "largest error"]
+        parts += ["## Picks", markdown(header, picks)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _error_and_spread(cell: list[Result]) -> str:
+    mean, _ = mean_and_deviation([row.mse for row in cell])
+    spread, _ = mean_and_deviation([row.spread for row in cell])
+    return f"{mean:.4f} ± {spread:.4f}"
+
+
+def _rates(options: Options) -> list[str]:
+    """Return a note if the models are trained at different learning rates."""
+    rates = {policy(model, options) is not None: rate_text(model, options) for model in options.models}
+    if len(rates) < 2:
+        return []
+    return [
+        f"The Flex-Act models train with Adam at {rates[True]}; the fixed activations and the baselines at "
+        f"{rates[False]}, so that each comes to its least error."
+    ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table of variants: a model's results on one truth."""
+
+    model: str
+    truth: str
+    rows: list[Result]
+    options: Options
+
+    def error(self, scale: float, digits: int) -> str:
+        mean, deviation = mean_and_deviation([scale * row.mse for row in self.rows])
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+    @property
+    def alpha_in_paper(self) -> tuple[float, str] | None:
+        return alpha_cell(self.model, self.truth, self.options)
+
+    @property
+    def correction_in_paper(self) -> tuple[float, float] | None:
+        return correction_error(self.model, self.truth, self.options)
+
+
+Columns = Mapping[str, Callable[[Cell], str]]
+"""Heading → text of a cell. Columns of the paper are left out if it has no number for any row."""
+
+_ALPHA: Columns = {
+    "α": lambda cell: cell.model.removeprefix("flexact-a"),
+    "MSE (×10⁻⁴)": lambda cell: cell.error(1e4, 2),
+    "paper's": lambda cell: f"{1e4 * cell.alpha_in_paper[0]:.1f}" if cell.alpha_in_paper else "",
+    "picked": lambda cell: _picks(cell.rows),
+    "paper's pick": lambda cell: cell.alpha_in_paper[1] if cell.alpha_in_paper else "",
+    "probability": lambda cell: f"{mean_and_deviation([row.probability for row in cell.rows])[0]:.2f}",
+    "right picks": lambda cell: _right(cell.rows),
+}
+_CORRECTIONS: Columns = {
+    "correction": lambda cell: title(cell.model),
+    "MSE": lambda cell: cell.error(1, 5),
+    "paper's": lambda cell: "{:.5f} ± {:.5f}".format(*cell.correction_in_paper) if cell.correction_in_paper else "",
+    "picked": lambda cell: _picks(cell.rows),
+    "right picks": lambda cell: _right(cell.rows),
+}
+
+
+def alpha_table(options: Options, results: list[Result]) -> str:
+    """Return error, pick and probability by α."""
+    note = "; the probability is that of the pick."
+    return _variants("The weight of the correction, α", _ALPHA, note, options, results)
+
+
+def corrections_table(options: Options, results: list[Result]) -> str:
+    """Return error and pick by correction."""
+    return _variants("Corrections of the routing", _CORRECTIONS, ".", options, results)
+
+
+def _variants(heading: str, columns: Columns, note: str, options: Options, results: list[Result]) -> str:
+    parts = [f"# {heading}"]
+    for truth in options.truths:
+        cells = [Cell(model, truth, _of(results, model, truth), options) for model in options.models]
+        shown = {
+            name: texts
+            for name, text in columns.items()
+            if any(texts := [text(cell) for cell in cells]) or not name.startswith("paper's")
+        }
+        parts += [f"## Truth: {title(truth)}", markdown(list(shown), zip(*shown.values(), strict=True))]
+    parts.append(f"Mean ± standard deviation over {counted(options.seeds, 'seed')}{note}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _of(results: list[Result], model: str, truth: str | None = None) -> list[Result]:
+    """Return a model's rows, for one truth or for all."""
+    return [row for row in results if row.model == model and truth in (None, row.truth)]
+
+
+def _right(rows: list[Result]) -> str:
+    """Return how many picks are the truth, as "20/20"."""
+    return f"{sum(row.pick == row.truth for row in rows)}/{len(rows)}"
+
+
+def _picks(rows: list[Result]) -> str:
+    """Return the picks, the most frequent first, as "relu 3, leaky_relu 2"."""
+    counts = {pick: sum(row.pick == pick for row in rows) for pick in dict.fromkeys(row.pick for row in rows)}
+    return ", ".join(f"{pick} {count}" for pick, count in sorted(counts.items(), key=lambda item: -item[1]))
