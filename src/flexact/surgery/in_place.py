@@ -1,4 +1,4 @@
-"""Calls that overwrite their tensor: whether anything else can see that they do."""
+"""In-place calls: whether any other code can observe that a tensor was overwritten."""
 
 from __future__ import annotations
 
@@ -10,50 +10,62 @@ from torch import nn
 
 from flexact.surgery.scope import Scope
 
-_MAKES_NEW = {f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "instancenorm", "linear", "normalization")}
-_FUNCTIONS_MAKE_NEW = (
+_NEW_FROM_MODULES = {
+    f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "instancenorm", "linear", "normalization")
+}
+_NEW_FROM_FUNCTIONS = (
     *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d, F.linear, F.bilinear, torch.matmul, torch.cat, torch.stack),
     *(F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm),
 )
 
 
-def is_unseen(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
-    """Whether nothing but the call itself can read the tensor that it overwrites: an expression's result, or a variable
-    that holds one and gets the call's result, or is returned with it."""
+def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
+    """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
+    variable that holds one and is then assigned, or returned as, the result of the call."""
     if not isinstance(tensor, ast.Name):
         return is_fresh(scope, tensor)
-    block, at = _statement_of(scope.definition, call)
-    if not block:
-        return False
-    statement = block[at]
-    is_rebound = isinstance(statement, ast.Assign) and statement.value is call and _target(statement) == tensor.id
-    if not is_rebound and not (isinstance(statement, ast.Return) and _mentions(statement, tensor.id) == 1):
-        return False
-    for before in reversed(block[:at]):
-        if isinstance(before, ast.Assign) and _target(before) == tensor.id and is_fresh(scope, before.value):
-            return True
-        if not _keeps(scope, before, tensor.id):
-            return False
+    for node in scope.nodes:
+        for _, block in ast.iter_fields(node):
+            for i, statement in enumerate(block if isinstance(block, list) else []):
+                if _replaces(statement, call, tensor.id):
+                    return _is_fresh_after(scope, block[:i], tensor.id)
     return False
 
 
 def is_fresh(scope: Scope, node: ast.AST) -> bool:
-    """Whether an expression makes a tensor that nothing else can hold: arithmetic, or a layer of torch's own."""
+    """Return whether an expression makes a new tensor: arithmetic, or a layer of torch."""
     if not isinstance(node, ast.Call):
         return isinstance(node, ast.BinOp)
     module = scope.value(node.func)
     while type(module) is nn.Sequential and len(module):
         module = module[-1]
     if not isinstance(module, nn.Module):
-        return any(module is function for function in _FUNCTIONS_MAKE_NEW)
-    if type(module).__module__ in _MAKES_NEW and type(module) is not nn.Identity:
+        return any(module is function for function in _NEW_FROM_FUNCTIONS)
+    if type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity:
         return True
     return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])
 
 
+def _replaces(statement: ast.AST, call: ast.Call, name: str) -> bool:
+    """Return whether a statement is `name = call`, or returns the call and does not read the name elsewhere."""
+    if isinstance(statement, ast.Return):
+        return _mentions(statement, name) == 1 and call in ast.walk(statement)
+    return isinstance(statement, ast.Assign) and statement.value is call and _target(statement) == name
+
+
+def _is_fresh_after(scope: Scope, statements: list[ast.stmt], name: str) -> bool:
+    """Return whether a variable holds a tensor, after some statements, that no other variable holds."""
+    for statement in reversed(statements):
+        if isinstance(statement, ast.Assign) and _target(statement) == name and is_fresh(scope, statement.value):
+            return True
+        if not _keeps(scope, statement, name):
+            return False
+    return False
+
+
 def _keeps(scope: Scope, statement: ast.stmt, name: str) -> bool:
-    """Whether a statement gives nobody else the tensor of a variable: it adds to it, or calls a module with it alone,
-    which may be None, and left out."""
+    """Return whether a statement shares a variable's tensor with nothing else: it adds to the tensor, or assigns the
+    result of a module that is called with it alone. The module may be None in a branch that does not run."""
     if not _mentions(statement, name) or (isinstance(statement, ast.AugAssign) and _target(statement) == name):
         return True
     if isinstance(statement, ast.If):
@@ -72,14 +84,3 @@ def _target(statement: ast.Assign | ast.AugAssign) -> str:
 
 def _mentions(node: ast.AST, name: str) -> int:
     return sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
-
-
-def _statement_of(definition: ast.AST, node: ast.AST) -> tuple[list[ast.stmt], int]:
-    """The innermost block that has a node, and the place of its statement there."""
-    found: tuple[list[ast.stmt], int] = ([], 0)
-    for outer in ast.walk(definition):  # from the outside in
-        for _, block in ast.iter_fields(outer):
-            for i, statement in enumerate(block if isinstance(block, list) else []):
-                if isinstance(statement, ast.stmt) and any(one is node for one in ast.walk(statement)):
-                    found = block, i
-    return found

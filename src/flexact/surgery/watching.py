@@ -66,7 +66,7 @@ class Watch(TorchFunctionMode):
             frame = frame.f_back
         if frame is not None:
             self.known.add(place)
-            told = f"{function} in line {place[1]} of {place[0]} is no site; make it a module of the model's"
+            told = f"{function} in line {place[1]} of {place[0]} is not a site; make it a module of the model's"
             name = self.names[id(frame.f_locals["self"])]
             self.found[name] = f"{self.found[name]}; {told}" if name in self.found else told
 
