@@ -68,11 +68,6 @@ class ChainedMethod(Net):
         return self.second(self.first(x).tanh())
 
 
-class UnboundMethod(Net):
-    def act(self, h):
-        return torch.Tensor.sigmoid(h)
-
-
 class Tanh(Net):
     def act(self, h):
         return torch.tanh(h)
@@ -186,7 +181,6 @@ SPELLINGS = {
     Relu: "relu",
     Method: "relu",
     ChainedMethod: "tanh",
-    UnboundMethod: "sigmoid",
     Tanh: "tanh",
     FunctionalTanh: "tanh",
     ApproximateGelu: "original",

@@ -131,7 +131,7 @@ class MethodOfSubscript(Animal):
         return torch.cat([h[:, :3].tanh(), h[:, 3:].tanh()], 1)
 
 
-@identical
+@left_alone("is not a site")
 class UnboundMethod(Animal):
     def act(self, h):
         return torch.Tensor.relu(h)
@@ -183,7 +183,7 @@ class ApproximateGelu(Animal):
         return F.gelu(h, approximate="tanh")
 
 
-@identical
+@left_alone("is not a site")
 class BuiltinWithPositions(Animal):
     def act(self, h):
         return F.softplus(h, 2, 10)

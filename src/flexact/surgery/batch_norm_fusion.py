@@ -16,10 +16,9 @@ from torch import fx, nn
 
 from flexact.surgery.calls import Call, Reading
 from flexact.surgery.finding import Findings, Found
-from flexact.surgery.fused_site import forward_in_turn, is_plain, is_untouched, runs_in_turn
-from flexact.surgery.in_place import is_fresh
-from flexact.surgery.rewriting import FORWARDS, FUSED, Edit, Place, Revision, Rewritten, place_of, rewritten_class
-from flexact.surgery.scope import Scope
+from flexact.surgery.fused_site import FUSED, forward_in_turn, is_plain, is_untouched, runs_in_turn
+from flexact.surgery.rewriting import FORWARDS, Edit, Place, Revision, Rewritten, place_of, rewritten_class
+from flexact.surgery.scope import Scope, is_fresh
 
 
 @dataclass
@@ -76,7 +75,7 @@ def unfused_class(owner: Rewritten) -> type:
     """The type of a rewritten submodule without the fused calls in its forward."""
     kinds = {edit.kind for revision in owner.flexact_recipe for edit in revision.edits}
     digests = {revision.digest for revision in owner.flexact_recipe}
-    return owner.flexact_first if kinds & FUSED or digests & FORWARDS.keys() else type(owner)
+    return owner.flexact_first if kinds & FUSED.keys() or digests & FORWARDS.keys() else type(owner)
 
 
 FORWARDS["in turn"] = forward_in_turn

@@ -25,7 +25,6 @@ from flexact.activations import (
     is_method,
     module_of_call,
 )
-from flexact.surgery.in_place import is_unobserved
 from flexact.surgery.rewriting import (
     Edit,
     Revision,
@@ -36,12 +35,10 @@ from flexact.surgery.rewriting import (
     rewritten_class,
     tensor_of,
 )
-from flexact.surgery.scope import UNKNOWN, Scope
+from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
 from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
-_SETTINGS_OF_BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}
-"""The positional parameters of functions of torch that have no signature."""
 _OWN_TYPE = r"(type\({0}\)|{0}\.__class__)"
 _HARMLESS = r"(?!\.__(name|qualname|module|doc)__)"
 
@@ -59,10 +56,6 @@ class Call:
     """The path of the child module, or the name of the stored function, that is called; None for other functions."""
     is_plain: bool
     """Whether a site can be called with the same arguments."""
-
-    @property
-    def owner(self) -> nn.Module:
-        return self.reading.owner
 
     @property
     def lines(self) -> Iterator[tuple[str, int]]:
@@ -209,14 +202,11 @@ class _Reader(ast.NodeVisitor):
         return None
 
     def _is_method_of_tensor(self, node: ast.Call, value: Any) -> bool:
-        """Return whether a call is `x.relu()` or `torch.Tensor.relu(x)`, as far as the source tells."""
-        if not isinstance(node.func, ast.Attribute) or not is_method(node.func.attr):
+        """Return whether a call is that of a tensor's method, such as `x.relu()`, as far as the source tells."""
+        if not isinstance(node.func, ast.Attribute) or not is_method(node.func.attr) or node.args or node.keywords:
             return False
-        if value is getattr(Tensor, node.func.attr):
-            return True
         holder = self.scope.value(node.func.value)
-        is_tensor = isinstance(holder, Tensor) or (holder is UNKNOWN and value is UNKNOWN)
-        return is_tensor and not node.args and not node.keywords
+        return value is UNKNOWN and (holder is UNKNOWN or isinstance(holder, Tensor))
 
     def _follow(self, value: Any, node: ast.AST) -> None:
         """Read a method of the module that is called or passed on."""
@@ -255,9 +245,7 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
     """Return the arguments of an activation call beside the tensor; None if one is not constant. The expression of a
     keyword `inplace` need not be."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    names: list[str] = ["input", *_SETTINGS_OF_BUILTINS.get(name, ())]
-    if isinstance(target, types.FunctionType):
-        names = list(inspect.signature(target).parameters)
+    names = list(inspect.signature(target).parameters) if inspect.isfunction(target) else ["input"]
     if len(node.args) > len(names) or any(isinstance(one, ast.Starred) for one in node.args):
         return None
     given = dict(zip(names, node.args, strict=False)) | {str(one.arg): one.value for one in node.keywords}

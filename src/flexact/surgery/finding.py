@@ -85,7 +85,12 @@ class Findings:
         """Return the files and lines of the known calls that are not rewritten."""
         calls = {call for reading in self.readings.values() for call in reading.calls}.union(self.unreached)
         calls -= {call for one in chosen for call in one.calls}
-        return {line for call in calls for line in call.lines if call.child is None or call.child in vars(call.owner)}
+        return {
+            line
+            for call in calls
+            for line in call.lines
+            if call.child is None or call.child in vars(call.reading.owner)
+        }
 
     def told(self) -> str:
         """Return a summary for error messages."""

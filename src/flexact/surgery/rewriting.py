@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.surgery.fused_site import added, finished, passed, result, waiting
+from flexact.surgery.fused_site import FUSED, FusedOperations
 from flexact.surgery.sources import (
     CannotRewrite,
     compiled,
@@ -38,14 +38,8 @@ _TEMPLATES = {
     "call": "ME.CHILD(X)",
     "overwrite": "ME.flexact_overwritten(ME.CHILD, X)",
     "overwrite if": "ME.flexact_overwritten(ME.CHILD, X, Y)",
-    "norm": "ME.flexact_waiting(CALLED, X)",
-    "identity": "ME.flexact_passed(CALLED, X)",
-    "site": "ME.flexact_site(CALLED, X)",
-    "add": "ME.flexact_added(X, Y)",
-    "add in place": "ME.flexact_added(X, Y, True)",
-    "result": "(X := ME.flexact_result(X))",
+    **FUSED,
 }
-FUSED = {"norm", "identity", "site", "add", "add in place", "result"}
 
 
 class Edit(NamedTuple):
@@ -76,17 +70,12 @@ def overwritten(site: Callable[[Tensor], Tensor], h: Tensor, inplace: bool = Tru
     return h.copy_(site(h.clone())) if inplace else site(h)
 
 
-class Rewritten:
+class Rewritten(FusedOperations):
     """Base class of all rewritten classes."""
 
     flexact_first: type
     flexact_recipe: Recipe
     flexact_overwritten = staticmethod(overwritten)
-    flexact_waiting = staticmethod(waiting)
-    flexact_passed = staticmethod(passed)
-    flexact_added = staticmethod(added)
-    flexact_site = staticmethod(finished)
-    flexact_result = staticmethod(result)
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Skip the `__init_subclass__` of the user's classes."""
@@ -115,7 +104,8 @@ class Rewritten:
 
 def homes(cls: type) -> list[type]:
     """Return the classes in a type's method resolution order, without those made here."""
-    return [base for base in cls.__mro__ if base is not Rewritten and "flexact_recipe" not in vars(base)]
+    own = (Rewritten, FusedOperations)
+    return [base for base in cls.__mro__ if base not in own and "flexact_recipe" not in vars(base)]
 
 
 def first_class(owner: nn.Module) -> type:

@@ -21,6 +21,7 @@ from torch import nn
 
 from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
 from flexact.surgery.finding import Found
+from flexact.surgery.rewriting import children_of
 from flexact.surgery.sources import CannotRewrite, definition_of
 
 _SQUASHING = {"tanh", "softsign", "softplus", "relu6"}
@@ -63,6 +64,9 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
         return "it computes a parameter"
     if function in SIGMOIDS and found.names != [""]:
         return "a sigmoid, which is a gate or an output"
+    places = [name.rpartition(".") for name in found.names]
+    if all(attribute in children_of(model.get_submodule(parent)) for parent, _, attribute in places):
+        return None  # an earlier conversion made it
     is_torchs = found.kind == "function" and type(found.owner).__module__.startswith("torch.nn.")
     if function not in _SQUASHING or found.names == [""] or is_torchs:
         return None
