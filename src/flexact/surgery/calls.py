@@ -36,11 +36,10 @@ from flexact.surgery.rewriting import (
     tensor_of,
 )
 from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
-from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
+from flexact.surgery.sources import CannotRewrite, codes_of, digest, rewrapped
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
-_OWN_TYPE = r"(type\({0}\)|{0}\.__class__)"
-_HARMLESS = r"(?!\.__(name|qualname|module|doc)__)"
+_OWN_TYPE = r"(type\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
 
 
 @dataclass(eq=False)
@@ -107,7 +106,7 @@ class Reading:
         except CannotRewrite:
             return
         text = ast.unparse(scope.definition)
-        if scope.me and re.search(_OWN_TYPE.format(scope.me) + _HARMLESS, text):
+        if scope.me and re.search(_OWN_TYPE.format(scope.me), text):
             self.obstacle = f"its {name} uses the type of the module, which rewriting changes"
         if scope.me and re.search(rf"(?<!next\(){scope.me}\.(named_)?parameters\(", text):
             self.conflicts[nn.Module] = f"its {name} iterates over the parameters, and a site adds its own"
@@ -141,10 +140,10 @@ class _Reader(ast.NodeVisitor):
                 self.reading.listed.add(id(holder))
             elif isinstance(holder, nn.Module) and is_activation(holder):
                 self.reading.conflicts[type(holder)] = f"its {self.method} reads {ast.unparse(one)}"
-        self._visit_branch(self.scope.definition.body)
+        self._visit_all(self.scope.definition.body)
 
-    def _visit_branch(self, branch: ast.expr | list[ast.stmt]) -> None:
-        for node in branch if isinstance(branch, list) else [branch]:
+    def _visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
+        for node in body if isinstance(body, list) else [body]:
             self.visit(node)
 
     def visit_If(self, node: ast.If | ast.IfExp) -> None:
@@ -152,9 +151,9 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.test)
         truth = self.scope.truth(node.test)
         if truth is not False:
-            self._visit_branch(node.body)
+            self._visit_all(node.body)
         if truth is not True:
-            self._visit_branch(node.orelse)
+            self._visit_all(node.orelse)
 
     visit_IfExp = visit_If
 
@@ -264,15 +263,11 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
 
 def _obstacle_to_subclass(cls: type) -> str | None:
     """Return why a type can have no subclass: `super(type(self), self)` never ends in one."""
-    for home in homes(cls):
-        for name, value in vars(home).items() if not home.__module__.startswith("torch.") else ():
-            if isinstance(value, types.FunctionType) and "super" in value.__code__.co_names:
-                try:
-                    text = ast.unparse(definition_of(value))
-                except CannotRewrite:
-                    continue
-                if re.search(r"super\(" + _OWN_TYPE.format("self"), text):
-                    return f"its {name} calls super with the type of the object, which never ends in a subclass"
+    methods = {name: value for home in homes(cls) for name, value in vars(home).items() if inspect.isfunction(value)}
+    for name, value in methods.items():
+        names, free = {*value.__code__.co_names}, value.__code__.co_freevars
+        if "super" in names and names & {"type", "__class__"} and "__class__" not in free and name != "__init__":
+            return f"its {name} calls super with the type of the object, which never ends in a subclass"
     return None
 
 

@@ -6,6 +6,7 @@ module stores, such as `self.activation = F.relu`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,9 +27,15 @@ from flexact.surgery.calls import Call, Reading
 from flexact.surgery.rewriting import Edit
 
 Kind = Literal["module", "call", "function"]
-Place = tuple[tuple[int, int], ...]
-"""The position in definition order, level by level: the index of a child and 0, or, for a call, the index of the last
-child that is called before it and the position of the call among all calls."""
+Place = tuple[float, ...]
+"""The position in definition order: the index of a child on each level; a call is half a step behind the last child
+that is called before it."""
+
+
+_NOTHING = (
+    "No activation was found in this model: no activation module, and no call of a function such as F.relu in a "
+    "forward. If an activation is called in another way, for example through a table of functions, make it a submodule."
+)
 
 
 @dataclass(eq=False)
@@ -96,14 +103,9 @@ class Findings:
         """Return a summary for error messages."""
         lines = [f"  {name}: {type(one.original).__name__}" for one in self.found for name in one.names]
         lines += [f"  {name}: cannot be converted: {reason}" for name, reason in self.left_alone.items()]
-        if not lines:
-            return (
-                "No activation was found in this model: no activation module, and no call of a function such as F.relu "
-                "in a forward. If an activation is called in another way, for example through a table of functions, "
-                "make it a submodule of the model, or use flexact.FlexAct in its place."
-            )
-        shown = lines[:40] + ([f"  ... and {len(lines) - 40} more"] if len(lines) > 40 else [])
-        return "Found:\n" + "\n".join(shown)
+        if len(lines) > 40:
+            lines[40:] = [f"  ... and {len(lines) - 40} more"]
+        return "\n".join(["Found:", *lines]) if lines else _NOTHING
 
 
 def find(model: nn.Module, per_call: bool) -> Findings:
@@ -113,7 +115,7 @@ def find(model: nn.Module, per_call: bool) -> Findings:
     places: dict[str, Place] = {}
     for name, module in modules.items():
         parent, _, attribute = name.rpartition(".")
-        places[name] = (*places[parent], (list(modules[parent]._modules.keys()).index(attribute), 0)) if name else ()
+        places[name] = (*places[parent], list(modules[parent]._modules.keys()).index(attribute)) if name else ()
         if is_activation(module):
             search.add_module(name, module, (id(modules[parent]) if name else 0, attribute), places[name])
         else:
@@ -247,16 +249,14 @@ class _Search:
             parent, _, attribute = str(child).rpartition(".")
             self._slots[id(owner.get_submodule(parent)), attribute] = None
 
-    def _own_place(self, owner: nn.Module, call: Call | str) -> tuple[int, int]:
+    def _own_place(self, owner: nn.Module, call: Call | str) -> float:
         """Return the position of a call, or of the last call of a stored function, among the owner's children."""
-        reading = self.result.readings.get(id(owner))
-        order = reading.order if reading is not None else []
-        children = list(owner._modules.keys())
-        if call not in order:
-            return len(children), 1
-        at = len(order) - 1 - order[::-1].index(call)
-        before = {one.partition(".")[0] for one in order[:at] if isinstance(one, str)}
-        return max((i for i, child in enumerate(children) if child in before), default=-1), 1 + at
+        reading, children = self.result.readings.get(id(owner)), list(owner._modules.keys())
+        if reading is None or call not in reading.order:
+            return len(children)
+        before = reading.order[: -1 - reading.order[::-1].index(call)]
+        names = {one.partition(".")[0] for one in before if isinstance(one, str)}
+        return max((i for i, child in enumerate(children) if child in names), default=-1) + 0.5
 
 
 def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
@@ -280,11 +280,8 @@ def _is_activation_node(node: fx.Node) -> bool:
 
 
 def _free_name(base: str, taken: set[str]) -> str:
-    name, number = base, 0
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    return name
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
+    return next(name for name in names if name not in taken)
 
 
 def _joined(name: str, attribute: str) -> str:
