@@ -152,7 +152,7 @@ class SuperInMixin(Mixin, Parent):
         return super().act(h) + 1
 
 
-@left_alone("hidden has activations, and forward does not call it")
+@left_alone("is not a site")
 class PrivateMethod(Animal):
     def forward(self, x):
         return self.second(self.__hidden(self.first(x)))
@@ -192,7 +192,7 @@ class Property(Animal):
         return F.relu(self.h)
 
 
-@left_alone("act has activations, and forward does not call it")
+@left_alone("is not a site")
 class TypeOfSelf(Animal):
     def forward(self, x):
         return self.second(type(self).act(self, self.first(x)))
@@ -269,7 +269,7 @@ class DecoratedByAnObject(Animal):
         return F.relu(h)
 
 
-@left_alone("base has activations, and forward does not call it")
+@left_alone("is not a site")
 class PartialMethod(Animal):
     def base(self, h, scale):
         return F.relu(h) * scale

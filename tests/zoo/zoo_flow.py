@@ -99,7 +99,7 @@ class ModeOfAChild(Animal):
         return self.drop.apply_to(F.relu(h))
 
 
-@left_alone("encode has activations, and forward does not call it")
+@left_alone("is not a site")
 class ActivationInAChildsMethod(Animal):
     def __init__(self):
         super().__init__()

@@ -56,7 +56,7 @@ class Block(nn.Module):
         return F.relu(self.inner(x))
 
 
-@left_alone("relu_by_name has activations, and forward does not call it")
+@left_alone("is not a site")
 class MethodByName(Animal):
     def act(self, h):
         return getattr(self, "_".join(["relu", "by", "name"]))(h)
@@ -126,7 +126,7 @@ class Bounded(Animal):
         return F.hardtanh(h)
 
 
-@left_alone("sample has activations, and forward does not call it")
+@identical
 class OtherEntry(Animal):
     def act(self, h):
         return F.relu(h)
@@ -135,7 +135,7 @@ class OtherEntry(Animal):
         return F.gelu(self(x))
 
 
-@left_alone("step has activations, and forward does not call it")
+@left_alone("is not a site")
 class BlocksByStep(Animal):
     def __init__(self):
         super().__init__()

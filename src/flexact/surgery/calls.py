@@ -7,10 +7,12 @@ Only common ways of writing such a call are recognized. Any other call stays as 
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,7 @@ from flexact.surgery.rewriting import (
     tensor_of,
 )
 from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
-from flexact.surgery.sources import CannotRewrite, codes_of, digest, rewrapped
+from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
 _OWN_TYPE = r"(type\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
@@ -64,9 +66,9 @@ class Call:
 
 
 class Reading:
-    """The result of reading some methods of a module, and the methods that these call through `self`."""
+    """The result of reading a module's forward, and the methods that it calls through `self`."""
 
-    def __init__(self, owner: nn.Module, methods: Iterable[str] = ("forward", "__call__")) -> None:
+    def __init__(self, owner: nn.Module) -> None:
         self.owner = owner
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
@@ -80,7 +82,7 @@ class Reading:
         self.conflicts: dict[type, str] = {}
         """The types of submodules that a site must not replace, and the reason."""
         self.obstacle: str | None = _obstacle_to_subclass(type(owner))
-        """The reason why the module's type must not change."""
+        """The reason why the module's type must not change; None if it may."""
         self.scripted: set[str] = set()
         """The scripted functions with activations inside that are called."""
         self.edited = {
@@ -88,7 +90,11 @@ class Reading:
             for revision in getattr(type(owner), "flexact_recipe", ())
             for edit in revision.edits
         }
-        for name in methods:
+        self.foreign: list[tuple[nn.Module, str]] = []
+        """The attributes of submodules that the methods use."""
+        self._checked: set[str] = set()
+        for name in ("forward", "__call__"):
+            self.check(name)
             self.read(name)
 
     def read(self, name: str) -> None:
@@ -99,25 +105,43 @@ class Reading:
             value, function = function_of(type(self.owner), name)
             if vars(nn.Module).get(name) is value:
                 return
-            for kind in _types_checked(function):
-                self.conflicts[kind] = f"its {name} checks for this type"
             rewrapped(value, function, function)
             scope = self.scopes[name] = Scope(function, self.owner)
         except CannotRewrite:
             return
+        _Reader(self, scope, name).visit_all(scope.definition.body)
+
+    def check(self, name: str) -> None:
+        """Find what the methods of a name, in the type or its bases, do that a site or another type would change."""
+        if name not in self._checked:
+            self._checked.add(name)
+            for own_name, function in _functions(type(self.owner)):
+                if own_name == name or (name.startswith("__") and own_name.endswith(name)):
+                    self._check(name, function)
+
+    def _check(self, name: str, function: types.FunctionType) -> None:
+        for kind in _types_checked(function):
+            self.conflicts[kind] = f"its {name} checks for this type"
+        try:
+            scope = Scope(function, self.owner)
+        except CannotRewrite:
+            return
+        for node in (node for node in scope.nodes if isinstance(node, ast.Attribute)):
+            holder = scope.value(node.value)
+            is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
+            if node.attr in _LISTS_CHILDREN:
+                self.listed.add(id(holder))
+            elif is_super or holder is self.owner:
+                self.check(node.attr)
+            elif isinstance(holder, nn.Module) and is_activation(holder):
+                self.conflicts[type(holder)] = f"its {name} reads {ast.unparse(node)}"
+            elif isinstance(holder, nn.Module):
+                self.foreign.append((holder, node.attr))
         text = ast.unparse(scope.definition)
         if scope.me and re.search(_OWN_TYPE.format(scope.me), text):
             self.obstacle = f"its {name} uses the type of the module, which rewriting changes"
         if scope.me and re.search(rf"(?<!next\(){scope.me}\.(named_)?parameters\(", text):
             self.conflicts[nn.Module] = f"its {name} iterates over the parameters, and a site adds its own"
-        _Reader(self, scope, name).read()
-
-    def unreached(self) -> list[Call]:
-        """Return the calls of functions in the user's methods that forward does not call, as far as is known."""
-        owned = [home for home in homes(type(self.owner)) if not f"{home.__module__}.".startswith("torch.")]
-        methods = [name for home in owned for name, value in vars(home).items() if inspect.isfunction(value)]
-        others = Reading(self.owner, [name for name in methods if not name.startswith("__")])
-        return [call for call in others.calls if call.child is None and call.method not in self.scopes]
 
     def rewritten(self, first: type, edits: dict[str, list[Edit]]) -> type:
         """Return the subclass of a type whose methods have these edits."""
@@ -133,16 +157,7 @@ class _Reader(ast.NodeVisitor):
         self.scope = scope
         self.method = method
 
-    def read(self) -> None:
-        for one in self.scope.nodes:
-            holder = self.scope.value(one.value) if isinstance(one, ast.Attribute) else UNKNOWN
-            if isinstance(one, ast.Attribute) and one.attr in _LISTS_CHILDREN:
-                self.reading.listed.add(id(holder))
-            elif isinstance(holder, nn.Module) and is_activation(holder):
-                self.reading.conflicts[type(holder)] = f"its {self.method} reads {ast.unparse(one)}"
-        self._visit_all(self.scope.definition.body)
-
-    def _visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
+    def visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
         for node in body if isinstance(body, list) else [body]:
             self.visit(node)
 
@@ -151,9 +166,9 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.test)
         truth = self.scope.truth(node.test)
         if truth is not False:
-            self._visit_all(node.body)
+            self.visit_all(node.body)
         if truth is not True:
-            self._visit_all(node.orelse)
+            self.visit_all(node.orelse)
 
     visit_IfExp = visit_If
 
@@ -261,13 +276,22 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
     return settings
 
 
+@functools.lru_cache(maxsize=1024)
+def _functions(cls: Any) -> list[tuple[str, types.FunctionType]]:
+    """Return the functions in a type and its bases by name; also those inside properties and decorators."""
+    held = [item for home in homes(cls) if home is not nn.Module for item in vars(home).items()]
+    inner = [(name, getattr(value, "fget", None) or getattr(value, "func", None) or value) for name, value in held]
+    unwrapped = [(name, inspect.unwrap(value)) for name, value in inner if callable(value)]
+    return [(name, value) for name, value in unwrapped if isinstance(value, types.FunctionType)]
+
+
 def _obstacle_to_subclass(cls: type) -> str | None:
     """Return why a type can have no subclass: `super(type(self), self)` never ends in one."""
-    methods = {name: value for home in homes(cls) for name, value in vars(home).items() if inspect.isfunction(value)}
-    for name, value in methods.items():
-        names, free = {*value.__code__.co_names}, value.__code__.co_freevars
-        if "super" in names and names & {"type", "__class__"} and "__class__" not in free and name != "__init__":
-            return f"its {name} calls super with the type of the object, which never ends in a subclass"
+    for name, function in _functions(cls):
+        if "super" in function.__code__.co_names:
+            with contextlib.suppress(CannotRewrite):
+                if re.search(r"super\(" + _OWN_TYPE.format("self"), ast.unparse(definition_of(function))):
+                    return f"its {name} calls super with the type of the object, which never ends in a subclass"
     return None
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import fx, nn
 
 from flexact.activations import (
-    SIGMOIDS,
     function_name,
     is_activation,
     is_activation_function,
@@ -73,8 +72,6 @@ class Findings:
     found: list[Found] = field(default_factory=list)
     readings: dict[int, Reading] = field(default_factory=dict)
     """What the sources say, by the id of the submodule."""
-    unreached: list[Call] = field(default_factory=list)
-    """Calls in methods that forward does not call."""
     left_alone: dict[str, str] = field(default_factory=dict)
     """The submodules whose activations cannot be sites, and the reason."""
 
@@ -90,7 +87,7 @@ class Findings:
 
     def lines_left(self, chosen: list[Found]) -> set[tuple[str, int]]:
         """Return the files and lines of the known calls that are not rewritten."""
-        calls = {call for reading in self.readings.values() for call in reading.calls}.union(self.unreached)
+        calls = {call for reading in self.readings.values() for call in reading.calls}
         calls -= {call for one in chosen for call in one.calls}
         return {
             line
@@ -152,6 +149,12 @@ class _Search:
         self.model = model
         self.per_call = per_call
         readings = {id(module): Reading(module) for module in model.modules() if _has_source(module)}
+        waiting = [use for reading in readings.values() for use in reading.foreign]
+        for module, name in waiting:  # grows meanwhile
+            if (reading := readings.get(id(module))) is not None:
+                reading.foreign.clear()
+                reading.check(name)
+                waiting += reading.foreign
         self.result = Findings(readings=readings)
         self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: its calls were found
         self._shared: dict[int, Found] = {}
@@ -182,7 +185,7 @@ class _Search:
         reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
         if reading is not None and not reasons:
             calls = self._own_calls(reading, functions)
-            reasons = self._notes(reading)
+            reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
             if calls and (obstacle := self._obstacle(reading)) is not None:
                 reasons.append(obstacle)
             else:
@@ -196,14 +199,6 @@ class _Search:
                 at = (*place, self._own_place(owner, attribute))
                 found = Found("function", [_joined(name, attribute)], original, owner, function=function, place=at)
                 self.result.found.append(found)
-
-    def _notes(self, reading: Reading) -> list[str]:
-        """Return the activations of a module that the watch cannot see, because they do not run or are scripted."""
-        unreached = reading.unreached()
-        self.result.unreached += unreached
-        methods = {call.method for call in unreached if function_name(call.module) not in SIGMOIDS}
-        notes = [f"its {name} has activations, and forward does not call it" for name in sorted(methods)]
-        return notes + [f"it calls {name}, which is scripted" for name in sorted(reading.scripted)]
 
     def _obstacle(self, reading: Reading) -> str | None:
         """Return why the methods of a module must not be rewritten."""
