@@ -70,6 +70,8 @@ class Reading:
 
     def __init__(self, owner: nn.Module) -> None:
         self.owner = owner
+        kind: Any = type(owner)
+        self._functions = _functions(kind)
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
@@ -81,13 +83,13 @@ class Reading:
         """The ids of modules whose children are listed, so that an additional child would be noticed."""
         self.conflicts: dict[type, str] = {}
         """The types of submodules that a site must not replace, and the reason."""
-        self.obstacle: str | None = _obstacle_to_subclass(type(owner))
+        self.obstacle: str | None = _obstacle_to_subclass(self._functions)
         """The reason why the module's type must not change; None if it may."""
         self.scripted: set[str] = set()
         """The scripted functions with activations inside that are called."""
         self.edited = {
             (revision.name, edit.place): edit
-            for revision in getattr(type(owner), "flexact_recipe", ())
+            for revision in getattr(kind, "flexact_recipe", ())
             for edit in revision.edits
         }
         self.foreign: list[tuple[nn.Module, str]] = []
@@ -115,7 +117,7 @@ class Reading:
         """Find what the methods of a name, in the type or its bases, do that a site or another type would change."""
         if name not in self._checked:
             self._checked.add(name)
-            for own_name, function in _functions(type(self.owner)):
+            for own_name, function in self._functions:
                 if own_name == name or (name.startswith("__") and own_name.endswith(name)):
                     self._check(name, function)
 
@@ -277,7 +279,7 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _functions(cls: Any) -> list[tuple[str, types.FunctionType]]:
+def _functions(cls: type) -> list[tuple[str, types.FunctionType]]:
     """Return the functions in a type and its bases by name; also those inside properties and decorators."""
     held = [item for home in homes(cls) if home is not nn.Module for item in vars(home).items()]
     inner = [(name, getattr(value, "fget", None) or getattr(value, "func", None) or value) for name, value in held]
@@ -285,9 +287,9 @@ def _functions(cls: Any) -> list[tuple[str, types.FunctionType]]:
     return [(name, value) for name, value in unwrapped if isinstance(value, types.FunctionType)]
 
 
-def _obstacle_to_subclass(cls: type) -> str | None:
-    """Return why a type can have no subclass: `super(type(self), self)` never ends in one."""
-    for name, function in _functions(cls):
+def _obstacle_to_subclass(functions: list[tuple[str, types.FunctionType]]) -> str | None:
+    """Return why a type with these methods can have no subclass: `super(type(self), self)` never ends in one."""
+    for name, function in functions:
         if "super" in function.__code__.co_names:
             with contextlib.suppress(CannotRewrite):
                 if re.search(r"super\(" + _OWN_TYPE.format("self"), ast.unparse(definition_of(function))):
