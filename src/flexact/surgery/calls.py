@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import inspect
 import re
 import types
@@ -27,16 +26,7 @@ from flexact.activations import (
     is_method,
     module_of_call,
 )
-from flexact.surgery.rewriting import (
-    Edit,
-    Revision,
-    function_of,
-    homes,
-    merged,
-    place_of,
-    rewritten_class,
-    tensor_of,
-)
+from flexact.surgery.rewriting import Edit, Revision, function_of, homes, merged, place_of, rewritten_class, tensor_of
 from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
 from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
 
@@ -70,8 +60,7 @@ class Reading:
 
     def __init__(self, owner: nn.Module) -> None:
         self.owner = owner
-        kind: Any = type(owner)
-        self._functions = _functions(kind)
+        self._functions = _functions(type(owner))
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
@@ -89,7 +78,7 @@ class Reading:
         """The scripted functions with activations inside that are called."""
         self.edited = {
             (revision.name, edit.place): edit
-            for revision in getattr(kind, "flexact_recipe", ())
+            for revision in getattr(owner, "flexact_recipe", ())
             for edit in revision.edits
         }
         self.foreign: list[tuple[nn.Module, str]] = []
@@ -278,7 +267,6 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
     return settings
 
 
-@functools.lru_cache(maxsize=1024)
 def _functions(cls: type) -> list[tuple[str, types.FunctionType]]:
     """Return the functions in a type and its bases by name; also those inside properties and decorators."""
     held = [item for home in homes(cls) if home is not nn.Module for item in vars(home).items()]

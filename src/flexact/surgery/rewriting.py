@@ -20,14 +20,7 @@ from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.surgery.fused_site import FUSED, FusedOperations
-from flexact.surgery.sources import (
-    CannotRewrite,
-    compiled,
-    definition_of,
-    digest,
-    rewrapped,
-    with_code,
-)
+from flexact.surgery.sources import CannotRewrite, compiled, definition_of, digest, rewrapped, with_code
 
 Place = tuple[int, int, int, int]
 """First and last line of an expression, counted from the function's first line, and the columns of both ends."""
