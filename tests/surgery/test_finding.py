@@ -222,7 +222,9 @@ class InlineByName(Inline):
 @pytest.mark.parametrize(("cls", "told"), [(Inline, "relu"), (InlineByName, "gelu")])
 def test_an_activation_made_in_the_forward_is_reported(cls: type[nn.Module], told: str) -> None:
     x = torch.randn(2, 4)
-    with pytest.warns(UserWarning, match=f"did not see these activations:\n  1: {told} in line [0-9]+ of .*is no site"):
+    with pytest.warns(
+        UserWarning, match=f"did not see these activations:\n  1: {told} in line [0-9]+ of .*is not a site"
+    ):
         flexact.convert(nn.Sequential(nn.ReLU(), cls()))(x)
     with pytest.raises(flexact.FlexActError, match=f"{cls.__name__}: cannot be converted: {told} in line"):
         flexact.convert(cls(), example_inputs=x)
@@ -233,8 +235,8 @@ def test_activations_that_are_no_candidates_are_reported_with_the_reason() -> No
     left_alone = find(model, per_call=False).left_alone
     assert left_alone == {
         "1": "PReLU has tensors of its own",
-        "2": "Hardtanh is no candidate",
-        "3": "RReLU is no candidate",
+        "2": "Hardtanh is not a candidate",
+        "3": "RReLU is not a candidate",
     }
 
 

@@ -48,7 +48,7 @@ def test_what_runs_and_is_no_site_is_named_once_with_its_line() -> None:
     (text,) = told(model)
     line = Hidden.forward.__code__.co_firstlineno + 3
     assert text.splitlines()[0] == "flexact.convert did not see these activations:"
-    assert text.splitlines()[1].startswith(f"  0: relu in line {line} of {__file__} is no site")
+    assert text.splitlines()[1].startswith(f"  0: relu in line {line} of {__file__} is not a site")
     assert told(model) == told(model, training=False) == []
 
 

@@ -111,31 +111,31 @@ class Inherits(Parent):
     pass
 
 
-@identical
+@left_alone("is not a site")
 class CallsSuper(Grandparent):
     def forward(self, x):
         return super().forward(x) * 2
 
 
-@identical
+@left_alone("is not a site")
 class CallsSuperByName(Grandparent):
     def forward(self, x):
         return super(CallsSuperByName, self).forward(x) * 2  # noqa: UP008
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class CallsBase(Grandparent):
     def forward(self, x):
         return Grandparent.forward(self, x) * 3
 
 
-@identical
+@left_alone("is not a site")
 class CallsSuperTwice(CallsSuper):
     def forward(self, x):
         return super().forward(x) + F.relu(x[:, :3])
 
 
-@identical
+@left_alone("is not a site")
 class CallsSuperHelper(Parent):
     def act(self, h):
         return super().act(h) + torch.tanh(h)
@@ -146,13 +146,13 @@ class FromMixin(Mixin, Animal):
     pass
 
 
-@identical
+@left_alone("is not a site")
 class SuperInMixin(Mixin, Parent):
     def act(self, h):
         return super().act(h) + 1
 
 
-@identical
+@left_alone("is not a site")
 class PrivateMethod(Animal):
     def forward(self, x):
         return self.second(self.__hidden(self.first(x)))
@@ -181,7 +181,7 @@ class PrivateChild(Animal):
         return F.relu(self.__layer(h))
 
 
-@identical
+@left_alone("is not a site")
 class Property(Animal):
     def forward(self, x):
         self.h = self.first(x)
@@ -192,7 +192,7 @@ class Property(Animal):
         return F.relu(self.h)
 
 
-@left_alone("act has activations, and forward does not call it")
+@left_alone("is not a site")
 class TypeOfSelf(Animal):
     def forward(self, x):
         return self.second(type(self).act(self, self.first(x)))
@@ -255,21 +255,21 @@ class DecoratedAndReturned(Animal):
         return F.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class WrappedWithoutAName(Animal):
     @unnamed
     def act(self, h):
         return F.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class DecoratedByAnObject(Animal):
     @Calls
     def act(self, h):
         return F.relu(h)
 
 
-@left_alone("base has activations, and forward does not call it")
+@left_alone("is not a site")
 class PartialMethod(Animal):
     def base(self, h, scale):
         return F.relu(h) * scale
@@ -277,7 +277,7 @@ class PartialMethod(Animal):
     act = functools.partialmethod(base, scale=2.0)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class RebindsSelf(Animal):
     def act(self, h):
         me = self
@@ -285,7 +285,7 @@ class RebindsSelf(Animal):
         return F.relu(h) * me.p
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class NestedSelf(Animal):
     def act(self, h):
         def inner(self):
@@ -294,7 +294,7 @@ class NestedSelf(Animal):
         return inner(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class NoNamedSelf(Animal):
     def act(*args):
         return F.relu(args[1])
@@ -469,7 +469,7 @@ class SubclassOfLinear(nn.Linear):
         pass
 
 
-@left_alone("its children are gone through one by one")
+@left_alone("its children are iterated over")
 class IteratesChildren(Animal):
     def __init__(self):
         super().__init__()
@@ -481,7 +481,7 @@ class IteratesChildren(Animal):
         return x
 
 
-@left_alone("its children are gone through one by one")
+@left_alone("its children are iterated over")
 class SubclassOfSequential(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -530,13 +530,13 @@ class SuperOfItsType(Animal):
         return F.relu(h)
 
 
-@left_alone("asks for the type of the module")
+@left_alone("uses the type of the module")
 class AsksForItsType(Animal):
     def act(self, h):
         return F.relu(h) * (2 if type(self) is AsksForItsType else 1)
 
 
-@left_alone("asks for the type of the module")
+@left_alone("uses the type of the module")
 class CountsOnItsClass(Animal):
     calls = 0
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from zoo import Animal, identical
+from zoo import Animal, identical, left_alone
 
 
 class Pair(NamedTuple):
@@ -99,7 +99,7 @@ class ModeOfAChild(Animal):
         return self.drop.apply_to(F.relu(h))
 
 
-@identical
+@left_alone("is not a site")
 class ActivationInAChildsMethod(Animal):
     def __init__(self):
         super().__init__()

@@ -131,7 +131,7 @@ class MethodOfSubscript(Animal):
         return torch.cat([h[:, :3].tanh(), h[:, 3:].tanh()], 1)
 
 
-@identical
+@left_alone("is not a site")
 class UnboundMethod(Animal):
     def act(self, h):
         return torch.Tensor.relu(h)
@@ -183,7 +183,7 @@ class ApproximateGelu(Animal):
         return F.gelu(h, approximate="tanh")
 
 
-@identical
+@left_alone("is not a site")
 class BuiltinWithPositions(Animal):
     def act(self, h):
         return F.softplus(h, 2, 10)
@@ -361,19 +361,19 @@ class TakenNames(Animal):
         return F.relu(h) * len(self.relu + self.relu_1())
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class PlainFunction(Animal):
     def act(self, h):
         return plain_function(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class FunctionOfFunction(Animal):
     def act(self, h):
         return outer_function(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class MethodOfAnotherObject(Animal):
     def act(self, h):
         return LIBRARY.act(h)
@@ -385,32 +385,32 @@ class FunctionOfAnotherClass(Animal):
         return Library.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class LocalAlias(Animal):
     def act(self, h):
         f = F.elu
         return f(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ByMap(Animal):
     def act(self, h):
         return sum(map(F.relu, [h, -h]))
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ByGetattr(Animal):
     def act(self, h):
         return getattr(F, "relu")(h)  # noqa: B009
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class FromATable(Animal):
     def act(self, h):
         return TABLE["relu"](h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class FromAList(Animal):
     def act(self, h):
         for f in ACTIVATIONS:
@@ -418,7 +418,7 @@ class FromAList(Animal):
         return h
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class FromAnOwnList(Animal):
     def __init__(self):
         super().__init__()
@@ -428,7 +428,7 @@ class FromAnOwnList(Animal):
         return self.functions[0](h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ModulesInAPlainList(Animal):
     def __init__(self):
         super().__init__()
@@ -438,19 +438,19 @@ class ModulesInAPlainList(Animal):
         return self.functions[0](h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class GlobalModule(Animal):
     def act(self, h):
         return MODULE(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class GlobalPartial(Animal):
     def act(self, h):
         return HALF(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class OwnPartial(Animal):
     def __init__(self):
         super().__init__()
@@ -460,13 +460,13 @@ class OwnPartial(Animal):
         return self.half(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class MadeInline(Animal):
     def act(self, h):
         return nn.ReLU()(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class OwnSetting(Animal):
     def __init__(self):
         super().__init__()
@@ -479,13 +479,13 @@ class OwnSetting(Animal):
         self.slope = 0.7
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class GlobalSetting(Animal):
     def act(self, h):
         return F.leaky_relu(h, SLOPE)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class LearntSetting(Animal):
     def __init__(self):
         super().__init__()
@@ -495,21 +495,21 @@ class LearntSetting(Animal):
         return F.leaky_relu(h, float(self.slope))
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class UnpackedArguments(Animal):
     def act(self, h):
         arguments = (h, 0.2)
         return F.leaky_relu(*arguments)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class UnpackedKeywords(Animal):
     def act(self, h):
         settings = {"negative_slope": 0.2}
         return F.leaky_relu(h, **settings)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ImportedInside(Animal):
     def act(self, h):
         import torch.nn.functional as inside
@@ -517,19 +517,19 @@ class ImportedInside(Animal):
         return inside.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ShadowedByArgument(Animal):
     def act(self, h, F=functional):
         return F.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class AsDefault(Animal):
     def act(self, h, f=F.relu):
         return f(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class StaticMethod(Animal):
     def act(self, h):
         return self.static(h)
@@ -539,7 +539,7 @@ class StaticMethod(Animal):
         return F.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ClassMethod(Animal):
     def act(self, h):
         return self.of_class(h)
@@ -549,7 +549,7 @@ class ClassMethod(Animal):
         return F.relu(h)
 
 
-@left_alone("is no site")
+@left_alone("is not a site")
 class ClassMethodOfClassMethod(Animal):
     def act(self, h):
         return self.deep(h)

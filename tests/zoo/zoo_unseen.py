@@ -56,7 +56,7 @@ class Block(nn.Module):
         return F.relu(self.inner(x))
 
 
-@left_alone("relu_by_name has activations, and forward does not call it")
+@left_alone("is not a site")
 class MethodByName(Animal):
     def act(self, h):
         return getattr(self, "_".join(["relu", "by", "name"]))(h)
@@ -126,7 +126,7 @@ class Bounded(Animal):
         return F.hardtanh(h)
 
 
-@left_alone("sample has activations, and forward does not call it")
+@identical
 class OtherEntry(Animal):
     def act(self, h):
         return F.relu(h)
@@ -135,7 +135,7 @@ class OtherEntry(Animal):
         return F.gelu(self(x))
 
 
-@left_alone("step has activations, and forward does not call it")
+@left_alone("is not a site")
 class BlocksByStep(Animal):
     def __init__(self):
         super().__init__()
@@ -189,7 +189,7 @@ class BoundForward(WithModule):
         return self.rectify(h)
 
 
-@left_alone("act names their type")
+@left_alone("act checks for this type")
 class UnboundForward(WithModule):
     def act(self, h):
         return nn.ReLU.forward(self.relu, h)
@@ -202,7 +202,7 @@ class CountedByItsDecorator(Animal):
         return F.relu(h) * (2 if type(self).act.calls else 1)
 
 
-@left_alone("act names their type")
+@left_alone("act checks for this type")
 class AsksForTypes(WithModule):
     def act(self, h):
         for layer in self.children():
@@ -211,31 +211,31 @@ class AsksForTypes(WithModule):
         return h
 
 
-@left_alone("act names their type")
+@left_alone("act checks for this type")
 class ComparesTypes(WithModule):
     def act(self, h):
         return self.relu(h) + (type(self.relu) is nn.ReLU)
 
 
-@left_alone("act names their type")
+@left_alone("act checks for this type")
 class HelperAsksForTypes(WithModule):
     def act(self, h):
         return run([self.first, self.relu], h)
 
 
-@left_alone("forward goes through the parameters")
+@left_alone("forward iterates over the parameters")
 class PenalisesItsParameters(WithModule):
     def forward(self, x):
         return super().forward(x) + sum(parameter.square().sum() for parameter in self.parameters())
 
 
-@left_alone("forward goes through the parameters")
+@left_alone("forward iterates over the parameters")
 class PenalisesTheirNames(Animal):
     def act(self, h):
         return F.relu(h)
 
     def forward(self, x):
-        return super().forward(x) + len([name for name, _ in self.named_parameters()])
+        return self.second(self.act(self.first(x))) + len([name for name, _ in self.named_parameters()])
 
 
 @identical
@@ -244,7 +244,7 @@ class TypeOfItsParameters(WithModule):
         return super().forward(x.to(next(self.parameters()).dtype))
 
 
-@left_alone("act has self.leaky.negative_slope")
+@left_alone("act reads self.leaky.negative_slope")
 class ReadsASetting(Animal):
     def __init__(self):
         super().__init__()

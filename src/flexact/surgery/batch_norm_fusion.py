@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx, nn
 
-from flexact.surgery.calls import Call, Method, Reading
+from flexact.surgery.calls import Call, Reading
 from flexact.surgery.finding import Findings, Found
-from flexact.surgery.fused_site import forward_in_turn, is_plain, is_untouched, runs_in_turn
-from flexact.surgery.in_place import is_fresh
-from flexact.surgery.rewriting import FORWARDS, FUSED, Edit, Place, Revision, Rewritten, place_of, rewritten_class
-from flexact.surgery.scope import Scope
+from flexact.surgery.fused_site import FUSED, forward_in_turn, is_plain, is_untouched, runs_in_turn
+from flexact.surgery.rewriting import FORWARDS, Edit, Place, Revision, Rewritten, place_of, rewritten_class
+from flexact.surgery.scope import Scope, is_fresh
 
 
 @dataclass
@@ -56,7 +55,7 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
         elif (reading := findings.readings.get(id(owner))) is not None and "forward" not in vars(owner) and own_sites:
             edits, fused = _edits(reading, own_sites, names)
             if fused:
-                found.add(owner, rewritten_class(first, reading.recipe_of(first, edits)), prefix, fused)
+                found.add(owner, reading.rewritten(first, edits), prefix, fused)
     if graphs:
         found.obstacles.append(
             f"{graphs[0]}: a torch.fx.GraphModule has no source to rewrite; fuse it before it is traced"
@@ -76,11 +75,11 @@ def unfused_class(owner: Rewritten) -> type:
     """The type of a rewritten submodule without the fused calls in its forward."""
     kinds = {edit.kind for revision in owner.flexact_recipe for edit in revision.edits}
     digests = {revision.digest for revision in owner.flexact_recipe}
-    return owner.flexact_first if kinds & FUSED or digests & FORWARDS.keys() else type(owner)
+    return owner.flexact_first if kinds & FUSED.keys() or digests & FORWARDS.keys() else type(owner)
 
 
 FORWARDS["in turn"] = forward_in_turn
-_IN_TURN = Revision("forward", 0, "forward", "in turn", ())
+_IN_TURN = Revision("forward", "in turn", ())
 
 
 def _behind_norms(sequence: nn.Sequential) -> set[str]:
@@ -89,15 +88,15 @@ def _behind_norms(sequence: nn.Sequential) -> set[str]:
     return {following for (_, child), (following, _) in itertools.pairwise(children) if is_plain(child, nn.BatchNorm2d)}
 
 
-def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[dict[Method, list[Edit]], set[str]]:
+def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[dict[str, list[Edit]], set[str]]:
     """How to rewrite the methods behind a forward, and the sites that are fused then.
 
     sites: by their names in the module; names: those that the chosen calls get.
     """
     calls = {(call.method, call.edit.place): call for call in reading.calls if call.edit.kind == "call"}
-    edits: dict[Method, list[Edit]] = {}
+    edits: dict[str, list[Edit]] = {}
     fused: set[str] = set()
-    for method, scope in reading.methods():
+    for method, scope in reading.scopes.items():
         own = {place: call for (home, place), call in calls.items() if home == method}
         called = {
             place: (names.get(call, call.edit.child), names.get(call, call.child or ""))
@@ -301,7 +300,7 @@ class _Method:
         if "" in use.called and isinstance(y, ast.Name):
             return False
         for path in use.called - {""}:
-            child = self.scope.first.get_submodule(path)
+            child = self.scope.owner.get_submodule(path)
             if any(module is norm for module in child.modules()):
                 return False
         if isinstance(y, ast.Name) and isinstance(before, ast.Assign) and ast.unparse(before.targets[0]) == y.id:

@@ -1,374 +1,292 @@
-"""The activation calls in the methods behind a module's forward, as their source has them.
+"""The activation calls in the source of a module's methods.
 
-Common ways of writing such a call are understood. Others are left as they are, and named when they run (see
-`flexact.surgery.watching`).
+Only common ways of writing such a call are recognized. Any other call stays as it is, and
+`flexact.surgery.watching` warns about it when it runs.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
+import contextlib
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexact.activations import (
     ELEMENTWISE,
-    SIGMOIDS,
-    function_name,
     is_activation,
     is_activation_function,
     is_activation_type,
     is_method,
     module_of_call,
 )
-from flexact.surgery.in_place import is_unseen
-from flexact.surgery.rewriting import Edit, Recipe, Revision, function_of, homes, merged, place_of, tensor_of
-from flexact.surgery.scope import UNKNOWN, Scope
+from flexact.surgery.rewriting import Edit, Revision, function_of, homes, merged, place_of, rewritten_class, tensor_of
+from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
 from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
-
-
-class Method(NamedTuple):
-    """A method of one of the classes behind a module, and its name in a subclass that rewrites it."""
-
-    home: int
-    attribute: str
-    name: str
+_OWN_TYPE = r"(type\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
 
 
 @dataclass(eq=False)
 class Call:
-    """One activation call of a method."""
+    """An activation call in a method."""
 
     reading: Reading
-    method: Method
+    method: str
     edit: Edit
     module: nn.Module
-    """The module that does what the call does."""
+    """A module that computes the same as the call."""
     child: str | None
-    """The attribute that is called, where it is one: a child module, or a function that the module keeps."""
+    """The path of the child module, or the name of the stored function, that is called; None for other functions."""
     is_plain: bool
-    """Whether it has the tensor as its only argument, so that a site can be called in its place."""
-
-    @property
-    def owner(self) -> nn.Module:
-        return self.reading.owner
+    """Whether a site can be called with the same arguments."""
 
     @property
     def lines(self) -> Iterator[tuple[str, int]]:
-        """The lines of a file on which it stands."""
-        _, function = function_of(type(self.owner), self.method.home, self.method.attribute)
-        first, (start, _, end, _) = function.__code__.co_firstlineno, self.edit.place
-        return ((function.__code__.co_filename, first + line) for line in range(start, end + 1))
-
-
-class _Link(NamedTuple):
-    """A call such as `super().forward(x)`."""
-
-    caller: Method
-    edit: Edit
-    method: Method
+        """The file and the lines of the call."""
+        code, (start, _, end, _) = self.reading.scopes[self.method].function.__code__, self.edit.place
+        return ((code.co_filename, code.co_firstlineno + line) for line in range(start, end + 1))
 
 
 class Reading:
-    """What the source behind a module's forward says.
+    """The result of reading a module's forward, and the methods that it calls through `self`."""
 
-    known: the ids of all modules of the model.
-    """
-
-    def __init__(self, owner: nn.Module, known: set[int]) -> None:
+    def __init__(self, owner: nn.Module) -> None:
         self.owner = owner
+        self._functions = _functions(type(owner))
+        self.scopes: dict[str, Scope] = {}
+        """The methods that were read."""
         self.calls: list[Call] = []
         self.order: list[Call | str] = []
-        """The calls, and the names of the children that are called or used, in the order of the source."""
+        """The calls, and the names of the children that are called or used, in source order."""
         self.values: set[str] = set()
-        """The children that are used without a call."""
-        self.obstacle: str | None = _obstacle_to_subclass(type(owner))
-        """Why the module's type must stay as it is."""
-        self.foreign: list[tuple[nn.Module, str]] = []
-        """Methods of other modules than forward that this one calls."""
+        """The children that are used without being called."""
         self.listed: set[int] = set()
-        """The ids of modules whose children are gone through, so that a new one among them would be, too."""
-        self.asked: dict[type, str] = {}
-        """The types of modules below this one that no site may take the place of, and why."""
-        self.notes: list[str] = []
-        """What is left alone, and why."""
-        self.unreached: list[Call] = []
-        """The calls of functions in methods that forward does not call."""
-        self.known = known
-        self._homes = homes(type(owner))
-        self._links: list[_Link] = []
-        self._digests: dict[Method, str] = {}
-        self._edited = {
-            (revision.home, revision.attribute, edit.place): edit
-            for revision in getattr(type(owner), "flexact_recipe", ())
+        """The ids of modules whose children are listed, so that an additional child would be noticed."""
+        self.conflicts: dict[type, str] = {}
+        """The types of submodules that a site must not replace, and the reason."""
+        self.obstacle: str | None = _obstacle_to_subclass(self._functions)
+        """The reason why the module's type must not change; None if it may."""
+        self.scripted: set[str] = set()
+        """The scripted functions with activations inside that are called."""
+        self.edited = {
+            (revision.name, edit.place): edit
+            for revision in getattr(owner, "flexact_recipe", ())
             for edit in revision.edits
         }
+        self.foreign: list[tuple[nn.Module, str]] = []
+        """The attributes of submodules that the methods use."""
+        self._checked: set[str] = set()
+        for name in ("forward", "__call__"):
+            self.check(name)
+            self.read(name)
 
     def read(self, name: str) -> None:
-        """Read a method and what it calls."""
-        if (method := self._method(name)) is not None:
-            self._read(method)
-
-    def read_the_rest(self) -> None:
-        """Read the methods that forward does not call, as far as the source tells."""
-        other = Reading(self.owner, self.known)
-        for home in self._homes:
-            if home is not nn.Module and not home.__module__.startswith("torch."):
-                for name, value in vars(home).items():
-                    if isinstance(value, types.FunctionType) and not name.startswith("__"):
-                        other.read(name)
-        self.unreached = [call for call in other.calls if call.child is None and call.method not in self._digests]
-        names = {call.method.attribute for call in self.unreached if function_name(call.module) not in SIGMOIDS}
-        self.notes += [f"its {name} has activations, and forward does not call it" for name in sorted(names)]
-
-    def recipe(self, names: dict[Call, str]) -> Recipe:
-        """How to rewrite the methods so that these calls are calls of the children of these names."""
-        edits: dict[Method, list[Edit]] = {}
-        for call, name in names.items():
-            edits.setdefault(call.method, []).append(call.edit._replace(child=name))
-        return self.recipe_of(type(self.owner), edits)
-
-    def recipe_of(self, first: type, edits: dict[Method, list[Edit]]) -> Recipe:
-        """The same for any edits of a type, by method, and for whoever calls such a method by super()."""
-        waiting = list(edits)
-        while waiting:
-            method = waiting.pop()
-            for link in self._links:
-                if link.method == method and link.edit not in edits.get(link.caller, []):
-                    edits.setdefault(link.caller, []).append(link.edit)
-                    waiting.append(link.caller)
-        revisions = [
-            Revision(method.name, method.home, method.attribute, self._digests[method], tuple(found))
-            for method, found in edits.items()
-        ]
-        return merged(first, revisions)
-
-    def methods(self) -> Iterable[tuple[Method, Scope]]:
-        """The methods that were read."""
-        for method in self._digests:
-            _, function = function_of(type(self.owner), method.home, method.attribute)
-            yield method, Scope(function, definition_of(function), self.owner)
-
-    def _method(self, name: str, behind: int = -1) -> Method | None:
-        """The method of a name; behind: in a class behind this one, as super() has it."""
-        for home, cls in enumerate(self._homes):
-            if home > behind and name in vars(cls):
-                return Method(home, name, name if behind < 0 else f"flexact_{home}_{name}")
-        return None
-
-    def _read(self, method: Method) -> None:
-        if method in self._digests or self._homes[method.home] is nn.Module:
+        """Read a method and the methods that it calls. A method that cannot be rewritten is skipped."""
+        if name in self.scopes:
             return
         try:
-            value, function = function_of(type(self.owner), method.home, method.attribute)
-            self.asked |= dict.fromkeys(_types_asked_for(function), f"{method.attribute} names their type")
-            definition = definition_of(function)
+            value, function = function_of(type(self.owner), name)
+            if vars(nn.Module).get(name) is value:
+                return
             rewrapped(value, function, function)
+            scope = self.scopes[name] = Scope(function, self.owner)
         except CannotRewrite:
             return
-        self._digests[method] = digest(definition)
-        scope = Scope(function, definition, self.owner)
-        if scope.asks_for_its_type():
-            self.obstacle = f"its {method.attribute} asks for the type of the module, which a rewritten one changes"
-        if scope.me and re.search(rf"(?<!next\(){scope.me}\.(named_)?parameters\(", ast.unparse(definition)):
-            self.asked[nn.Module] = f"{method.attribute} goes through the parameters, and a site has some"
-        _Reader(self, scope, method).read()
+        _Reader(self, scope, name).visit_all(scope.definition.body)
+
+    def check(self, name: str) -> None:
+        """Find what the methods of a name, in the type or its bases, do that a site or another type would change."""
+        if name not in self._checked:
+            self._checked.add(name)
+            for own_name, function in self._functions:
+                if own_name == name or (name.startswith("__") and own_name.endswith(name)):
+                    self._check(name, function)
+
+    def _check(self, name: str, function: types.FunctionType) -> None:
+        for kind in _types_checked(function):
+            self.conflicts[kind] = f"its {name} checks for this type"
+        try:
+            scope = Scope(function, self.owner)
+        except CannotRewrite:
+            return
+        for node in (node for node in scope.nodes if isinstance(node, ast.Attribute)):
+            holder = scope.value(node.value)
+            is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
+            if node.attr in _LISTS_CHILDREN:
+                self.listed.add(id(holder))
+            elif is_super or holder is self.owner:
+                self.check(node.attr)
+            elif isinstance(holder, nn.Module) and is_activation(holder):
+                self.conflicts[type(holder)] = f"its {name} reads {ast.unparse(node)}"
+            elif isinstance(holder, nn.Module):
+                self.foreign.append((holder, node.attr))
+        text = ast.unparse(scope.definition)
+        if scope.me and re.search(_OWN_TYPE.format(scope.me), text):
+            self.obstacle = f"its {name} uses the type of the module, which rewriting changes"
+        if scope.me and re.search(rf"(?<!next\(){scope.me}\.(named_)?parameters\(", text):
+            self.conflicts[nn.Module] = f"its {name} iterates over the parameters, and a site adds its own"
+
+    def rewritten(self, first: type, edits: dict[str, list[Edit]]) -> type:
+        """Return the subclass of a type whose methods have these edits."""
+        revisions = [Revision(name, digest(self.scopes[name].definition), tuple(own)) for name, own in edits.items()]
+        return rewritten_class(first, merged(first, revisions))
 
 
-class _Reader:
-    """Reads one method."""
+class _Reader(ast.NodeVisitor):
+    """Visits the nodes of one method in the order of evaluation."""
 
-    def __init__(self, reading: Reading, scope: Scope, method: Method) -> None:
+    def __init__(self, reading: Reading, scope: Scope, method: str) -> None:
         self.reading = reading
         self.scope = scope
         self.method = method
 
-    def read(self) -> None:
-        for one in ast.walk(self.scope.definition):
-            holder = self.scope.value(one.value) if isinstance(one, ast.Attribute) else UNKNOWN
-            if isinstance(one, ast.Attribute) and one.attr in _LISTS_CHILDREN:
-                self.reading.listed.add(id(holder))
-            elif isinstance(holder, nn.Module) and is_activation(holder):
-                self.reading.asked[type(holder)] = f"{self.method.attribute} has {ast.unparse(one)}"
-        body: Any = self.scope.definition.body
+    def visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
         for node in body if isinstance(body, list) else [body]:
-            self._visit(node)
+            self.visit(node)
 
-    def _visit(self, node: ast.AST) -> None:
-        """In the order of evaluation: what a node needs comes before it."""
-        if isinstance(node, ast.Call):
-            self._visit_call(node)
-        elif isinstance(node, (ast.Attribute, ast.Name)):
-            if isinstance(node.ctx, ast.Load):
-                self._visit_value(node)
-        elif isinstance(node, (ast.If, ast.IfExp)):
-            self._visit(node.test)
-            truth = self.scope.truth(node.test)  # what cannot run now stays as it is, should it run later
-            for branch in (node.body if truth is not False else [], node.orelse if truth is not True else []):
-                for statement in branch if isinstance(branch, list) else [branch]:
-                    self._visit(statement)
-        else:
-            for child in ast.iter_child_nodes(node):
-                self._visit(child)
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+        """Skip a branch that the module's settings rule out, so that it has no site that never runs."""
+        self.visit(node.test)
+        truth = self.scope.truth(node.test)
+        if truth is not False:
+            self.visit_all(node.body)
+        if truth is not True:
+            self.visit_all(node.orelse)
 
-    def _visit_value(self, node: ast.Attribute | ast.Name) -> None:
+    visit_IfExp = visit_If
+
+    def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""
+        if not isinstance(node.ctx, ast.Load):
+            return
         value, path = self.scope.value(node), self._own_path(node)
         if path:
             self.reading.values.add(path)
             self.reading.order.append(path)
-        elif isinstance(value, (property, functools.cached_property, types.MethodType)):
-            self._visit_method(value, node)
-        elif isinstance(node, ast.Attribute) and value is UNKNOWN:
-            self._visit(node.value)
+        elif value is UNKNOWN and isinstance(node, ast.Attribute):
+            self.visit(node.value)
+        else:
+            self._follow(value, node)
 
-    def _visit_call(self, node: ast.Call) -> None:
+    visit_Name = visit_Attribute
+
+    def visit_Call(self, node: ast.Call) -> None:
         value, path = self.scope.value(node.func), self._own_path(node.func)
-        above = self._above(node)
-        if value is UNKNOWN and above is None:
-            self._visit(node.func)
+        if value is UNKNOWN:
+            self.visit(node.func)
         for argument in [*node.args, *node.keywords]:
-            self._visit(argument)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if above is not None:
-            self.reading._read(above)
-            edit = Edit("super", place_of(node, self.scope.function), above.name)
-            self.reading._links.append(_Link(self.method, edit, above))
-        elif path and isinstance(value, nn.Module):
+            self.visit(argument)
+        if path and isinstance(value, nn.Module):
             self.reading.order.append(path)
             if is_activation(value):
-                self._activation(node, value, path)
+                self._add(node, value, path)
         elif is_activation_function(value):
-            self._activation(node, value, path)
+            self._add(node, value, path)
             self.reading.order += [path] if path else []
-        elif is_method(name) and (getattr(Tensor, name) is value or self._is_of_tensor(node, value)):
-            self._activation(node, name, None)
+        elif self._is_method_of_tensor(node, value):
+            self._add(node, node.func.attr, None)  # type: ignore[attr-defined]
         elif isinstance(value, torch.jit.ScriptFunction):
             if any(f"aten::{name}" in str(value.graph) for name in ELEMENTWISE):
-                self.reading.notes.append(f"it calls {ast.unparse(node.func)}, which is scripted")
-        elif value is not UNKNOWN:
-            self._visit_method(value, node.func)
+                self.reading.scripted.add(ast.unparse(node.func))
+        else:
+            self._follow(value, node.func)
 
     def _own_path(self, node: ast.AST) -> str | None:
-        """The path to a submodule, or to a function that the module keeps."""
+        """Return the path of a submodule, or the name of a function that the module stores."""
         path, owner = self.scope.path(node), self.reading.owner
         if path and (path.partition(".")[0] in owner._modules or is_activation_function(vars(owner).get(path))):
             return path
         return None
 
-    def _is_of_tensor(self, node: ast.Call, value: Any) -> bool:
-        """Whether `x.relu()` is the method of a tensor, as far as the source tells."""
-        if not isinstance(node.func, ast.Attribute) or node.args or node.keywords:
+    def _is_method_of_tensor(self, node: ast.Call, value: Any) -> bool:
+        """Return whether a call is that of a tensor's method, such as `x.relu()`, as far as the source tells."""
+        if not isinstance(node.func, ast.Attribute) or not is_method(node.func.attr) or node.args or node.keywords:
             return False
         holder = self.scope.value(node.func.value)
-        return isinstance(holder, Tensor) or (holder is UNKNOWN and value is UNKNOWN)
+        return value is UNKNOWN and (holder is UNKNOWN or isinstance(holder, Tensor))
 
-    def _above(self, node: ast.Call) -> Method | None:
-        """The method that `super().forward` is."""
-        func = node.func
-        if not isinstance(func, ast.Attribute) or not isinstance(func.value, ast.Call):
-            return None
-        if self.scope.value(func.value.func) is not super:
-            return None
-        named = self.scope.value(func.value.args[0]) if func.value.args else self.scope.home
-        known = self.reading._homes
-        return self.reading._method(self.scope.mangled(func.attr), known.index(named)) if named in known else None
+    def _follow(self, value: Any, node: ast.AST) -> None:
+        """Read a method of the module that is called or passed on."""
+        is_own = isinstance(value, types.MethodType) and value.__self__ is self.reading.owner
+        if is_own and isinstance(node, ast.Attribute) and node.attr not in vars(self.reading.owner):
+            self.reading.read(node.attr)
 
-    def _visit_method(self, value: Any, node: ast.AST) -> None:
-        """A method of this module, or of another one of the model."""
-        holder = self.scope.value(node.value) if isinstance(node, ast.Attribute) else UNKNOWN
-        name = self.scope.mangled(node.attr) if isinstance(node, ast.Attribute) else ""
-        is_bound = not isinstance(value, types.FunctionType) and getattr(value, "__self__", holder) is holder
-        if not isinstance(holder, nn.Module) or not is_bound or name in vars(holder):
-            return
-        if holder is self.reading.owner:
-            self.reading.read(name)
-        elif id(holder) in self.reading.known and name != "forward" and not is_activation(holder):
-            self.reading.foreign.append((holder, name))
-
-    def _activation(self, node: ast.Call, target: Any, child: str | None) -> None:
-        """An activation's call, which can be a site's, unless nothing else can stand in its place."""
+    def _add(self, node: ast.Call, target: Any, child: str | None) -> None:
+        """Add an activation call, if its arguments are a tensor and constants."""
         reading, place, tensor = self.reading, place_of(node, self.scope.function), tensor_of(node)
-        edit = reading._edited.get((self.method.home, self.method.attribute, place))
-        if edit is not None:  # by an earlier conversion: the call of a child
+        edit = reading.edited.get((self.method, place))
+        if edit is not None:  # an earlier conversion replaced it by the call of a child
             call = Call(reading, self.method, edit, reading.owner.get_submodule(edit.child), edit.child, True)
             reading.calls += [call] if is_activation(call.module) else []
             reading.order.append(edit.child)
             return
-        settings, inplace = _settings(node, target)
+        settings = _settings(node, target)
         if not self.scope.me or tensor is None or settings is None:
             return
-        if isinstance(target, nn.Module):
-            module: nn.Module | None = target if not settings else None
-            inplace = inplace or getattr(target, "inplace", False)
-        else:
+        inplace = settings.pop("inplace", False)
+        module: nn.Module | None = target if isinstance(target, nn.Module) and not settings else None
+        if not isinstance(target, nn.Module):
             kind = "call_method" if isinstance(target, str) else "call_function"
             module = module_of_call(kind, target, (), settings)
         if module is None:
             return
-        kind = "overwrite" if inplace and not is_unseen(self.scope, node, tensor) else "call"
-        if isinstance(inplace, ast.expr):
-            kind = "overwrite if"
-        plain = isinstance(target, str) or len(node.args) + len(node.keywords) == 1
-        call = Call(reading, self.method, Edit(kind, place), module, child, plain and kind == "call")
+        is_observed = bool(inplace) and not is_unobserved(self.scope, node, tensor)
+        kind = "overwrite if" if isinstance(inplace, ast.expr) else "overwrite" if is_observed else "call"
+        is_plain = isinstance(target, str) or len(node.args) + len(node.keywords) == 1
+        call = Call(reading, self.method, Edit(kind, place), module, child, is_plain and kind == "call")
         reading.calls.append(call)
         reading.order.append(call)
 
 
-def _settings(node: ast.Call, target: Any) -> tuple[dict[str, Any] | None, Any]:
-    """The constants that a call has beside the tensor, by name, None where they are none; and whether it overwrites the
-    tensor: a constant, or the expression that says so."""
-    if any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords):
-        return None, False
+def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
+    """Return the arguments of an activation call beside the tensor; None if one is not constant. The expression of a
+    keyword `inplace` need not be."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    inplace: Any = name.endswith("_")
-    try:
-        names = list(inspect.signature(target).parameters) if callable(target) else []
-    except ValueError:  # torch's builtin functions do not say
-        names = ["input", *_BUILTINS.get(name, ())]
-    given = dict(zip(names, node.args, strict=False))
-    given |= {str(keyword.arg): keyword.value for keyword in node.keywords}
+    names = list(inspect.signature(target).parameters) if inspect.isfunction(target) else ["input"]
+    if len(node.args) > len(names) or any(isinstance(one, ast.Starred) for one in node.args):
+        return None
+    given = dict(zip(names, node.args, strict=False)) | {str(one.arg): one.value for one in node.keywords}
+    given.pop("input", None)
     settings: dict[str, Any] = {}
-    for name, value in list(given.items())[not isinstance(target, str) and bool(node.args) :]:
-        try:
-            settings[name] = ast.literal_eval(value)
-        except ValueError:
-            if name == "inplace":
-                inplace = value
-            elif name != "input":
-                return None, False
-    return settings, settings.pop("inplace", False) or inplace
+    if isinstance(given.get("inplace"), (ast.Name, ast.Attribute)) and len(node.args) == 1:
+        settings["inplace"] = given.pop("inplace")
+    try:
+        settings |= {name: ast.literal_eval(value) for name, value in given.items()}
+    except ValueError:
+        return None
+    if name.endswith("_") or getattr(target, "inplace", False):
+        settings["inplace"] = True
+    return settings
 
 
-_BUILTINS = {"softplus": ("beta", "threshold"), "leaky_relu_": ("negative_slope",), "elu_": ("alpha",)}
+def _functions(cls: type) -> list[tuple[str, types.FunctionType]]:
+    """Return the functions in a type and its bases by name; also those inside properties and decorators."""
+    held = [item for home in homes(cls) if home is not nn.Module for item in vars(home).items()]
+    inner = [(name, getattr(value, "fget", None) or getattr(value, "func", None) or value) for name, value in held]
+    unwrapped = [(name, inspect.unwrap(value)) for name, value in inner if callable(value)]
+    return [(name, value) for name, value in unwrapped if isinstance(value, types.FunctionType)]
 
 
-def _obstacle_to_subclass(cls: type) -> str | None:
-    """A `super` that starts from the type of the object, which never ends in a subclass."""
-    for home in homes(cls):
-        for name, value in vars(home).items() if not home.__module__.startswith("torch.") else ():
-            if isinstance(value, types.FunctionType) and "super" in value.__code__.co_names:
-                try:
-                    text = ast.unparse(definition_of(value))
-                except CannotRewrite:
-                    continue
-                if "super(type(self)" in text or "super(self.__class__" in text:
+def _obstacle_to_subclass(functions: list[tuple[str, types.FunctionType]]) -> str | None:
+    """Return why a type with these methods can have no subclass: `super(type(self), self)` never ends in one."""
+    for name, function in functions:
+        if "super" in function.__code__.co_names:
+            with contextlib.suppress(CannotRewrite):
+                if re.search(r"super\(" + _OWN_TYPE.format("self"), ast.unparse(definition_of(function))):
                     return f"its {name} calls super with the type of the object, which never ends in a subclass"
     return None
 
 
-def _types_asked_for(function: types.FunctionType, depth: int = 1) -> Iterator[type]:
-    """The activation types that a function, or one that it calls, may compare with the types of modules, or whose
-    forward it may call."""
+def _types_checked(function: types.FunctionType, depth: int = 1) -> Iterator[type]:
+    """Return the activation types that a function, or one that it calls, may compare with a module's type."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     held = [function.__globals__.get(name) for name in names]
     if names & {"isinstance", "type", "__class__", "forward"}:
@@ -377,4 +295,4 @@ def _types_asked_for(function: types.FunctionType, depth: int = 1) -> Iterator[t
             yield from filter(is_activation_type, kinds)
     for one in held if depth else ():
         if isinstance(one, types.FunctionType) and not f"{one.__module__}.".startswith("torch."):
-            yield from _types_asked_for(one, depth - 1)
+            yield from _types_checked(one, depth - 1)

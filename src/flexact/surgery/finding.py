@@ -1,11 +1,12 @@
-"""Every activation of a model that could become a site.
+"""The activations of a model that can become sites.
 
-It is one of three things: a "module" such as nn.ReLU; a "call" such as F.relu(x) in a forward; a "function" kept as an
-attribute, such as `self.activation = F.relu`.
+There are three kinds: a "module" such as nn.ReLU, a "call" such as F.relu(x) in a method, and a "function" that a
+module stores, such as `self.activation = F.relu`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,31 +23,36 @@ from flexact.activations import (
     module_of_call,
 )
 from flexact.surgery.calls import Call, Reading
-from flexact.surgery.rewriting import rewritten_class
-from flexact.surgery.sources import codes_of
+from flexact.surgery.rewriting import Edit
 
 Kind = Literal["module", "call", "function"]
-Place = tuple[tuple[int, int], ...]
-"""Where something stands in the order of definition: level by level, the number of a child, or that of the last child
-before a forward's own call, and then 0 for the child itself and 1, 2, ... for the calls behind it."""
+Place = tuple[float, ...]
+"""The position in definition order: the index of a child on each level; a call is half a step behind the last child
+that is called before it."""
+
+
+_NOTHING = (
+    "No activation was found in this model: no activation module, and no call of a function such as F.relu in a "
+    "forward. If an activation is called in another way, for example through a table of functions, make it a submodule."
+)
 
 
 @dataclass(eq=False)
 class Found:
-    """An activation that could become a site."""
+    """An activation that can become a site."""
 
     kind: Kind
     names: list[str]
-    """Where it is, or will be, in the model's tree; several for a shared module."""
+    """The names of the site in the model's tree; several for a shared module."""
     original: nn.Module
-    """The module itself, or the one that does what the call does."""
+    """The module itself, or one that computes the same as the call."""
     owner: nn.Module
-    """The submodule whose forward or attribute it is; the model for a module."""
+    """The submodule that makes the call or stores the function; the model for a module."""
     calls: list[Call] = field(default_factory=list)
-    """The calls that have to be rewritten for it."""
+    """The calls that have to be rewritten."""
     function: Callable[..., Any] | None = None
     child: str | None = None
-    """The name of the attribute whose call this is; `where` can use it for all of that attribute's calls."""
+    """The name of the attribute that is called; `where` can use it for all calls of that attribute."""
     place: Place = ()
 
     @property
@@ -55,121 +61,108 @@ class Found:
 
     @property
     def answers_to(self) -> list[str]:
-        """The names by which `where` can ask for it."""
+        """The names that `where` can use for it."""
         return self.names if self.child is None else [*self.names, self.child]
 
 
 @dataclass
 class Findings:
-    """All of them in definition order, with a forward's own calls between the children where it makes them; what the
-    sources say, by the owner's id; and what cannot be a site and why."""
+    """The activations of a model in definition order, and what was learned about its submodules."""
 
     found: list[Found] = field(default_factory=list)
     readings: dict[int, Reading] = field(default_factory=dict)
+    """What the sources say, by the id of the submodule."""
     left_alone: dict[str, str] = field(default_factory=dict)
+    """The submodules whose activations cannot be sites, and the reason."""
 
     def rewritten(self, chosen: list[Found]) -> dict[nn.Module, type]:
-        """The new type of each submodule that owns a call of the chosen."""
-        names: dict[Reading, dict[Call, str]] = {}
+        """Return the new type of each submodule that makes one of the chosen calls."""
+        edits: dict[Reading, dict[str, list[Edit]]] = {}
         for one in chosen:
             for call in one.calls:
                 name = call.child if one.kind == "module" else one.name.rpartition(".")[2]
-                names.setdefault(call.reading, {})[call] = str(name)
-        return {
-            reading.owner: rewritten_class(type(reading.owner), reading.recipe(by_call))
-            for reading, by_call in names.items()
-        }
+                own = edits.setdefault(call.reading, {}).setdefault(call.method, [])
+                own.append(call.edit._replace(child=str(name)))
+        return {reading.owner: reading.rewritten(type(reading.owner), own) for reading, own in edits.items()}
 
     def lines_left(self, chosen: list[Found]) -> set[tuple[str, int]]:
-        """The files and lines of the calls that are known and stay what they are."""
-        taken = {call for one in chosen for call in one.calls}
-        readings = self.readings.values()
-        calls = {call for reading in readings for call in (*reading.calls, *reading.unreached)} - taken
-        return {line for call in calls for line in call.lines if call.child is None or call.child in vars(call.owner)}
+        """Return the files and lines of the known calls that are not rewritten."""
+        calls = {call for reading in self.readings.values() for call in reading.calls}
+        calls -= {call for one in chosen for call in one.calls}
+        return {
+            line
+            for call in calls
+            for line in call.lines
+            if call.child is None or call.child in vars(call.reading.owner)
+        }
 
     def told(self) -> str:
-        """What was seen, for an error."""
+        """Return a summary for error messages."""
         lines = [f"  {name}: {type(one.original).__name__}" for one in self.found for name in one.names]
         lines += [f"  {name}: cannot be converted: {reason}" for name, reason in self.left_alone.items()]
-        if not lines:
-            return (
-                "No activation was seen in this model at all: no activation module, no call of a function such as "
-                "F.relu in the methods behind a forward. If it is called in some other way, as a function from a table "
-                "or from elsewhere, make it a module of the model's, or put flexact.FlexAct there by hand."
-            )
-        shown = lines[:40] + ([f"  ... and {len(lines) - 40} more"] if len(lines) > 40 else [])
-        return "Seen:\n" + "\n".join(shown)
+        if len(lines) > 40:
+            lines[40:] = [f"  ... and {len(lines) - 40} more"]
+        return "\n".join(["Found:", *lines]) if lines else _NOTHING
 
 
 def find(model: nn.Module, per_call: bool) -> Findings:
-    """Look at every submodule once. With per_call, an activation called several times is found once a call."""
+    """Find all activations. With per_call, each call of an activation is found separately."""
     search = _Search(model, per_call)
     modules = dict(model.named_modules(remove_duplicate=False))
     places: dict[str, Place] = {}
     for name, module in modules.items():
         parent, _, attribute = name.rpartition(".")
-        places[name] = (*places[parent], (list(modules[parent]._modules.keys()).index(attribute), 0)) if name else ()
+        places[name] = (*places[parent], list(modules[parent]._modules.keys()).index(attribute)) if name else ()
         if is_activation(module):
             search.add_module(name, module, (id(modules[parent]) if name else 0, attribute), places[name])
         else:
             search.look_into(name, module, modules[parent] if name else None, places[name])
     search.result.found.sort(key=lambda one: one.place)
-    _leave_what_is_asked_for(search.result, modules)
+    _leave_conflicts(search.result, modules)
     return search.result
 
 
-def _leave_what_is_asked_for(findings: Findings, modules: dict[str, nn.Module]) -> None:
-    """Leave an activation alone where a method of a module around it asks for its type, or for all parameters."""
+def _leave_conflicts(findings: Findings, modules: dict[str, nn.Module]) -> None:
+    """Leave an activation alone if a method of a module around it depends on its type or on all parameters."""
     for one in list(findings.found):
         parts = [name.split(".") for name in one.names if name]
         around = {".".join(path[:i]) for path in parts for i in range(len(path))}
         for name in sorted(around):
             reading = findings.readings.get(id(modules[name]))
-            for kind, reason in reading.asked.items() if reading is not None else ():
+            for kind, reason in reading.conflicts.items() if reading is not None else ():
                 if kind is nn.Module or (one.kind == "module" and isinstance(one.original, kind)):
-                    told = f"{reason}, so {', '.join(one.names)} stays as it is"
+                    told = f"{reason}, so {', '.join(one.names)} is left as it is"
                     findings.left_alone[name or type(modules[name]).__name__] = told
                     findings.found = [other for other in findings.found if other is not one]
 
 
-def read(model: nn.Module) -> dict[int, Reading]:
-    """What the sources behind all forwards say, by the id of the module."""
-    modules = [module for module in model.modules() if not is_activation(module) and _is_users(module)]
-    known = {id(module) for module in model.modules()}
-    readings = {id(module): Reading(module, known) for module in modules}
-    waiting = [(module, name) for module in modules for name in ("forward", "__call__")]
-    while waiting:
-        module, name = waiting.pop(0)
-        if id(module) in readings:
-            reading = readings[id(module)]
-            reading.read(name)
-            waiting += reading.foreign
-            reading.foreign.clear()
-    for reading in readings.values():
-        reading.read_the_rest()
-    return readings
-
-
-def _is_users(module: nn.Module) -> bool:
-    """Whether a module's type is not one of torch's own, nor one without a source."""
-    if isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
+def _has_source(module: nn.Module) -> bool:
+    """Return whether a module's methods are the user's: not those of torch.nn, of a graph or of TorchScript."""
+    if is_activation(module) or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
         return False
-    types = [cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize"]
-    return not f"{types[0].__module__}.".startswith("torch.nn.")
+    own = next(cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
+    return not f"{own.__module__}.".startswith("torch.nn.")
 
 
 class _Search:
     def __init__(self, model: nn.Module, per_call: bool) -> None:
         self.model = model
         self.per_call = per_call
-        self.result = Findings(readings=read(model))
-        self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: called several times
+        readings = {id(module): Reading(module) for module in model.modules() if _has_source(module)}
+        waiting = [use for reading in readings.values() for use in reading.foreign]
+        for module, name in waiting:  # grows meanwhile
+            if (reading := readings.get(id(module))) is not None:
+                reading.foreign.clear()
+                reading.check(name)
+                waiting += reading.foreign
+        self.result = Findings(readings=readings)
+        self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: its calls were found
         self._shared: dict[int, Found] = {}
         self._visited: set[int] = set()
-        self._listed = {one for reading in self.result.readings.values() for one in reading.listed}
+        self._listed = {one for reading in readings.values() for one in reading.listed}
 
     def add_module(self, name: str, module: nn.Module, slot: tuple[int, str], place: Place) -> None:
-        """An activation module; one that was found before, by another name, gets this name too."""
+        """Add an activation module, or another name of one that was found before."""
         if slot not in self._slots:
             found = None if self.per_call else self._shared.get(id(module))
             if found is None:
@@ -183,7 +176,7 @@ class _Search:
             known.calls += [call for call in calls if call.child == slot[1] and not call.is_plain]
 
     def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None, place: Place) -> None:
-        """Any other module: its own attributes and its own forward."""
+        """Add the calls and the stored functions of any other module."""
         if id(owner) in self._visited:
             return
         self._visited.add(id(owner))
@@ -192,13 +185,9 @@ class _Search:
         reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
         if reading is not None and not reasons:
             calls = self._own_calls(reading, functions)
-            reasons += reading.notes
-            if calls and reading.obstacle is not None:
-                reasons.append(reading.obstacle)
-            elif calls and "forward" in vars(owner):
-                reasons.append("its forward was replaced on this object alone")
-            elif calls and (isinstance(owner, _CONTAINERS) or id(owner) in self._listed):
-                reasons.append("its children are gone through one by one, and a site would be one of them")
+            reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
+            if calls and (obstacle := self._obstacle(reading)) is not None:
+                reasons.append(obstacle)
             else:
                 self._add_calls(name, owner, calls, place)
             functions = {key: value for key, value in functions.items() if key not in {call.child for call in calls}}
@@ -211,9 +200,18 @@ class _Search:
                 found = Found("function", [_joined(name, attribute)], original, owner, function=function, place=at)
                 self.result.found.append(found)
 
+    def _obstacle(self, reading: Reading) -> str | None:
+        """Return why the methods of a module must not be rewritten."""
+        owner = reading.owner
+        if reading.obstacle is None and "forward" in vars(owner):
+            return "its forward was replaced on this object alone"
+        if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) or id(owner) in self._listed:
+            return "its children are iterated over, and a site would be one of them"
+        return reading.obstacle
+
     def _own_calls(self, reading: Reading, functions: dict[str, Callable[..., Any]]) -> list[Call]:
-        """The calls that become sites of their own: those of functions, and with per_call those of any attribute that
-        is called several times."""
+        """Return the calls that become sites of their own: those of functions, and with per_call those of any
+        attribute that is called several times."""
         by_child: dict[str | None, list[Call]] = {}
         for call in reading.calls:
             by_child.setdefault(call.child, []).append(call)
@@ -228,9 +226,9 @@ class _Search:
 
     def _add_calls(self, name: str, owner: nn.Module, calls: list[Call], place: Place) -> None:
         groups: dict[Any, Found] = {}
-        codes = [code for _, scope in self.result.readings[id(owner)].methods() for code in codes_of(scope.code)]
-        asked = {constant for code in codes for constant in code.co_consts if isinstance(constant, str)}
-        taken = {*dir(owner), *owner._modules, *asked}  # by hasattr(self, "relu")
+        taken = {*dir(owner), *owner._modules}
+        for scope in self.result.readings[id(owner)].scopes.values():
+            taken |= scope.strings  # hasattr(self, "relu") must not find a site
         for call in calls:
             key: Any = call if self.per_call else repr(call.module)
             if key not in groups:
@@ -246,21 +244,18 @@ class _Search:
             parent, _, attribute = str(child).rpartition(".")
             self._slots[id(owner.get_submodule(parent)), attribute] = None
 
-    def _own_place(self, owner: nn.Module, call: Call | str) -> tuple[int, int]:
-        """Where an owner's own call, or the last one of a function that it keeps, stands among its children: behind
-        all that its source calls before it, and behind all there are where that does not say."""
-        reading = self.result.readings.get(id(owner))
-        order = reading.order if reading is not None else []
-        children = list(owner._modules.keys())
-        if call not in order:
-            return len(children), 1
-        at = len(order) - 1 - order[::-1].index(call)
-        before = {one.partition(".")[0] for one in order[:at] if isinstance(one, str)}
-        return max((i for i, child in enumerate(children) if child in before), default=-1), 1 + at
+    def _own_place(self, owner: nn.Module, call: Call | str) -> float:
+        """Return the position of a call, or of the last call of a stored function, among the owner's children."""
+        reading, children = self.result.readings.get(id(owner)), list(owner._modules.keys())
+        if reading is None or call not in reading.order:
+            return len(children)
+        before = reading.order[: -1 - reading.order[::-1].index(call)]
+        names = {one.partition(".")[0] for one in before if isinstance(one, str)}
+        return max((i for i, child in enumerate(children) if child in names), default=-1) + 0.5
 
 
 def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
-    """Why a module that is or holds an activation can have no site; None for any other module."""
+    """Return why a module that is or contains an activation cannot have a site; None for any other module."""
     if isinstance(module, torch.jit.ScriptModule):
         inside = isinstance(parent, torch.jit.ScriptModule)
         return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
@@ -271,10 +266,7 @@ def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
     if "forward" in vars(module):
         return f"the forward of this {type(module).__name__} was replaced on this object alone"
     has_tensors = is_activation_type(type(module)) or any(True for _ in module.parameters())
-    return f"{type(module).__name__} {'has tensors of its own' if has_tensors else 'is no candidate'}"
-
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    return f"{type(module).__name__} {'has tensors of its own' if has_tensors else 'is not a candidate'}"
 
 
 def _is_activation_node(node: fx.Node) -> bool:
@@ -283,11 +275,8 @@ def _is_activation_node(node: fx.Node) -> bool:
 
 
 def _free_name(base: str, taken: set[str]) -> str:
-    name, number = base, 0
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    return name
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
+    return next(name for name in names if name not in taken)
 
 
 def _joined(name: str, attribute: str) -> str:

@@ -245,3 +245,24 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
         if norm.track_running_stats:
             running = (running_mean, running_var, batches)
     return triton_autograd.Norm(triton_autograd.moments(y, running, norm.momentum, norm.eps), weight, bias)
+
+
+FUSED = {
+    "norm": "ME.flexact_waiting(CALLED, X)",
+    "identity": "ME.flexact_passed(CALLED, X)",
+    "site": "ME.flexact_site(CALLED, X)",
+    "add": "ME.flexact_added(X, Y)",
+    "add in place": "ME.flexact_added(X, Y, True)",
+    "result": "(X := ME.flexact_result(X))",
+}
+"""The kinds of edits that fuse, and their expressions (see `flexact.surgery.rewriting`)."""
+
+
+class FusedOperations:
+    """The functions that the expressions of fused edits call."""
+
+    flexact_waiting = staticmethod(waiting)
+    flexact_passed = staticmethod(passed)
+    flexact_added = staticmethod(added)
+    flexact_site = staticmethod(finished)
+    flexact_result = staticmethod(result)

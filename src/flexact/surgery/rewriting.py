@@ -1,8 +1,8 @@
-"""Subclasses in which calls within a method are replaced, by rewriting the method's source.
+"""Subclasses in which activation calls of a method are replaced by calls of child modules.
 
 A forward such as `F.relu(self.conv(x))` has no module to swap. Its owner gets a subclass of its own type with the same
-method, in which that one expression is `self.relu(self.conv(x))`. The owner stays the same object with the same
-methods, and giving its first class back undoes everything.
+method compiled from an edited source, in which that expression is `self.relu(self.conv(x))`. The owner stays the same
+object, and assigning its first class again undoes the change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import ast
 import copy
-import linecache
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -19,40 +19,24 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.surgery.fused_site import added, finished, passed, result, waiting
-from flexact.surgery.sources import (
-    CannotRewrite,
-    Definition,
-    compiled,
-    definition_of,
-    digest,
-    rewrapped,
-    unwrapped,
-    with_code,
-)
+from flexact.surgery.fused_site import FUSED, FusedOperations
+from flexact.surgery.sources import CannotRewrite, compiled, definition_of, digest, rewrapped, with_code
 
 Place = tuple[int, int, int, int]
-"""Where an expression begins and ends: lines, counted from the function's first, and columns."""
+"""First and last line of an expression, counted from the function's first line, and the columns of both ends."""
 
-# What each kind of edit puts in the place of an expression. ME is the module, CHILD its attribute, X and Y are the
-# operands, and CALLED is what was called.
+# The expression of each kind of edit. ME is the module, CHILD its attribute, X and Y are the operands, and CALLED is
+# the original callee.
 _TEMPLATES = {
     "call": "ME.CHILD(X)",
     "overwrite": "ME.flexact_overwritten(ME.CHILD, X)",
     "overwrite if": "ME.flexact_overwritten(ME.CHILD, X, Y)",
-    "super": "ME.CHILD",
-    "norm": "ME.flexact_waiting(CALLED, X)",
-    "identity": "ME.flexact_passed(CALLED, X)",
-    "site": "ME.flexact_site(CALLED, X)",
-    "add": "ME.flexact_added(X, Y)",
-    "add in place": "ME.flexact_added(X, Y, True)",
-    "result": "(X := ME.flexact_result(X))",
+    **FUSED,
 }
-FUSED = {"norm", "identity", "site", "add", "add in place", "result"}
 
 
 class Edit(NamedTuple):
-    """One expression of a method, and what takes its place."""
+    """An expression of a method, and the kind of expression that replaces it."""
 
     kind: str
     place: Place
@@ -60,49 +44,40 @@ class Edit(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A method with other expressions."""
+    """The edits of one method."""
 
     name: str
-    """The attribute of the subclass that it becomes."""
-    home: int
-    """Which of the classes behind the subclass has the method."""
-    attribute: str
     digest: str
-    """Of the source that the edits are for."""
+    """The fingerprint of the source that the edits apply to."""
     edits: tuple[Edit, ...]
 
 
 Recipe = tuple[Revision, ...]
 FORWARDS: dict[str, Callable[..., Any]] = {}
-"""Forwards that come whole instead of from a source, by the digest of their revision."""
+"""Complete replacements of a forward, by the digest of their revision."""
 _classes: dict[tuple[type, Recipe], type] = {}
 
 
 def overwritten(site: Callable[[Tensor], Tensor], h: Tensor, inplace: bool = True) -> Tensor:
-    """site(h), written over h."""
+    """Return site(h), written over h if in place."""
     return h.copy_(site(h.clone())) if inplace else site(h)
 
 
-class Rewritten:
-    """Marks the classes made here; a base of each of them."""
+class Rewritten(FusedOperations):
+    """Base class of all rewritten classes."""
 
     flexact_first: type
     flexact_recipe: Recipe
     flexact_overwritten = staticmethod(overwritten)
-    flexact_waiting = staticmethod(waiting)
-    flexact_passed = staticmethod(passed)
-    flexact_added = staticmethod(added)
-    flexact_site = staticmethod(finished)
-    flexact_result = staticmethod(result)
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keep the classes made here out of what a user's own classes do with their subclasses."""
+        """Skip the `__init_subclass__` of the user's classes."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as the first class does, and the recipes, since the class has no importable name."""
+        """Pickle as the first class does, together with the recipes, since this class has no importable name."""
         made = first = type(self)
         recipes: list[Recipe] = []
-        while "flexact_recipe" in vars(first):  # more than one where an extracted model was converted again
+        while "flexact_recipe" in vars(first):  # more than one if an extracted model was converted again
             recipes.insert(0, first.flexact_recipe)
             first = first.flexact_first
         reduced = super().__reduce_ex__(protocol)
@@ -113,24 +88,26 @@ class Rewritten:
         return _restored, (recipes, build, tuple(arguments)), *state
 
     def __prepare_scriptable__(self) -> Any:
-        """The module for torch.jit.script, which compiles the text of a method instead of its code."""
-        twin: Any = object.__new__(_with_text(type(self)))
-        twin.__dict__ = self.__dict__
-        return twin
+        """Raise, because torch.jit.script would compile the source file, which has the original activations."""
+        raise FlexActError(
+            f"torch.jit.script reads the source of {type(self).__qualname__}, which does not contain the activations "
+            "that were picked. Use torch.export, torch.compile or torch.jit.trace instead."
+        )
 
 
 def homes(cls: type) -> list[type]:
-    """The classes behind a type, without those made here."""
-    return [base for base in cls.__mro__ if base is not Rewritten and "flexact_recipe" not in vars(base)]
+    """Return the classes in a type's method resolution order, without those made here."""
+    own = (Rewritten, FusedOperations)
+    return [base for base in cls.__mro__ if base not in own and "flexact_recipe" not in vars(base)]
 
 
 def first_class(owner: nn.Module) -> type:
-    """The type that a rewritten submodule had before it was rewritten the last time."""
+    """Return the type that a module had before it was last rewritten."""
     cls: Any = type(owner)
     if "flexact_recipe" in vars(cls) or not isinstance(owner, Rewritten):
         first: type = getattr(cls, "flexact_first", cls)
         return first
-    # Something put a class of its own on top since, as torch.nn.utils.parametrize does.
+    # Another class was put on top since, for example by torch.nn.utils.parametrize.
     made: Any = next(base for base in cls.__mro__ if "flexact_recipe" in vars(base))
     bases = tuple(made.flexact_first if base is made else base for base in cls.__bases__)
     namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
@@ -138,12 +115,12 @@ def first_class(owner: nn.Module) -> type:
 
 
 def children_of(owner: nn.Module) -> set[str]:
-    """The children that a rewritten submodule calls in the place of something else."""
+    """Return the names of the children that the rewritten methods of a module call."""
     return {edit.child for revision in getattr(owner, "flexact_recipe", ()) for edit in revision.edits}
 
 
 def rewritten_class(first: type, recipe: Recipe) -> type:
-    """A subclass with rewritten methods; always the same one for the same type and recipe."""
+    """Return the subclass with rewritten methods; it is the same one for the same type and recipe."""
     if (first, recipe) not in _classes:
         names = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
         methods = {revision.name: _revised(first, revision) for revision in recipe}
@@ -154,39 +131,39 @@ def rewritten_class(first: type, recipe: Recipe) -> type:
 
 
 def _new_class(like: type, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-    """A class of a type's metaclass, without what a user's metaclass does when a class is made."""
+    """Create a class without running the user's metaclass."""
     meta = type(like)
     new: Callable[..., type] = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
     return new(meta, like.__name__, bases, namespace)
 
 
 def merged(first: type, revisions: Iterable[Revision]) -> Recipe:
-    """Revisions together with those that a type has already."""
-    found: dict[tuple[Any, ...], Revision] = {}
-    for revision in (*getattr(first, "flexact_recipe", ()), *revisions):
-        known = found[revision[:4]].edits if revision[:4] in found else ()
-        edits = {edit.place: edit for edit in (*known, *revision.edits)}
-        found[revision[:4]] = revision._replace(edits=tuple(sorted(edits.values())))
-    return tuple(sorted(found.values()))
+    """Add revisions to those of a type that is rewritten already."""
+    found: dict[tuple[str, str], dict[Place, Edit]] = {}
+    for name, source, edits in (*getattr(first, "flexact_recipe", ()), *revisions):
+        found.setdefault((name, source), {}).update((edit.place, edit) for edit in edits)
+    return tuple(Revision(*key, tuple(sorted(edits.values()))) for key, edits in sorted(found.items()))
 
 
-def function_of(cls: type, home: int, attribute: str) -> tuple[Any, types.FunctionType]:
-    """What the class behind a type holds by a name, and the function inside."""
-    value = vars(homes(cls)[home])[attribute]
-    function = unwrapped(value)
+def function_of(cls: type, name: str) -> tuple[Any, types.FunctionType]:
+    """Return a method as its class holds it, and the function inside its decorators."""
+    value = next((vars(home)[name] for home in homes(cls) if name in vars(home)), None)
+    function = inspect.unwrap(value) if callable(value) else None
     if not isinstance(function, types.FunctionType):
-        raise CannotRewrite(f"{attribute} is a {type(value).__name__} without a Python function inside")
+        raise CannotRewrite(f"{name} is a {type(value).__name__} without a Python function inside")
     return value, function
 
 
 def _revised(first: type, revision: Revision) -> Any:
     if revision.digest in FORWARDS:
         return FORWARDS[revision.digest]
-    value, function = function_of(first, revision.home, revision.attribute)
+    value, function = function_of(first, revision.name)
     node = definition_of(function)
     if digest(node) != revision.digest:
-        raise CannotRewrite(f"the source of {function.__qualname__} is another one now")
-    return rewrapped(value, function, with_code(function, compiled(function, edited(node, function, revision.edits))))
+        raise CannotRewrite(f"the source of {function.__qualname__} has changed")
+    editor = _Editor(function, {edit.place: edit for edit in revision.edits})
+    edited: Any = editor.generic_visit(copy.deepcopy(node))
+    return rewrapped(value, function, with_code(function, compiled(function, edited)))
 
 
 def _restored(recipes: list[Recipe], build: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -195,7 +172,7 @@ def _restored(recipes: list[Recipe], build: Callable[..., Any], arguments: tuple
     try:
         for recipe in recipes:
             cls = rewritten_class(cls, recipe)
-    except (CannotRewrite, IndexError, KeyError) as error:
+    except CannotRewrite as error:
         raise FlexActError(
             f"this {cls.__name__} was saved after flexact rewrote its methods, and they cannot be rewritten here: "
             f"{error}. Load it with the source of {cls.__module__}.{cls.__qualname__} that it was saved with."
@@ -204,42 +181,18 @@ def _restored(recipes: list[Recipe], build: Callable[..., Any], arguments: tuple
     return module
 
 
-def _with_text(made: type) -> type:
-    """A rewritten class whose methods have a source to be read."""
-    methods: dict[str, Any] = {}
-    for name, home, attribute, *_, edits in made.flexact_recipe:  # type: ignore[attr-defined]
-        _, function = function_of(made, home, attribute)
-        node = edited(definition_of(function), function, edits)
-        if not isinstance(node, ast.Lambda):
-            node.decorator_list = []
-        text = ast.unparse(node) + "\n"
-        file = f"<flexact {function.__qualname__} {abs(hash(text))}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        code = compiled(function, node).replace(co_filename=file, co_firstlineno=1)
-        methods[name] = with_code(function, code)
-    first, recipe = made.flexact_first, made.flexact_recipe  # type: ignore[attr-defined]
-    return _new_class(made, (made,), {**methods, "flexact_first": first, "flexact_recipe": recipe})
-
-
 def place_of(node: Any, function: types.FunctionType) -> Place:
-    """Where a node stands in a function."""
+    """Return the position of a node in a function."""
     first = function.__code__.co_firstlineno
     return node.lineno - first, node.col_offset, node.end_lineno - first, node.end_col_offset
 
 
 def tensor_of(call: ast.Call) -> ast.expr | None:
-    """The tensor of an activation's call: its first argument, or what it is a method of where it has none."""
+    """Return the input of an activation call: its first argument, or the tensor whose method it is."""
     if not call.args and not call.keywords:
         return call.func.value if isinstance(call.func, ast.Attribute) else None
     named = [keyword.value for keyword in call.keywords if keyword.arg == "input"]
     return next(iter([*call.args, *named]), None)
-
-
-def edited(node: Definition, function: types.FunctionType, edits: Iterable[Edit]) -> Definition:
-    """A copy of a definition in which expressions are replaced."""
-    editor = _Editor(function, {edit.place: edit for edit in edits})
-    changed: Definition = editor.generic_visit(copy.deepcopy(node))  # type: ignore[assignment]
-    return changed
 
 
 class _Editor(ast.NodeTransformer):
@@ -248,24 +201,19 @@ class _Editor(ast.NodeTransformer):
         self.edits = edits
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        edit = self.edits.get(place_of(node, self.function)) if isinstance(node, _REPLACED) else None
+        is_replaced = isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign, ast.Name))
+        edit = self.edits.get(place_of(node, self.function)) if is_replaced else None
         super().generic_visit(node)
         if edit is None:
             return node
-        if isinstance(node, ast.Call) and edit.kind == "super":
-            node.func = self._made(edit, node)
-            return node
-        if isinstance(node, ast.AugAssign):
-            return ast.copy_location(ast.Assign([node.target], self._made(edit, node)), node)
-        return self._made(edit, node)
+        made = self._made(edit, node)
+        return ast.copy_location(ast.Assign([node.target], made), node) if isinstance(node, ast.AugAssign) else made
 
     def _made(self, edit: Edit, node: Any) -> ast.expr:
-        """The expression for an edit, all on the line of what it replaces."""
+        """Return the expression of an edit, with the line of the expression that it replaces."""
         parts = {"ME": self.function.__code__.co_varnames[0], "CHILD": edit.child}
-        operands = _operands(edit, node)
-        parts |= {name: f"({ast.unparse(one)})" for name, one in zip("XY", operands, strict=False)}
-        if edit.kind == "result":
-            parts["X"] = ast.unparse(operands[0])
+        names = [ast.unparse(one) for one in _operands(edit, node)]
+        parts |= {key: name if edit.kind == "result" else f"({name})" for key, name in zip("XY", names, strict=False)}
         if isinstance(node, ast.Call):
             parts["CALLED"] = f"{parts['ME']}.{edit.child}" if edit.child else ast.unparse(node.func)
         text = re.sub(r"\b[A-Z]+\b", lambda found: parts[found[0]], _TEMPLATES[edit.kind])
@@ -274,9 +222,6 @@ class _Editor(ast.NodeTransformer):
             if "lineno" in inner._attributes:
                 ast.copy_location(inner, node)
         return made
-
-
-_REPLACED = (ast.Call, ast.BinOp, ast.AugAssign, ast.Name)
 
 
 def _operands(edit: Edit, node: Any) -> list[ast.expr]:
@@ -289,4 +234,4 @@ def _operands(edit: Edit, node: Any) -> list[ast.expr]:
     if edit.kind == "add":
         return node.args if len(node.args) == 2 else [node.func.value, *node.args]
     flags = [keyword.value for keyword in node.keywords if keyword.arg == "inplace"]
-    return [one for one in [tensor_of(node), *flags] if one is not None]
+    return [one for one in (tensor_of(node), *flags) if one is not None]

@@ -1,10 +1,9 @@
-"""What an activation is for: a hidden activation, a gate, or the network's output.
+"""The role of an activation: hidden activation, gate, or output of the network.
 
-A sigmoid is a gate or an output. So may be the other functions that squash: a gate where the result multiplies
-something, as in LSTM cells, an output where the network returns it. Their results are followed in the source of the
-forwards, from expression to expression, from method to method and from module to module, and only one that goes on to
-a layer belongs to a hidden activation. SiLU, GELU and ReLU are hidden activations also where they multiply, as in
-SwiGLU.
+A sigmoid is always treated as a gate or an output. Any other function that saturates can be either: it is a gate if its
+result multiplies something, as in an LSTM cell, and an output if the network returns its result. The result is followed
+through the source of the forwards, across expressions, methods and modules; the activation is hidden only if a layer
+uses the result. SiLU, GELU and ReLU are hidden activations even where they multiply, as in SwiGLU.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import nn
 
 from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
 from flexact.surgery.finding import Found
+from flexact.surgery.rewriting import children_of
 from flexact.surgery.sources import CannotRewrite, definition_of
 
 _SQUASHING = {"tanh", "softsign", "softplus", "relu6"}
@@ -41,11 +41,11 @@ class _Method:
     cls: type
     name: str
     me: str
-    """What the method calls its module."""
+    """The name of the method's first parameter."""
     tree: ast.AST
     parents: dict[ast.AST, ast.AST]
     followed: set[ast.AST] = dataclasses.field(default_factory=set)
-    """The assignments that are being followed."""
+    """The assignments that are currently being followed."""
 
     @functools.cached_property
     def loops(self) -> list[ast.For | ast.comprehension]:
@@ -53,16 +53,19 @@ class _Method:
 
 
 _Calls = Callable[[ast.AST, str], list[ast.Call]]
-"""From a method's tree, and what it calls its module, to the calls that are meant."""
+"""Selects calls in a method, given its tree and the name of its first parameter."""
 
 
 def reason_to_skip(model: nn.Module, found: Found) -> str | None:
-    """Why an activation is no hidden one, as far as the source tells; None where it is."""
+    """Return why an activation is not a hidden one, as far as the source tells; None if it is hidden."""
     function = function_name(found.original)
     if all(".parametrizations." in f".{name}" for name in found.names):
         return "it computes a parameter"
     if function in SIGMOIDS and found.names != [""]:
         return "a sigmoid, which is a gate or an output"
+    places = [name.rpartition(".") for name in found.names]
+    if all(attribute in children_of(model.get_submodule(parent)) for parent, _, attribute in places):
+        return None  # an earlier conversion made it
     is_torchs = found.kind == "function" and type(found.owner).__module__.startswith("torch.nn.")
     if function not in _SQUASHING or found.names == [""] or is_torchs:
         return None
@@ -82,7 +85,7 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
 
 
 def _fates_of_module(model: nn.Module, name: str) -> set[str]:
-    """What becomes of a module's result: "returned" (by the model), "multiplied", "used" by a layer, or "unclear"."""
+    """Return the uses of a module's result: "returned" by the model, "multiplied", "used" by a layer, or "unclear"."""
     if name == "":
         return {"returned"}
     parts = name.split(".")
@@ -105,7 +108,7 @@ def _fates_of_module(model: nn.Module, name: str) -> set[str]:
 
 
 def _fates_before_the_last(model: nn.Module, path: str, list_name: str) -> set[str]:
-    """What becomes of the result of a list's module, other than the last, within the loops over the list."""
+    """Return the uses of the result of a list's module, other than the last, within the loops over the list."""
     cls: Any = type(model.get_submodule(path))
     for method in _methods(cls):
         for loop in (node for node in ast.walk(method.tree) if isinstance(node, ast.For)):
@@ -116,7 +119,7 @@ def _fates_before_the_last(model: nn.Module, path: str, list_name: str) -> set[s
 
 
 def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
-    """What becomes of the results of some calls in the methods of a module."""
+    """Return the uses of the results of the selected calls in the methods of a module."""
     fates: set[str] = set()
     cls: Any = type(model.get_submodule(path))
     waiting, seen = [calls], set()
@@ -136,7 +139,7 @@ def _fates_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
 
 
 def _calls_of_function(name: str, tree: ast.AST, me: str) -> list[ast.Call]:
-    """`torch.tanh(x)`, `F.tanh(x)`, `x.tanh_()`, but not `self.tanh(x)`."""
+    """Return calls such as `torch.tanh(x)`, `F.tanh(x)` and `x.tanh_()`, but not `self.tanh(x)`."""
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func).rstrip("_") == name
     ]
@@ -153,7 +156,7 @@ def _fits(part: str, name: str) -> bool:
 
 
 def _calls_in_loop(list_name: str, tree: ast.AST, me: str) -> list[ast.Call]:
-    """The calls of what a loop over one of the module's lists gives."""
+    """Return the calls of the loop variable in loops over one of the module's lists."""
     found = []
     for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
         if any(_path(node) == [me, list_name] for node in ast.walk(loop.iter)):
@@ -163,7 +166,7 @@ def _calls_in_loop(list_name: str, tree: ast.AST, me: str) -> list[ast.Call]:
 
 
 def _followed(node: ast.AST, method: _Method) -> Iterator[str]:
-    """What becomes of the value of an expression within a function."""
+    """Return the uses of an expression's value within a function."""
     parent = method.parents[node]
     if isinstance(parent, ast.Return) or parent is method.tree:  # that of a lambda
         yield "returned"
@@ -192,8 +195,8 @@ def _followed(node: ast.AST, method: _Method) -> Iterator[str]:
 
 
 def _followed_assignment(targets: list[Any], assignment: ast.AST, method: _Method) -> list[str]:
-    """What becomes of the value of some variables behind their assignment."""
-    if assignment in method.followed:  # round and round in a loop
+    """Return the uses of the assigned variables after their assignment."""
+    if assignment in method.followed:  # a loop leads back to it
         return []
     method.followed.add(assignment)
     names = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
@@ -210,11 +213,11 @@ _PASSING_NODES = (
 
 
 def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
-    """The same for a value that is given to a function, or whose method is called."""
+    """Return the uses of a value that is passed to a call, or whose method is called."""
     assert isinstance(call, ast.Call)
     name, path = _last_name(call.func), _path(call.func)
     is_own = path[:1] == [method.me] and len(path) > 1
-    if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # a class holds it
+    if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # an upper-case name is a class
         yield from _followed(call, method)
     elif name in _MATRIX_PRODUCTS:
         yield _fate_of_product(call.args)
@@ -227,12 +230,12 @@ def _followed_through(call: ast.AST, method: _Method) -> Iterator[str]:
 
 
 def _fate_of_product(factors: list[ast.expr]) -> str:
-    """Attention weights multiply what was computed; a hidden layer goes on to a weight, which is an attribute."""
+    """Return "used" for the product with a weight, which is an attribute, and "multiplied" for attention weights."""
     return "used" if any(isinstance(factor, ast.Attribute) for factor in factors) else "multiplied"
 
 
 def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:
-    """Where a variable is read after an assignment and before the next one that replaces its value in any case."""
+    """Return the reads of a variable between an assignment and the next one that always replaces its value."""
     start, end = _end(assignment), (10**9, 0)
     blocks = {id(one) for one in _ancestors(assignment, method)}
     uses = [node for node in ast.walk(method.tree) if isinstance(node, ast.Name) and node.id == name]
@@ -254,7 +257,7 @@ def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:
 
 
 def _runs(loop: ast.For, assignment: ast.AST) -> bool:
-    """Whether an assignment calls what a loop gives, which is another layer in the next round."""
+    """Return whether an assignment calls the loop variable, which is another layer in the next iteration."""
     calls = [node.func for node in ast.walk(assignment) if isinstance(node, ast.Call)]
     return any(isinstance(called, ast.Name) and called.id in _targets(loop) for called in calls)
 
@@ -276,7 +279,7 @@ def _end(node: ast.AST) -> tuple[int, int]:
 
 @functools.cache
 def _methods(cls: Any) -> list[_Method]:
-    """The methods of a type and of the types it is derived from, as far as their source is there."""
+    """Return the methods of a type and its bases whose source is available."""
     found: list[_Method] = []
     own = [base for base in cls.__mro__ if not base.__module__.startswith("torch.")]
     for name, value in itertools.chain.from_iterable(vars(base).items() for base in own):
@@ -293,7 +296,7 @@ def _methods(cls: Any) -> list[_Method]:
 
 
 def _path(node: ast.AST) -> list[str]:
-    """["self", "fc", "2"] for self.fc[2], "*" for a variable; empty where the chain does not start at a name."""
+    """Return ["self", "fc", "2"] for self.fc[2], with "*" for a variable index; empty unless it starts at a name."""
     names: list[str] = []
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute):

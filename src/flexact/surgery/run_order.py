@@ -1,4 +1,4 @@
-"""In which order a model runs its activations, and on what shapes: seen by running it once."""
+"""The order in which a model runs its activations, and the shapes of their inputs, from one forward."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from flexact.surgery.watching import Watch
 
 @dataclass
 class Seen:
-    """The places of an activation's first and last call among all calls, and its inputs' shapes."""
+    """The positions of an activation's first and last call among all calls, and the shapes of its inputs."""
 
     first: int
     last: int
     shapes: list[tuple[int, ...]]
 
     def channels(self, name: str, dim: int) -> int:
+        """Return the size of a dimension, which must be the same in all calls."""
         for shape in self.shapes:
             if not -len(shape) <= dim < len(shape):
                 raise FlexActError(f"{name} has inputs of shape {shape}, which have no dimension {dim} for channels.")
@@ -31,17 +32,17 @@ class Seen:
         if len(found) > 1:
             raise FlexActError(
                 f"{name} is called with inputs of {', '.join(map(str, found))} channels, and granularity='channel' "
-                "picks for one number of channels a site. Convert with per_call=True, so that each call is a site of "
-                "its own, or leave it out with where=..."
+                "needs one number of channels per site. Convert with per_call=True, so that each call is a site, or "
+                "exclude it with where=..."
             )
         return found[0]
 
 
 def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoids: bool) -> dict[int, Seen]:
-    """Run the model once in eval mode and see its activations called; by the id of what was found.
+    """Run the model once in eval mode, and return the calls of its activations by the id of the finding.
 
-    The model, its mode and torch's random numbers are as before when it is done. Activations that run and are none of
-    the findings are added to what is left alone.
+    The model, its mode and torch's random state are unchanged afterwards. Activations that run and were not found are
+    added to `findings.left_alone`.
     """
     seen: dict[int, Seen] = {}
     watch = Watch(model, findings.lines_left(findings.found), sigmoids)
@@ -49,8 +50,11 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoid
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     model.eval()
     try:
-        with _watched(model, findings, seen) as watched, torch.random.fork_rng(devices), torch.no_grad(), watch:
-            _call(watched, example_inputs)
+        with _recorded(model, findings, seen) as recorded, torch.random.fork_rng(devices), torch.no_grad(), watch:
+            if isinstance(example_inputs, dict):
+                recorded(**example_inputs)
+            else:
+                recorded(*(example_inputs if isinstance(example_inputs, (tuple, list)) else [example_inputs]))
     except Exception as error:
         raise FlexActError(
             f"the model could not be run on example_inputs: {type(error).__name__}: {error}. Give what its forward "
@@ -63,8 +67,8 @@ def run_order(model: nn.Module, findings: Findings, example_inputs: Any, sigmoid
     return seen
 
 
-class _Noted(nn.Module):
-    """Stands in an activation's place, and notes its calls."""
+class _Recorder(nn.Module):
+    """Takes the place of an activation, and records its calls."""
 
     def __init__(self, seen: dict[int, Seen], one: Found, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -80,21 +84,18 @@ class _Noted(nn.Module):
 
 
 @contextmanager
-def _watched(model: nn.Module, findings: Findings, seen: dict[int, Seen]) -> Iterator[nn.Module]:
-    """The model with something that notes in the place of each activation."""
+def _recorded(model: nn.Module, findings: Findings, seen: dict[int, Seen]) -> Iterator[nn.Module]:
+    """Put a recorder in the place of each activation, and undo it at the end."""
     if findings.found and findings.found[0].names == [""]:  # the model is an activation itself
-        yield _Noted(seen, findings.found[0], model)
+        yield _Recorder(seen, findings.found[0], model)
         return
-    places: list[tuple[nn.Module, str, Found]] = []
-    for one in findings.found:
-        for name in one.names:
-            parent, _, attribute = name.rpartition(".")
-            places.append((model.get_submodule(parent), attribute, one))
+    paths = [(name.rpartition("."), one) for one in findings.found for name in one.names]
+    places = [(model.get_submodule(parent), attribute, one) for (parent, _, attribute), one in paths]
     before = [(owner, dict(vars(owner)), dict(owner._modules), type(owner)) for owner, _, _ in places]
     classes = findings.rewritten(findings.found)
     for owner, attribute, one in places:
         held = vars(owner).pop(attribute, None) or owner._modules.get(attribute) or one.original
-        owner._modules[attribute] = _Noted(seen, one, held)
+        owner._modules[attribute] = _Recorder(seen, one, held)
     for owner, cls in classes.items():
         owner.__class__ = cls
     try:
@@ -105,11 +106,3 @@ def _watched(model: nn.Module, findings: Findings, seen: dict[int, Seen]) -> Ite
             owner._modules.clear()
             owner._modules.update(children)
             vars(owner).update(attributes)
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)

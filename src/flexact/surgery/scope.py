@@ -1,67 +1,72 @@
-"""What the names in a function's source stand for, as far as that can be known without running it."""
+"""What is known about a method without running it: the values of its names, and which tensors only one name holds."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import inspect
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
-from flexact.surgery.sources import Definition, codes_of, contents
+from flexact.surgery.sources import codes_of, contents, definition_of
 
-_FIELDS = (types.MemberDescriptorType, type(NamedTuple("Pair", [("left", int)]).left))  # type: ignore[attr-defined]
-"""How the fields of slotted classes and of named tuples are kept."""
 UNKNOWN = object()
-"""What a name stands for that only a run can tell."""
+"""The value of an expression that is only known at run time."""
+_NEW_FROM_MODULES = {
+    f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "instancenorm", "linear", "normalization")
+}
+_NEW_FROM_FUNCTIONS = (
+    *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d, F.linear, F.bilinear, torch.matmul, torch.cat, torch.stack),
+    *(F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm),
+)
 
 
 class Scope:
-    """A method with what its names stand for; the first parameter stands for the module `first`."""
+    """A method's source and the values of its names. Its first parameter is the module `owner`."""
 
-    def __init__(self, function: types.FunctionType, definition: Definition, first: nn.Module) -> None:
+    def __init__(self, function: types.FunctionType, owner: nn.Module) -> None:
         self.function = function
-        self.definition = definition
-        code = self.code = function.__code__
+        self.owner = owner
+        self.definition = definition_of(function)
+        self.nodes = list(ast.walk(self.definition))
+        code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         self._names = {**vars(builtins), **function.__globals__, **{name: contents(cell) for name, cell in cells}}
-        self._bound = _bound_names(code, definition)
+        self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
+        for node in self.nodes:
+            self._bound |= set(node.names) if isinstance(node, (ast.Global, ast.Nonlocal)) else set()
+        stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
+        self._stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
+        self.strings = {node.value for node in self.nodes if isinstance(node, ast.Constant) and type(node.value) is str}
         self.me = code.co_varnames[0] if code.co_argcount else ""
-        nodes = list(ast.walk(definition))
-        stored = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
-        if [*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))].count(self.me) != 1:
-            self.me = ""  # it has another value somewhere
-        self.first = first
-        self.home = self._names.get("__class__")
-        self._stored = {
-            node.attr for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-        }
+        names = [node.id for node in stored if isinstance(node, ast.Name)]
+        names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
+        if names.count(self.me) != 1:  # the name has another value somewhere
+            self.me = ""
 
     def value(self, node: ast.AST) -> Any:
-        """What an expression stands for; UNKNOWN for most."""
+        """Return the value of an expression, or UNKNOWN."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
             if node.id == self.me:
-                return self.first
+                return self.owner
             return UNKNOWN if node.id in self._bound else self._names.get(node.id, UNKNOWN)
         if isinstance(node, ast.Attribute):
             base = self.value(node.value)
-            return UNKNOWN if base is UNKNOWN else attribute_of(base, self.mangled(node.attr))
-        if isinstance(node, ast.Subscript):
+            return UNKNOWN if base is UNKNOWN else _attribute(base, node.attr)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             base = self.value(node.value)
-            if isinstance(base, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) and isinstance(node.slice, ast.Constant):
+            if isinstance(base, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
                 return base._modules.get(str(node.slice.value), UNKNOWN)
-        if isinstance(node, ast.Call) and len(node.args) == 1 and self.value(node.func) is type:
-            base = self.value(node.args[0])
-            return UNKNOWN if base is UNKNOWN else type(base)
         return UNKNOWN
 
     def truth(self, node: ast.AST) -> bool | None:
-        """Whether a condition holds by the module's own settings; None where that depends on more."""
+        """Return whether a condition on the module's settings holds; None if it depends on anything else."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.truth(node.operand)
             return None if inner is None else not inner
@@ -70,40 +75,22 @@ class Scope:
             return None if UNKNOWN in sides else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
         if isinstance(node, ast.BoolOp):
             parts = [self.truth(part) for part in node.values]
-            decides = isinstance(node.op, ast.Or)
-            return decides if decides in parts else None if None in parts else not decides
+            decisive = isinstance(node.op, ast.Or)
+            return decisive if decisive in parts else None if None in parts else not decisive
         value = self._setting(node)
         return bool(value) if value is None or isinstance(value, (bool, int, float, str)) else None
 
     def _setting(self, node: ast.AST) -> Any:
-        """The value of an expression that stays the same from call to call: no mode of a module, nothing that is
-        computed when it is asked for, nothing that the function itself sets."""
+        """Return the value of an expression that is the same in every call: no mode, nothing that the method sets."""
         name = node.attr if isinstance(node, ast.Attribute) else ""
-        value = self.value(node)
-        is_computed = isinstance(value, (property, functools.cached_property))
-        return UNKNOWN if name == "training" or name in self._stored or is_computed else value
-
-    def asks_for_its_type(self) -> bool:
-        """Whether the function looks at the type of the module, which is another one once it is rewritten. Reading an
-        attribute of the type is no such look."""
-        nodes = list(ast.walk(self.definition)) if self.me else []
-        read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-        asked = [node for node in nodes if isinstance(node, (ast.Call, ast.Attribute)) and id(node) not in read]
-        return any(self.value(node) is type(self.first) for node in asked)
-
-    def mangled(self, attribute: str) -> str:
-        """A private name as Python writes it in the class."""
-        home = self.function.__qualname__.split(".")[:-1]
-        if not attribute.startswith("__") or attribute.endswith("__") or not home or home[-1] == "<locals>":
-            return attribute
-        return f"_{home[-1].lstrip('_')}{attribute}"
+        return UNKNOWN if name == "training" or name in self._stored else self.value(node)
 
     def path(self, node: ast.AST) -> str | None:
-        """The name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
+        """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
         if isinstance(node, ast.Name):
             return "" if node.id == self.me else None
         if isinstance(node, ast.Attribute):
-            name = self.mangled(node.attr)
+            name = node.attr
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             name = str(node.slice.value)
         else:
@@ -112,30 +99,86 @@ class Scope:
         return None if base is None else f"{base}.{name}" if base else name
 
 
-def attribute_of(value: Any, name: str) -> Any:
-    """An attribute, with no property run and no `__getattr__` but that of modules."""
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute without running a property or a user's `__getattr__`."""
     if isinstance(value, types.ModuleType):
         return getattr(value, name, UNKNOWN)
     if isinstance(value, nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
             if name in vars(value).get(table, {}):
                 return vars(value)[table][name]
-    if name == "__class__":
-        return type(value)
-    cls = value if isinstance(value, type) else type(value)
     found = inspect.getattr_static(value, name, UNKNOWN)
     if isinstance(found, staticmethod):
         return found.__func__
-    if isinstance(found, classmethod):
-        return types.MethodType(found.__func__, cls)
-    if isinstance(found, _FIELDS) and not isinstance(value, type):
-        return getattr(value, name, UNKNOWN)
     if isinstance(value, type) or name in getattr(value, "__dict__", {}):
         return found
-    return types.MethodType(found, value) if isinstance(found, types.FunctionType) else found
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, value)
+    return UNKNOWN if hasattr(found, "__get__") else found
 
 
-def _bound_names(code: types.CodeType, definition: Definition) -> set[str]:
-    """Every name that a function binds, itself or in a function inside it."""
-    declared = [node.names for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal))]
-    return {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}.union(*declared)
+def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
+    """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
+    variable that holds one and is then assigned, or returned as, the result of the call."""
+    if not isinstance(tensor, ast.Name):
+        return is_fresh(scope, tensor)
+    for node in scope.nodes:
+        for _, block in ast.iter_fields(node):
+            for i, statement in enumerate(block if isinstance(block, list) else []):
+                if _replaces(statement, call, tensor.id):
+                    return _is_fresh_after(scope, block[:i], tensor.id)
+    return False
+
+
+def is_fresh(scope: Scope, node: ast.AST) -> bool:
+    """Return whether an expression makes a new tensor: arithmetic, or a layer of torch."""
+    if not isinstance(node, ast.Call):
+        return isinstance(node, ast.BinOp)
+    module = scope.value(node.func)
+    while type(module) is nn.Sequential and len(module):
+        module = module[-1]
+    if not isinstance(module, nn.Module):
+        return any(module is function for function in _NEW_FROM_FUNCTIONS)
+    if type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity:
+        return True
+    return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])
+
+
+def _replaces(statement: ast.AST, call: ast.Call, name: str) -> bool:
+    """Return whether a statement is `name = call`, or returns the call and does not read the name elsewhere."""
+    if isinstance(statement, ast.Return):
+        return _mentions(statement, name) == 1 and call in ast.walk(statement)
+    return isinstance(statement, ast.Assign) and statement.value is call and _target(statement) == name
+
+
+def _is_fresh_after(scope: Scope, statements: list[ast.stmt], name: str) -> bool:
+    """Return whether a variable holds a tensor, after some statements, that no other variable holds."""
+    for statement in reversed(statements):
+        if isinstance(statement, ast.Assign) and _target(statement) == name and is_fresh(scope, statement.value):
+            return True
+        if not _keeps(scope, statement, name):
+            return False
+    return False
+
+
+def _keeps(scope: Scope, statement: ast.stmt, name: str) -> bool:
+    """Return whether a statement shares a variable's tensor with nothing else: it adds to the tensor, or assigns the
+    result of a module that is called with it alone. The module may be None in a branch that does not run."""
+    if not _mentions(statement, name) or (isinstance(statement, ast.AugAssign) and _target(statement) == name):
+        return True
+    if isinstance(statement, ast.If):
+        return all(_keeps(scope, one, name) for one in (*statement.body, *statement.orelse))
+    value = statement.value if isinstance(statement, ast.Assign) and _target(statement) == name else None
+    if not isinstance(value, ast.Call) or [ast.unparse(one) for one in (*value.args, *value.keywords)] != [name]:
+        return False
+    called = scope.value(value.func)
+    return called is None or isinstance(called, nn.Module)
+
+
+def _target(statement: ast.Assign | ast.AugAssign) -> str:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
+
+
+def _mentions(node: ast.AST, name: str) -> int:
+    return sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))

@@ -1,60 +1,53 @@
-"""The source of a method as a syntax tree, and a function like the method's from a changed tree."""
+"""The source of a method as a syntax tree, and functions compiled from an edited tree."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
 import functools
 import hashlib
-import inspect
 import linecache
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-_FUTURES = functools.reduce(
-    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
+_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class CannotRewrite(Exception):
-    """Why a method cannot be rewritten, in words for the user."""
+    """The reason why a method cannot be rewritten."""
 
 
 @functools.lru_cache(maxsize=4096)
 def definition_of(function: types.FunctionType) -> Definition:
-    """The node that defines a function. Raises an error unless compiling it gives the code that the function runs."""
+    """Return the node that defines a function. Raises CannotRewrite unless it compiles to the code that runs."""
     found = _found(function)
     if found is None:
         raise CannotRewrite("its source cannot be read; define the class in a file")
-    if not _is_same(compiled(function, found.definition), function.__code__):
+    if compiled(function, found.definition) != function.__code__:
         raise CannotRewrite("its source is not what runs: the file changed, or something rewrote it on import")
     return found.definition
 
 
 def digest(node: Definition) -> str:
-    """A fingerprint of a definition, wherever in its file it stands."""
+    """Return a fingerprint of a definition that does not depend on its position in the file."""
     return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:16]
 
 
 def compiled(function: types.FunctionType, definition: Definition) -> types.CodeType:
-    """The code of another definition in the place of a function's own: in its class, between its enclosing names, with
-    its file and its lines."""
+    """Compile a definition in the place of a function's own: in its class and closure, with its file and lines."""
     code, found = function.__code__, _found(function)
     assert found is not None
     statement = copy.deepcopy(found.statement, {id(found.definition): definition})
-    module = ast.Module([*found.imports, statement], [])
-    whole = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+    whole = compile(ast.Module([*found.imports, statement], []), code.co_filename, "exec", dont_inherit=True)
     where = code.co_name, code.co_firstlineno
-    (made,) = [one for one in codes_of(whole) if (one.co_name, one.co_firstlineno) == where]
-    return made
+    return next(one for one in codes_of(whole) if (one.co_name, one.co_firstlineno) == where)
 
 
 def codes_of(code: types.CodeType) -> list[types.CodeType]:
-    """A code and those of all functions inside it."""
+    """Return a code object and those of all functions inside it."""
     codes = [code]
     for one in codes:
         codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
@@ -65,9 +58,9 @@ def codes_of(code: types.CodeType) -> list[types.CodeType]:
 class _Found:
     definition: Definition
     statement: ast.stmt
-    """The statement of the file that has the definition in it."""
+    """The top-level statement of the file that contains the definition."""
     imports: list[ast.stmt]
-    """The file's imports, since code is compiled otherwise for names that are imported."""
+    """The imports of the file: Python compiles calls through imported names, and `__future__`, differently."""
 
 
 def _found(function: types.FunctionType) -> _Found | None:
@@ -81,48 +74,28 @@ def _found(function: types.FunctionType) -> _Found | None:
 
 @functools.lru_cache(maxsize=256)
 def _definitions(text: str) -> dict[tuple[str, int], _Found | None]:
-    """The functions of a file by name and first line; None where two have the same."""
-    tree = ast.parse(text)
+    """Return the functions of a file by name and first line; None where two share both."""
     imports: list[ast.stmt] = []
     found: dict[tuple[str, int], _Found | None] = {}
-    for statement in tree.body:
+    for statement in ast.parse(text).body:
         for node in ast.walk(statement):
-            key = ("", 0)
-            if isinstance(node, ast.Lambda):
-                key = ("<lambda>", node.lineno)
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                key = (node.name, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]))
-            elif isinstance(node, (ast.Import, ast.ImportFrom)) and not isinstance(statement, _OWN_SCOPE):
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and not isinstance(statement, _OWN_SCOPE):
                 imports.append(node)
-            if isinstance(node, Definition):
+            elif isinstance(node, Definition):
+                name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
+                key = name, min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
                 found[key] = None if key in found else _Found(node, statement, imports)
     return found
 
 
-_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def _is_same(left: types.CodeType, right: types.CodeType) -> bool:
-    """Whether two codes do the same, wherever in their files they stand."""
-    same = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
-    if any(getattr(left, name) != getattr(right, name) for name in (*same, "co_flags", "co_posonlyargcount")):
-        return False
-    constants = list(zip(left.co_consts, right.co_consts, strict=False))
-    return len(left.co_consts) == len(right.co_consts) and all(
-        _is_same(a, b) if isinstance(a, types.CodeType) and isinstance(b, types.CodeType) else repr(a) == repr(b)
-        for a, b in constants
-    )
-
-
-def with_code(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    """A function with another code and everything else of the first."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    closure = tuple(cells[name] for name in code.co_freevars)
+def with_code(
+    function: types.FunctionType, code: types.CodeType, cells: Sequence[types.CellType] | None = None
+) -> types.FunctionType:
+    """Return a copy of a function with another code object and, where given, other closure cells."""
+    own = function.__closure__ or () if cells is None else cells
+    by_name = dict(zip(function.__code__.co_freevars, own, strict=True))
+    closure = tuple(by_name[name] for name in code.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    return _dressed(made, function)
-
-
-def _dressed(made: types.FunctionType, function: types.FunctionType) -> types.FunctionType:
     made.__dict__.update(function.__dict__)
     for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__", "__module__", "__type_params__"):
         if hasattr(function, name):
@@ -131,35 +104,24 @@ def _dressed(made: types.FunctionType, function: types.FunctionType) -> types.Fu
 
 
 def contents(cell: types.CellType) -> Any:
-    """What a cell holds; None where it is not filled yet."""
+    """Return the value of a closure cell, or None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-def unwrapped(value: Any) -> Any:
-    """The function inside a property and decorators, as far as they say what they wrap."""
-    return inspect.unwrap(value.fget if isinstance(value, property) and value.fget else value)
-
-
 def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -> Any:
-    """What a class holds (a function, a decorated one, a property) with another function inside."""
+    """Return a decorated function with `made` in the place of `inner`. Decorators must use functools.wraps."""
     if value is inner:
         return made
-    if isinstance(value, property):
-        return property(rewrapped(value.fget, inner, made), value.fset, value.fdel, value.__doc__)
     wrapped = getattr(value, "__wrapped__", None)
-    cells = list(getattr(value, "__closure__", None) or ())
-    held = [i for i, cell in enumerate(cells) if contents(cell) is wrapped]
-    if not isinstance(value, types.FunctionType) or wrapped is None or not held:
-        raise CannotRewrite("it is decorated with something that is not a plain function around it")
-    if any(contents(cell) is value for cell in cells):
-        raise CannotRewrite("its decorator keeps something on the function that it returns")
+    cells = getattr(value, "__closure__", None) or ()
+    held = {id(contents(cell)) for cell in cells}
+    if not isinstance(value, types.FunctionType) or id(wrapped) not in held or id(value) in held:
+        raise CannotRewrite("its decorator is not a plain function around it")
     within = rewrapped(wrapped, inner, made)
-    for i in held:
-        cells[i] = types.CellType(within)
-    twin = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
-    _dressed(twin, value)
-    twin.__dict__.update({name: within for name, held in value.__dict__.items() if held is wrapped})
+    new = [types.CellType(within) if contents(cell) is wrapped else cell for cell in cells]
+    twin = with_code(value, value.__code__, new)
+    twin.__dict__["__wrapped__"] = within
     return twin

@@ -1,8 +1,8 @@
-"""A look at what a model runs: the activations that are no sites, although nobody was told so.
+"""Warnings about activations that run and are not sites.
 
-`convert` reads sources, and no reader of sources sees everything: a function from a table, a lambda, a module that is
-kept in a list. So the first forward of a converted model in each mode is watched: every activation function that torch
-is asked for is one of a site, or one that `convert` has left alone and knows, or else it is named in a warning.
+`convert` reads sources, which do not show every activation: a function from a table, a lambda, a module in a plain
+list. The first forward of a converted model in each mode is therefore watched, and every activation function that is
+neither called by a site nor known to `convert` is named in a warning.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation
 from flexact.routing.layer import FlexAct
 
 _TORCH, _FLEXACT = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
-_OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
-"""Whose own calls are no activations of the user's, or are found as attributes."""
+_MODULES_OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
+"""Their own calls are not the user's, or are found as attributes."""
 
 
 class Watch(TorchFunctionMode):
-    """Notes the activations that run in a model and are no sites, by the name of the module that runs them.
+    """Records the activations that run and are not sites, by the name of the module that calls them.
 
-    known: the files and lines of activations that are left alone, and said to be; sigmoids: whether these count.
+    known: the files and lines of calls that need no warning; sigmoids: whether sigmoids are activations.
     """
 
     def __init__(self, model: nn.Module, known: Iterable[tuple[str, int]], sigmoids: bool) -> None:
@@ -42,37 +42,44 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "").rstrip("_")
         if name in self.functions and not torch.compiler.is_compiling():
-            self._look(name, sys._getframe(1))
+            frame = self._caller(sys._getframe(1))
+            if frame is not None and (frame.f_code.co_filename, frame.f_lineno) not in self.known:
+                self._record(name, frame)
         return function(*args, **(kwargs or {}))
 
-    def _look(self, function: str, frame: FrameType | None) -> None:
-        stray = False  # whether it is the call of an activation module that is none of the model's
+    def _caller(self, frame: FrameType | None) -> FrameType | None:
+        """Return the frame of the user's code that calls an activation; None for the call of a site or of torch."""
+        is_stray = False  # whether an activation module calls it that is not a submodule of the model
         while frame is not None:
             file, me = frame.f_code.co_filename, frame.f_locals.get("self")
             if file.startswith((_FLEXACT, "<eval_with_key>")):  # a site, or a torch.fx.GraphModule
-                return
+                return None
             if isinstance(me, FlexAct) or (isinstance(me, nn.Module) and is_kind_of_activation(me)):
                 if id(me) in self.names and not isinstance(me, FlexAct):
-                    return
-                stray = True
+                    return None
+                is_stray = True
             elif not file.startswith(_TORCH):
-                break
-            elif file.startswith(_OF_TORCH) and not stray:
-                return
+                return frame
+            elif file.startswith(_MODULES_OF_TORCH) and not is_stray:
+                return None
             frame = frame.f_back
-        if frame is None or (place := (frame.f_code.co_filename, frame.f_lineno)) in self.known:
-            return
+        return None
+
+    def _record(self, function: str, frame: FrameType | None) -> None:
+        """Add a call to the module that runs it: the first one of the model on the stack."""
+        assert frame is not None
+        file, line = frame.f_code.co_filename, frame.f_lineno
         while frame is not None and id(frame.f_locals.get("self")) not in self.names:
             frame = frame.f_back
         if frame is not None:
-            self.known.add(place)
-            told = f"{function} in line {place[1]} of {place[0]} is no site; make it a module of the model's"
+            self.known.add((file, line))
+            text = f"{function} in line {line} of {file} is not a site; make it a submodule of the model"
             name = self.names[id(frame.f_locals["self"])]
-            self.found[name] = f"{self.found[name]}; {told}" if name in self.found else told
+            self.found[name] = f"{self.found[name]}; {text}" if name in self.found else text
 
 
 class FirstForwards:
-    """Watches a model's first forward in training and in evaluation mode, as a forward pre-hook of it."""
+    """A forward pre-hook that watches a model's first forward in training mode and in evaluation mode."""
 
     def __init__(self, known: Iterable[tuple[str, int]], sigmoids: bool) -> None:
         self.known = set(known)
@@ -95,14 +102,14 @@ class FirstForwards:
                 if watch.found:
                     lines = [f"  {name}: {text}" for name, text in watch.found.items()]
                     warnings.warn("\n".join(["flexact.convert did not see these activations:", *lines]), stacklevel=2)
-            if sys.exc_info()[0] is None:  # else torch goes through the hooks, and none may be taken away
+            if sys.exc_info()[0] is None:  # otherwise torch is iterating over the hooks
                 handle.remove()
 
         handle = model.register_forward_hook(end, always_call=True)
 
 
 def unwatch(model: nn.Module) -> None:
-    """Take the hook of `FirstForwards` away."""
+    """Remove the hook of `FirstForwards`."""
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, FirstForwards):
             del model._forward_pre_hooks[key]

@@ -85,7 +85,7 @@ def test_what_is_no_encoder_is_refused(copied: Path) -> None:
 
 
 def test_a_model_with_no_activation_is_refused() -> None:
-    with pytest.raises(FlexActError, match=r"^linear has no activation that can be converted. No activation was seen"):
+    with pytest.raises(FlexActError, match=r"^linear has no activation that can be converted. No activation was found"):
         activations_of(torch.nn.Linear(2, 2), "linear")
 
 
