@@ -13,10 +13,10 @@ from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.study import Grid, Store
 from flexact.studies.cifar.table import table_of
+from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.curves import Curve, read_curve
 from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.run import run
-from flexact.studies.grid.running import run_task
 
 
 @pytest.fixture
