@@ -61,7 +61,7 @@ def test_what_is_no_encoder_is_refused(copied: Path) -> None:
     found = find_encoder(str(copied))
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
-    with pytest.raises(FlexActError, match="cannot load a classifier from .*copied"):
+    with pytest.raises(FlexActError, match=r"cannot load a classifier from .*copied"):
         check_encoder(found, 128)
     (copied / "model.safetensors").unlink()
     with pytest.raises(FlexActError, match=r"copied has no \*\.safetensors"):

@@ -1,4 +1,4 @@
-"""The parts of a grid's page, from the files in its folder and nothing else."""
+"""The sections of a grid's page, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexact.studies.grid.report import finished, histories_of, selection
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Accuracy, cost and selection by depth; of a grid that is not finished, what there is."""
+    """Accuracy, cost and selection by depth of the cells that are done."""
     store = Store(folder)
     done = finished(store)
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell))).epochs}
