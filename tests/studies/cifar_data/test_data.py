@@ -108,9 +108,7 @@ def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
 def test_a_file_cut_off_is_named(small, tmp_path, write_cifar, partial):
     place = complete(write_cifar, tmp_path, "cifar10")
     os.truncate(place / "data_batch_4.bin", 3073 * 50 + 1)
-    with pytest.raises(
-        FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it, and download it"
-    ):
+    with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it, and download it"):
         load("cifar10", tmp_path, complete=not partial)
 
 

@@ -113,9 +113,7 @@ def test_missing_files_are_told(glue_folder: Path) -> None:
 
 def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        FlexActError, match=r"no folder .*nowhere, and the package 'datasets'.*give --data.*pip"
-    ):
+    with pytest.raises(FlexActError, match=r"no folder .*nowhere, and the package 'datasets'.*give --data.*pip"):
         load("rte", tmp_path / "nowhere")
 
     class Table(list[dict[str, Any]]):

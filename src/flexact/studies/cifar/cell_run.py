@@ -32,8 +32,6 @@ from flexact.studies.grid.curves import CURVE
 
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"
-CURVE_SECONDS = 5.0
-"""The minimum time between two writes of the curve, except at evaluations and checkpoints."""
 AGREE_EVERY = 20
 """Steps between two collectives that ask all ranks whether to stop or to save."""
 
@@ -108,7 +106,6 @@ class CellRun:
         self.curve: list[Epoch] = []
         self.seconds_before = 0.0
         self.saved_at = -1
-        self.curve_written = 0.0
 
     def outcome(self) -> Outcome:
         """Train the cell to its end, and return the result; a finished cell is not trained again."""
@@ -190,8 +187,7 @@ class CellRun:
             if recorder is not None:
                 with checkpoint.naming(self.folder / HISTORY):
                     recorder.record(training.steps_done, epoch=epoch, loss=loss)
-            if accuracy is not None or time.monotonic() - self.curve_written > CURVE_SECONDS:
-                self._write_curve()
+            self._write_curve()
             self.report(line)
         self._restart_timing()
 
@@ -291,7 +287,6 @@ class CellRun:
             return recorder
 
     def _write_curve(self) -> None:
-        self.curve_written = time.monotonic()
         with checkpoint.naming(self.folder / CURVE):
             if self.curve:
                 write_rows(self.folder / CURVE, [line._asdict() for line in self.curve])

@@ -1,16 +1,15 @@
-"""The figures of a grid: accuracy over epochs, and the cost of a step."""
+"""The figure of a grid: accuracy over epochs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours
+from flexact.observe.figures.description import Line, Panel, candidate_colours
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import picture
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.cifar.statistics import Summary, in_order
+from flexact.studies.cifar.statistics import in_order
 from flexact.studies.cifar.table import title
 from flexact.studies.grid.curves import Curve
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
@@ -45,36 +44,6 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
         "that have reached the epoch, with a band of one standard deviation; on the right the last quarter alone.",
         panels,
         across=2,
-    )
-
-
-def costs(found: Sequence[Summary]) -> Picture | None:
-    """The time of a training step relative to ReLU's."""
-    panels = []
-    for dataset, model in dict.fromkeys((one.dataset, one.model) for one in found):
-        rows = [one for one in found if (one.dataset, one.model) == (dataset, model) and not math.isnan(one.cost)]
-        if rows:
-            bars = [
-                Bars(title(one.method), [one.cost * (one is row) for row in rows], COLOURS[one.method]) for one in rows
-            ]
-            panels.append(
-                Panel(
-                    f"{title(model)} on {title(dataset)}",
-                    "time of a step, ReLU = 1",
-                    rows=[bar.name for bar in bars],
-                    bars=bars,
-                    stacked=True,
-                    totals=True,
-                    value_range=(0.0, 1.2 * max(one.cost for one in rows)),
-                )
-            )
-    return picture(
-        "cost",
-        "What a training step costs",
-        "The time of a training step relative to ReLU's on the same device, median over epochs. Epochs in which "
-        "kernels are compiled, or sites still pick, have no more weight than any other.",
-        panels,
-        across=min(2, max(1, len(panels))),
     )
 
 
