@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +36,10 @@ class Task:
     load: Load
     figures: Callable[[Any], dict[str, Any]]
     """The columns of results.csv from an outcome."""
+
+
+Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
+"""(tasks, ended, beat): runs tasks as `workers.run_tasks` does."""
 
 
 def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:

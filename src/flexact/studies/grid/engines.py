@@ -9,14 +9,11 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.value_checks import check_known
-from flexact.studies.grid.cell_task import Task, run_in_worker, without_step_ms
+from flexact.studies.grid.cell_task import Engine, Task, run_in_worker, without_step_ms
 from flexact.studies.grid.threads import DEFAULT_JOBS, Threads
 from flexact.studies.workers import Answer, Pool, run_tasks
 
 ENGINES = ("local", "streams", "ray")
-
-Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
-"""(tasks, ended, beat): runs tasks as `run_tasks` does."""
 
 
 def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:

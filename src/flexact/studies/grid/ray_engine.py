@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.studies.grid.cell_task import Task, run_task
+from flexact.studies.grid.cell_task import Engine, Task, run_task
 from flexact.studies.workers import Answer, run_tasks
 
 RETRIES = 3
@@ -30,9 +30,7 @@ STOP = "stop"
 """A file in a cell's folder that asks its run to stop."""
 
 
-def ray_engine(
-    device: str | None, jobs: int | None, address: str | None
-) -> Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]:
+def ray_engine(device: str | None, jobs: int | None, address: str | None) -> Engine:
     """One GPU per task if the cluster has GPUs (or `device` asks for them), and one CPU otherwise.
 
     jobs: the maximum number of tasks at a time; by default, as many as the cluster has room for.

@@ -17,10 +17,9 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import VERSION
-from flexact.studies.grid.cell_task import Task, disk_is_full
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
-from flexact.studies.grid.engines import Engine
 from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
 from flexact.studies.grid.study import Cell
