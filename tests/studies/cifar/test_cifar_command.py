@@ -119,7 +119,7 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),
-        (["--data", "nowhere"], "there is no complete CIFAR-10 in nowhere"),
+        (["--data", "nowhere"], "there is no CIFAR-10 in nowhere"),
         (["--status"], "holds no grid"),
         (["--resume"], "holds no grid"),
         (["--resume", "--methods", "relu"], "holds no grid"),

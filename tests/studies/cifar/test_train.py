@@ -352,7 +352,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(images: Images, tmp_path: Path)
     refused("does not name a file of tensors")
     about.write_text(json.dumps({**json.loads(text), "flexact_checkpoint": 2}))
     refused("version 2")
-    about.write_text(json.dumps({**json.loads(text), "step": "7"}))
+    about.write_text(json.dumps({**json.loads(text), "curve": [{"epoch": 1}]}))
     refused("does not fit this run")
     trained(PICKS, images, tmp_path)
 

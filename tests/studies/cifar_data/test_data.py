@@ -179,7 +179,7 @@ def test_a_label_out_of_range_is_told_with_its_record(tmp_path, write_cifar, nam
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FlexActError, match="there is no complete CIFAR-10"):
+    with pytest.raises(FlexActError, match="there is no CIFAR-10"):
         load("cifar10", tmp_path / "file")
 
 
@@ -203,7 +203,7 @@ def test_the_command_takes_a_part_of_a_set_when_told(capsys, tmp_path, write_cif
     write_cifar(tmp_path, "cifar100", train=150)
     assert "bytes, not 153,700,000" in refused(capsys, "cifar100", "--data", str(tmp_path))
     assert "150 images, 1 to 2 a class" in run(capsys, "cifar100", "--data", str(tmp_path), "--partial")
-    assert "there is no complete CIFAR-10 in" in refused(capsys, "cifar10", "--data", str(tmp_path), "--partial")
+    assert "there is no CIFAR-10 in" in refused(capsys, "cifar10", "--data", str(tmp_path), "--partial")
 
 
 def test_an_unknown_set_is_one_clear_line(capsys, tmp_path):

@@ -59,7 +59,7 @@ def load(name: str, folder: Path, complete: bool = True) -> Images:
     missing = [file for file in layout.files if not (place / file).is_file()]
     if missing:
         raise FlexActError(
-            f"there is no complete {layout.title} in {folder}: {place} lacks {', '.join(missing)} of the binary "
+            f"there is no {layout.title} in {folder}: {place} lacks {', '.join(missing)} of the binary "
             "version. (The Python version has other files; they are pickles, which can run code and are never read.) "
             f"Download it with: {layout.command(folder)}"
         )
