@@ -25,7 +25,7 @@ from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.study import Result, Store
 from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar_data import data
-from flexact.studies.glue.train import _read as read_outcome
+from flexact.studies.glue.train import read_outcome
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.store import Moment as StudyMoment
 from flexact.studies.synthetic.store import Part, Point, read_parts

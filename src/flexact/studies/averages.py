@@ -1,4 +1,4 @@
-"""The mean over seeds and its deviation: the same in tables and in figures."""
+"""Mean and standard deviation over seeds, for tables and figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import fmean
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; one value deviates by 0. A value that is not finite makes both so: a run that
-    diverged is not left out.
+    """Mean and standard deviation; the deviation of one value is 0. A value that is not finite makes both not finite,
+    so a run that diverged is not hidden.
 
     >>> mean_and_deviation([1.0, 3.0])
     (2.0, 1.4142135623730951)

@@ -1,7 +1,6 @@
 """ResNets for 32×32 images: torchvision's basic blocks behind a 3×3 stem without max-pooling.
 
-As in torchvision, the two calls of a block's activation are calls of one module, `relu`, so that they are one site; the
-stem has one of its own.
+As in torchvision, a block calls one module, `relu`, twice, so that the two calls are one site. The stem has its own.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Stages of basic blocks; each stage but the first halves the image and doubles the channels.
 
-    blocks: how many in each stage, at most four stages. width: channels of the first stage.
+    blocks: the number of blocks of each stage, for at most four stages. width: channels of the first stage.
     """
 
     def __init__(self, blocks: Sequence[int], classes: int = 10, width: int = 64) -> None:
@@ -73,10 +72,5 @@ class ResNet(nn.Module):
 
 
 def resnet18(classes: int = 10, width: int = 64) -> ResNet:
-    """Eight blocks."""
+    """A ResNet-18, which has eight blocks."""
     return ResNet((2, 2, 2, 2), classes, width)
-
-
-def resnet34(classes: int = 10, width: int = 64) -> ResNet:
-    """Sixteen blocks."""
-    return ResNet((3, 4, 6, 3), classes, width)

@@ -1,4 +1,4 @@
-"""How far a study is: a bar with the time left on a terminal, plain lines elsewhere, nothing when quiet."""
+"""The progress of a study: a bar with the remaining time on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Progress:
-    """Told how far each of several pieces of work is, shows how far all of them are."""
+    """Shows the progress of several pieces of work."""
 
     def __init__(self, quiet: bool = False, pieces: str = "models") -> None:
         self.quiet = quiet
@@ -20,7 +20,7 @@ class Progress:
 
     @contextmanager
     def over(self, costs: Sequence[float], done: int = 0) -> Iterator[None]:
-        """Around the work: costs, one a piece, in any unit; done, how many pieces an earlier run did."""
+        """Show progress while the work runs. costs: one per piece, in any unit; done: pieces that are done already."""
         self._costs, self._shares = list(costs), [0.0] * len(costs)
         self._finished, self._pieces = done, done + len(costs)
         self._start = time.monotonic()
@@ -40,7 +40,7 @@ class Progress:
             console=Console(stderr=True),
             transient=True,
         ) as self._bar:
-            self._task = self._bar.add_task(self._told(), total=sum(self._costs) or 1.0)
+            self._task = self._bar.add_task(self._description(), total=sum(self._costs) or 1.0)
             try:
                 yield
             finally:
@@ -48,7 +48,7 @@ class Progress:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Around one piece of work whose end is not known, such as the building of a page."""
+        """Show a spinner during work of unknown length, such as building a page."""
         if self.quiet or not sys.stderr.isatty():
             yield
             return
@@ -58,21 +58,21 @@ class Progress:
             yield
 
     def at(self, piece: int, share: float) -> None:
-        """One piece is done to a share between 0 and 1."""
+        """Set the progress of one piece, from 0 to 1."""
         self._shares[piece] = share
         if self._bar is not None:
             spent = sum(cost * share for cost, share in zip(self._costs, self._shares, strict=True))
             self._bar.update(self._task, completed=spent)
 
     def finished(self, piece: int, name: str) -> None:
-        """One piece is done."""
+        """Mark one piece as done."""
         self._finished += 1
         self.at(piece, 1.0)
         if self._bar is not None:
-            self._bar.update(self._task, description=self._told())
+            self._bar.update(self._task, description=self._description())
         elif not self.quiet:
             seconds = time.monotonic() - self._start
             print(f"{self._finished}/{self._pieces} {name} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
-    def _told(self) -> str:
+    def _description(self) -> str:
         return f"{self._named}: {self._finished} of {self._pieces}"

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: what stands in every committed CSV beside its figures."""
+"""The provenance of a measurement, which every committed CSV contains next to its figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 SOURCE = "source"
-"""The version of a source tree on the path, which is not installed."""
+"""The version of a source tree that is on the path and not installed."""
 
 
 def provenance() -> dict[str, str]:
-    """Device, torch version, commit (with "+" where the tree differs from it) and date.
+    """Device, torch version, commit (with "+" if the tree differs from it) and date.
 
     >>> list(provenance())
     ['device', 'torch', 'commit', 'date']
@@ -30,7 +30,7 @@ def provenance() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What a run is made with.
+    """The versions of flexact, torch and Python.
 
     >>> list(versions())
     ['flexact', 'torch', 'python']
@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The name of the CPU, for figures that depend on it."""
+    """The name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -53,9 +53,9 @@ def processor() -> str:
 
 
 def _commit() -> str:
-    """Of the checkout that this file lies in; FLEXACT_COMMIT where it travelled without its history."""
-    if told := os.environ.get("FLEXACT_COMMIT"):
-        return told
+    """The commit of the checkout that contains this file, or FLEXACT_COMMIT if there is no history."""
+    if given := os.environ.get("FLEXACT_COMMIT"):
+        return given
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude=*"],

@@ -1,8 +1,4 @@
-"""Work spread over processes that report as they go, and that end with the process that started them.
-
-Every worker has a pipe of its own. A worker that ended, or whose task failed, is replaced by a fresh one: after a
-failure in CUDA a process is of no more use.
-"""
+"""Tasks run by workers: the loop that every engine shares, and worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -11,25 +7,27 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import torch
 
 Stop = Callable[[], bool]
 Report = Callable[[Any], None]
 Work = Callable[[Any, str, Report, Stop], Any]
-"""(task, device, report, stop) -> answer. The answer's `kind` is "done", "failed", "stopped" or "full"."""
+"""(task, device, report, stop) -> answer."""
+
+_stop_requested, _running = threading.Event(), threading.Lock()
+_report_pipe: Connection | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a task ended. kind: done, failed, stopped (with a checkpoint) or full (the disk is)."""
+    """How a task ended. kind: done, failed, stopped (with a checkpoint) or full (the disk is full)."""
 
     kind: str
     figures: Any = None
@@ -37,8 +35,179 @@ class Answer:
     device: str = ""
 
 
+class Workers(Protocol):
+    """What runs tasks. `submit` is called while fewer than `size` tasks are running."""
+
+    @property
+    def size(self) -> int: ...
+    def submit(self, task: Any) -> Future[Answer]: ...
+    def stop(self) -> None:
+        """Ask the running tasks to write a checkpoint and end."""
+
+    def close(self) -> None: ...
+
+
+def run_tasks(
+    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Any], None], beat: Stop = lambda: False
+) -> None:
+    """Run tasks and call `ended` with each task that started and its answer, in any order.
+
+    beat: called about twice a second; once it returns True, the running tasks are stopped and no other one starts.
+    """
+    waiting, stopping = list(tasks), False
+    running: dict[Future[Answer], Any] = {}
+    try:
+        while running or (waiting and not stopping):
+            while waiting and not stopping and len(running) < workers.size:
+                task = waiting.pop(0)
+                running[workers.submit(task)] = task
+            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            stop = beat()  # before the answers: a task that the same signal ended has not failed
+            for future in done:
+                answer = _answer(future, stop or stopping)
+                ended(running.pop(future), answer)
+                stop = stop or answer.kind == "full"
+            if stop and not stopping:
+                stopping = True
+                workers.stop()
+    finally:
+        workers.stop()
+        workers.close()
+
+
+def _answer(future: Future[Answer], stopping: bool) -> Answer:
+    """The answer of a task; a worker that died has failed, unless it was asked to stop."""
+    try:
+        answer = future.result()
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Answer("stopped" if stopping else "failed", error=f"the worker died, out of memory? ({words})")
+    if answer.kind == "stopped" and not stopping:
+        return Answer("failed", error="another process's signal stopped this cell; its checkpoint is kept")
+    return answer
+
+
+class Pool:
+    """Worker processes, one per entry of `places`, which names their devices; they end with this process.
+
+    ended: called with every task that started and its answer. reported: called with a task and what it reports.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        work: Work,
+        waiting: Sequence[Any],
+        ended: Callable[[Any, Any], None],
+        reported: Callable[[Any, Any], None] = lambda task, value: None,
+    ) -> None:
+        self._work, self._waiting, self._ended, self._reported = work, waiting, ended, reported
+        self._slots = [_Slot(place, len(places)) for place in places]
+
+    @property
+    def size(self) -> int:
+        return len(self._slots)
+
+    def run(self, beat: Stop = lambda: False) -> None:
+        """Run all tasks; see `run_tasks`."""
+
+        def beat_and_reports() -> bool:
+            for slot in self._slots:
+                slot.forward_reports(self._reported)
+            return beat()
+
+        run_tasks(self, self._waiting, self._ended, beat_and_reports)
+
+    def submit(self, task: Any) -> Future[Answer]:
+        slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
+        slot.forward_reports(self._reported)
+        return slot.submit(self._work, task)
+
+    def stop(self) -> None:
+        for slot in self._slots:
+            slot.stop()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+
+
+class _Slot:
+    """One worker process. It is replaced after a task that did not succeed: CUDA errors leave a process unusable."""
+
+    def __init__(self, device: str, workers: int) -> None:
+        self.device, self.workers = device, workers
+        self.task: Any = None
+        self.future: Future[Answer] | None = None
+        self._executor: ProcessPoolExecutor | None = None
+
+    def submit(self, work: Work, task: Any) -> Future[Answer]:
+        if self.future is None or self.future.exception() is not None or self.future.result().kind != "done":
+            self._start()
+        assert self._executor is not None
+        self.task, self.future = task, self._executor.submit(_run, work, task, self.device)
+        return self.future
+
+    def _start(self) -> None:
+        self.close()
+        context = multiprocessing.get_context("spawn")
+        self._reports, theirs = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, theirs))
+        self._pid = self._executor.submit(os.getpid)
+
+    def forward_reports(self, reported: Callable[[Any, Any], None]) -> None:
+        while self._executor is not None and self._reports.poll():
+            reported(self.task, self._reports.recv())
+
+    def stop(self) -> None:
+        """Ask the running task to stop, by SIGTERM."""
+        if self.future is not None and not self.future.done():
+            with suppress(Exception):  # the process has died, which its future reports
+                os.kill(self._pid.result(), signal.SIGTERM)
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+            self._reports.close()
+
+
+def _begin(device: str, workers: int, pipe: Connection) -> None:
+    """Prepare a worker process. Ctrl-C reaches the whole process group, and the parent decides what stops."""
+    global _report_pipe
+    _report_pipe = pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    else:
+        torch.cuda.set_device(device)
+
+
+def _run(work: Work, task: Any, device: str) -> Any:
+    with _running:
+        return work(task, device, _report, _stop_requested.is_set)
+
+
+def _report(value: Any) -> None:
+    if _stop_requested.is_set():
+        raise InterruptedError("the worker was asked to stop")
+    assert _report_pipe is not None
+    _report_pipe.send(value)
+
+
+def _watch_parent() -> None:
+    """Stop the task, with a checkpoint, when the parent process has ended."""
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    _stop_requested.set()
+    _running.acquire(timeout=120)  # a task that has not stopped by then must not hold its folder forever
+    os._exit(1)
+
+
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -53,148 +222,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@dataclass
-class _Worker:
-    device: str
-    process: BaseProcess
-    pipe: Connection
-    task: Any = None
-
-
-@dataclass
-class Pool:
-    """The workers of one call, one for each place.
-
-    places: the device of each worker. ended: called with every task that began and its answer, in any order.
-    reported: called with a task and what its work reports.
-    """
-
-    places: Sequence[str]
-    work: Work
-    waiting: list[Any]
-    ended: Callable[[Any, Any], None]
-    reported: Callable[[Any, Any], None] = lambda task, value: None
-    workers: list[_Worker] = field(default_factory=list)
-    stopping: bool = False
-
-    def run(self, beat: Stop = lambda: False) -> None:
-        """Run all tasks. beat: called about once a second; True stops what runs, and nothing more begins."""
-        try:
-            for device in self.places[: len(self.waiting)]:
-                self._start(device)
-            while any(worker.task is not None for worker in self.workers):
-                ready = wait([worker.pipe for worker in self.workers], timeout=0.5)
-                if beat() and not self.stopping:  # first: what a signal to the whole group ended did not fail
-                    self._stop()
-                for pipe in ready:
-                    self._hear(next(worker for worker in self.workers if worker.pipe is pipe))
-        finally:
-            for worker in self.workers:
-                worker.pipe.close()
-                worker.process.terminate()
-            for worker in self.workers:
-                worker.process.join(timeout=10)
-                if worker.process.is_alive():
-                    worker.process.kill()
-
-    def _start(self, device: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self.work, device, len(self.places)), daemon=True)
-        with _deaf_to_interrupts():
-            process.start()
-        theirs.close()  # so that a worker's end is seen as the end of its pipe
-        worker = _Worker(device, process, ours)
-        self.workers.append(worker)
-        self._give(worker)
-
-    def _give(self, worker: _Worker) -> None:
-        worker.task = self.waiting.pop(0) if self.waiting else None
-        if worker.task is not None:
-            with suppress(OSError):  # a worker that is gone is heard of as the end of its pipe
-                worker.pipe.send(worker.task)
-
-    def _hear(self, worker: _Worker) -> None:
-        task = worker.task
-        try:
-            is_report, answer = worker.pipe.recv()
-        except (EOFError, OSError):
-            worker.process.join(timeout=10)
-            error = _died(worker.process.exitcode)
-            is_report, answer = False, Answer("stopped" if self.stopping else "failed", error=error)
-        if is_report:
-            self.reported(task, answer)
-            return
-        if answer.kind == "stopped" and not self.stopping:
-            answer = Answer("failed", error="a signal that was not the grid's stopped it; its checkpoint is kept")
-        worker.task = None
-        if task is not None:
-            self.ended(task, answer)
-        if answer.kind == "full":
-            self._stop()
-        if answer.kind == "done" and not self.stopping:
-            self._give(worker)
-            return
-        self.workers.remove(worker)
-        worker.pipe.close()
-        worker.process.join(timeout=10)
-        if self.waiting and not self.stopping:
-            self._start(worker.device)
-
-    def _stop(self) -> None:
-        self.stopping = True
-        self.waiting.clear()
-        for worker in self.workers:
-            worker.process.terminate()
-
-
-def _died(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"its process was ended by {signal.Signals(-code).name} (out of memory?)"
-    return f"its process ended with status {code}"
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Start a process that ignores Ctrl-C, which reaches the whole group: the parent decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signal handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _serve(pipe: Connection, work: Work, device: str, workers: int) -> None:
-    """A worker: SIGTERM, or the end of the parent process, stops its task with a checkpoint."""
-    asked = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    threading.Thread(target=_watch, args=(asked,), daemon=True).start()
-    if device == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    else:
-        torch.cuda.set_device(device)
-    try:
-        while True:
-            while not pipe.poll(0.2):
-                if asked.is_set():
-                    return
-            answer = work(pipe.recv(), device, lambda value: pipe.send((True, value)), asked.is_set)
-            pipe.send((False, answer))
-            if answer.kind != "done":
-                return
-    except (EOFError, OSError):
-        return  # the parent is gone
-
-
-def _watch(asked: threading.Event) -> None:
-    parent: Any = multiprocessing.parent_process()
-    wait([parent.sentinel])
-    asked.set()
-    time.sleep(120)  # for the checkpoint; a task that does not stop by then must not hold its folder for ever
-    os._exit(1)

@@ -72,7 +72,7 @@ def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "| ReLU" in out
-    assert "Page: not built, for lack of plotly: flexact report" in out
+    assert "Page: not built, because plotly is missing" in out
     assert (tmp_path / "run" / "table.md").is_file()
     assert not (tmp_path / "run" / "report.html").exists()
 
@@ -150,6 +150,6 @@ def test_an_interrupt_before_a_grid_begins_does_not_tell_to_resume(
     monkeypatch.setattr("flexact.studies.cifar.study.load", interrupted)
     assert ran(*command[5:], "--out", str(tmp_path / "out")) == 130
     told = capsys.readouterr().err
-    assert "nothing was begun" in told
+    assert "nothing was started" in told
     assert "--resume" not in told
     assert not (tmp_path / "out").exists()

@@ -13,10 +13,10 @@ from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.study import Grid, Store
 from flexact.studies.cifar.table import table_of
+from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.curves import Curve, read_curve
 from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.run import run
-from flexact.studies.grid.running import run_task
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
     return store
 
 
-def test_the_page_has_table_curves_selection_and_costs(store: Store) -> None:
+def test_the_page_has_table_curves_and_selection(store: Store) -> None:
     assert "Flex-Act (all layers)" in store.write_table(table_of(store)).read_text(encoding="utf-8")
     page = build(store.folder).read_text(encoding="utf-8")
-    for words in ("79.29 ± 0.11", "Accuracy over epochs", "What a training step costs", "Selection by depth"):
+    for words in ("79.29 ± 0.11", "Accuracy over epochs", "Selection by depth"):
         assert words in page
     assert "<td>tanh</td>" in page  # a final pick
     names = {path.name for path in (store.folder / "figures").iterdir()}
-    slugs = ("accuracy", "cost", "selection-cifar100-resnet18-flexact-all")
+    slugs = ("accuracy", "selection-cifar100-resnet18-flexact-all")
     assert names == {f"{slug}.{kind}" for slug in slugs for kind in ("png", "svg")}
 
 

@@ -97,18 +97,6 @@ def test_a_complete_set_is_read_from_its_folder_or_the_parent(small, tmp_path, w
     assert len(load(name, renamed).test_x) == 100
 
 
-@pytest.mark.parametrize("other", [1, 19])
-def test_a_class_in_two_superclasses_is_refused(small, tmp_path, write_cifar, other):
-    path = complete(write_cifar, tmp_path, "cifar100") / "train.bin"
-    assert len(load("cifar100", tmp_path).train_y) == 100
-    content = bytearray(path.read_bytes())
-    content[0] = (content[0] + other) % 20
-    path.write_bytes(content)
-    with pytest.raises(FlexActError, match="20 superclasses"):
-        load("cifar100", tmp_path)
-    assert len(load("cifar100", tmp_path, complete=False).train_y) == 100
-
-
 def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
     write_cifar(tmp_path, "cifar10")
     message = r"data_batch_1.bin has 307,300 bytes, not 30,730,000 \(10,000 records of 3,073 bytes\).*--partial"
@@ -120,7 +108,7 @@ def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
 def test_a_file_cut_off_is_named(small, tmp_path, write_cifar, partial):
     place = complete(write_cifar, tmp_path, "cifar10")
     os.truncate(place / "data_batch_4.bin", 3073 * 50 + 1)
-    with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it and bring it back with"):
+    with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it, and download it"):
         load("cifar10", tmp_path, complete=not partial)
 
 
@@ -134,7 +122,7 @@ def test_missing_files_are_named_and_what_brings_them(tmp_path, write_cifar):
     place = write_cifar(tmp_path / "my data", "cifar10")
     (place / "data_batch_2.bin").unlink()
     (place / "test_batch.bin").unlink()
-    message = r"lacks data_batch_2.bin, test_batch.bin of CIFAR-10's 6 files.*flexact data cifar10 --data '.*my data'"
+    message = r"lacks data_batch_2.bin, test_batch.bin of the binary version.*flexact data cifar10 --data '.*my data'"
     with pytest.raises(FlexActError, match=message):
         load("cifar10", tmp_path / "my data")
 
@@ -143,15 +131,6 @@ def test_a_folder_without_the_set_says_how_to_get_it(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FlexActError, match="flexact data cifar100 --data"):
             load("cifar100", folder)
-
-
-def test_the_other_set_is_refused_by_name(tmp_path, write_cifar):
-    place = write_cifar(tmp_path, "cifar100")
-    with pytest.raises(FlexActError, match=r"holds CIFAR-100, not CIFAR-10; .* the set cifar100"):
-        load("cifar10", place, complete=False)
-    renamed = place.rename(tmp_path / "mine")
-    with pytest.raises(FlexActError, match="CIFAR-100, not CIFAR-10"):
-        load("cifar10", renamed, complete=False)
 
 
 def test_both_sets_may_share_a_parent(tmp_path, write_cifar):
@@ -176,9 +155,9 @@ def test_pickles_are_refused_and_never_opened(capsys, tmp_path, files, given):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
         path.chmod(0)
-    with pytest.raises(FlexActError, match=r"pickle.* runs whatever code .* binary version"):
+    with pytest.raises(FlexActError, match=r"binary version.* pickles, which can run code and are never read"):
         load("cifar10", tmp_path / given)
-    assert "pickle" in refused(capsys, "cifar10", "--data", str(tmp_path / given))
+    assert "pickle" in refused(capsys, "cifar10", "--data", str(tmp_path / given), "--partial")
 
 
 def test_pickles_beside_the_binary_files_do_not_matter(tmp_path, write_cifar):
@@ -198,18 +177,9 @@ def test_a_label_out_of_range_is_told_with_its_record(tmp_path, write_cifar, nam
         load(name, tmp_path, complete=False)
 
 
-def test_a_complete_set_has_classes_of_one_size(small, tmp_path, write_cifar):
-    place = complete(write_cifar, tmp_path, "cifar10")
-    raw = bytearray((place / "test_batch.bin").read_bytes())
-    raw[0] = (raw[0] + 1) % 10
-    (place / "test_batch.bin").write_bytes(raw)
-    with pytest.raises(FlexActError, match=r"class \d .*(9|11) test images"):
-        load("cifar10", tmp_path)
-
-
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FlexActError, match="is a file"):
+    with pytest.raises(FlexActError, match="there is no CIFAR-10"):
         load("cifar10", tmp_path / "file")
 
 

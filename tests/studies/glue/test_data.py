@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.glue.data import OF_DEV, OFFICIAL, load
+from flexact.studies.glue.data import OF_DEV, OFFICIAL, check_rows, load
 from flexact.studies.glue.tasks import TASKS
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "glue"
@@ -35,14 +35,6 @@ def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(gl
     sides = [{texts[1] for texts in rows.texts} for rows in (found.train, found.dev)]
     assert not sides[0] & sides[1]
     assert load("qnli", glue_folder) == found
-
-
-@pytest.mark.parametrize(("second", "told"), [("a", "train"), ("e", "measure")])
-def test_a_dev_file_too_small_to_be_split_is_told(second: str, told: str, glue_folder: Path) -> None:
-    row = f"\tthe\t{second}\tentailment\n"
-    (glue_folder / "QNLI" / "dev.tsv").write_text(f"index\tquestion\tsentence\tlabel\n0{row}1{row}")
-    with pytest.raises(FlexActError, match=rf"dev\.tsv has 2 rows, and .* none is left to {told} on; put the b"):
-        load("qnli", glue_folder)
 
 
 def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
@@ -77,15 +69,14 @@ def change(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("task", "old", "new", "told"),
     [
-        ("RTE", "sentence2", "hypothesis", r"train.tsv lacks the columns 'sentence2'; RTE has index, sentence1"),
-        ("RTE", "\tlabel", "", r"lacks the columns 'label'.*one without labels"),
-        ("RTE", "index\tsentence1", "sentence1\tindex", r"expected index, sentence1, sentence2, label, in this order"),
+        ("RTE", "sentence2", "hypothesis", r"train.tsv does not begin with the columns of RTE: index, sentence1"),
+        ("RTE", "index\tsentence1", "sentence1\tindex", r"does not begin with the columns of RTE"),
         ("RTE", "\tentailment\n", "\n", r"train.tsv, line 3: 3 fields, expected 4 separated by tabs"),
         ("CoLA", "gj04\t1", "gj04\t\t1", r"train.tsv, line 2: 5 fields, expected 4"),
-        ("RTE", "\tentailment\n", "\tperhaps\n", r"line 3: the label is 'perhaps'; RTE has entailment and"),
-        ("CoLA", "gj04\t1", "gj04\t2", r"train.tsv, line 2: the label is '2'; CoLA has 0 and 1"),
-        ("STS-B", "\t1.500\n", "\t7.000\n", r"line 3: the score is '7.000'; STS-B has numbers from 0 to 5"),
-        ("STS-B", "\t1.500\n", "\tnan\n", r"line 3: the score is 'nan'"),
+        ("RTE", "\tentailment\n", "\tperhaps\n", r"line 3: the label is 'perhaps'; expected entailment or"),
+        ("CoLA", "gj04\t1", "gj04\t2", r"train.tsv, line 2: the label is '2'; expected 0 or 1"),
+        ("STS-B", "\t1.500\n", "\t7.000\n", r"line 3: the label is '7.000'; expected a number from 0 to 5"),
+        ("STS-B", "\t1.500\n", "\tnan\n", r"line 3: the label is 'nan'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_with_its_line(
@@ -99,10 +90,10 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(
 def test_empty_files_are_told(glue_folder: Path) -> None:
     path = glue_folder / "WNLI" / "dev.tsv"
     path.write_text("index\tsentence1\tsentence2\tlabel\n")
-    with pytest.raises(FlexActError, match=r"dev\.tsv .*no rows"):
-        load("wnli", glue_folder)
+    with pytest.raises(FlexActError, match=r"24 training and 0 dev rows"):
+        check_rows(load("wnli", glue_folder))
     path.write_text("")
-    with pytest.raises(FlexActError, match=r"dev\.tsv .*empty"):
+    with pytest.raises(FlexActError, match=r"dev\.tsv does not begin with the columns"):
         load("wnli", glue_folder)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FlexActError, match=r"dev\.tsv .*UTF-8"):
@@ -112,22 +103,17 @@ def test_empty_files_are_told(glue_folder: Path) -> None:
 def test_missing_files_are_told(glue_folder: Path) -> None:
     with pytest.raises(FlexActError, match=r"'rtee'.*'rte'"):
         load("rtee", glue_folder)
-    (glue_folder / "RTE" / "train.tsv").unlink()
-    with pytest.raises(FlexActError, match=r"dev\.tsv .*train\.tsv"):
-        load("rte", glue_folder)
     (glue_folder / "RTE" / "dev.tsv").unlink()
-    with pytest.raises(FlexActError, match=r"there is no RTE in .*expected .*dev.tsv, with train.tsv beside it"):
+    with pytest.raises(FlexActError, match=r"cannot read .*dev\.tsv"):
         load("rte", glue_folder)
-
-
-def test_a_file_in_the_place_of_the_folder_is_told(glue_folder: Path) -> None:
-    with pytest.raises(FlexActError, match=r"dev\.tsv is a file; give --data the folder that has GLUE's own folders"):
-        load("rte", glue_folder / "RTE" / "dev.tsv")
+    (glue_folder / "RTE" / "train.tsv").unlink()
+    with pytest.raises(FlexActError, match=r"train\.tsv does not exist; give --data"):
+        load("rte", glue_folder)
 
 
 def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FlexActError, match=r"no folder .*nowhere and no package 'datasets'.*give --data.*pip install"):
+    with pytest.raises(FlexActError, match=r"no folder .*nowhere, and the package 'datasets'.*give --data.*pip"):
         load("rte", tmp_path / "nowhere")
 
     class Table(list[dict[str, Any]]):

@@ -56,7 +56,7 @@ def test_what_is_no_result_is_told() -> None:
     results = [row("qnli", "fixed", 0, accuracy=80.0, split="of dev.tsv")]
     text = " ".join(table(results, Protocol(limit=10), []).split())
     assert "QNLI has no training file here" in text
-    assert "Only the first 10 rows of each file went in: these are no results" in text
+    assert "Only the first 10 rows of each file were used: these are no results" in text
     assert "| fixed activation | 1 | 80.00 | - |" in text
     failed = [row("rte", "fixed", 0, state="failed", error="the loss is nan")]
     assert "- rte-fixed-0: the loss is nan" in table(failed, Protocol(), [])

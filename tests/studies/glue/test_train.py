@@ -108,12 +108,10 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
     with pytest.raises(FlexActError, match=f"{at} of 18 steps"):
         train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
     assert list((tmp_path / "cut").glob(STUDY.checkpoint))  # by which --status knows it from one that was not begun
-    told: list[Any] = []
-    resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU, report=told.append)
+    resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU)
     ours, theirs = comparable(resumed), comparable(whole)
     assert ours.pop("loss") == pytest.approx(theirs.pop("loss"), rel=1e-6)  # summed in two parts
     assert ours == theirs
-    assert len(told) == (3 if at == 4 else 1)
     assert read_curve(tmp_path / "cut", "score").epochs == [1, 2, 3]
     assert train_cell(cell, protocol, data, tmp_path / "cut", CPU) == resumed  # it is done
 
@@ -121,11 +119,11 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
 def test_a_cell_that_is_done_is_not_taken_for_another(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     data = load("rte", glue_folder)
     train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
-    with pytest.raises(FlexActError, match=r"outcome\.json .*another run"):
+    with pytest.raises(FlexActError, match=r"outcome\.json .*from another run"):
         train_cell(Cell("rte", "fixed", 1), protocol, data, tmp_path, CPU)
     path = tmp_path / "outcome.json"
     path.write_text(path.read_text()[:40])
-    with pytest.raises(FlexActError, match=r"outcome\.json .*damaged"):
+    with pytest.raises(FlexActError, match=r"outcome\.json is not the outcome of this cell"):
         train_cell(Cell("rte", "fixed", 0), protocol, data, tmp_path, CPU)
 
 
@@ -147,9 +145,9 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"batch": 0}, "batch must be a whole number from 1 on; got 0"),
-        ({"limit": -1}, "limit must be a whole number from 1 on"),
-        ({"lr": float("nan")}, "lr must be a finite number from 0 on"),
+        ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
+        ({"limit": -1}, "limit must be a whole number of at least 1"),
+        ({"lr": float("nan")}, "lr must be a finite number of at least 0"),
         ({"warmup": 2.0}, "warmup is a fraction of the steps"),
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
@@ -181,7 +179,7 @@ def test_what_was_trained_in_bf16_is_measured_in_float32(
     train, dev = encoded(data, protocol.encoder, protocol.length)
     network = build(protocol.encoder, 1, 0, is_regression=True)
     cell = Cell("stsb", "fixed", 0)
-    found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path, [])
+    found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path)
     assert found.accelerator.mixed_precision == "bf16"
     found.accelerator.prepare_model(network)  # as training does: its forward has autocast around it from here on
     scores = torch.from_numpy(found.predict(dev).predictions)

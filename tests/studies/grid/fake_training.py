@@ -39,7 +39,7 @@ def load(name: str, folder: Path) -> Any:
     )
 
 
-def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, report: Any, stop: Any) -> Any:
+def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, stop: Any) -> Any:
     told, checkpoint = images.behaviour, folder / "checkpoint.json"
     curve = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
     with (folder / "starts").open("a") as starts:
@@ -63,7 +63,6 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
         curve.append({"epoch": epoch, "loss": 1 / epoch, "test_accuracy": accuracy, "seconds": float(epoch)})
         write_rows(folder / "curve.csv", curve)
         write_whole(checkpoint, json.dumps(curve))
-        report(curve[-1])
     picks = {}
     if cell.method == "flexact-all":
         picks = {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}

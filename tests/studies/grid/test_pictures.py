@@ -10,11 +10,9 @@ import torch
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.observe.figures.description import candidate_colours
-from flexact.report.charts import charts
 from flexact.studies.cifar import pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS
-from flexact.studies.cifar.statistics import Summary
 from flexact.studies.glue.report import COLOURS as TEXT_COLOURS
 
 SEEN: dict[str, list[list[float]]] = {
@@ -71,19 +69,6 @@ def test_what_is_compared_most_is_told_apart_at_a_glance() -> None:
 
 
 def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
-    found = [Summary("cifar100", "resnet18", method, {0: 70.0}, "card", 2.0, None, 1.0) for method in METHODS]
-    picture = pictures.costs(found)
-    assert picture is not None
-    (panel,) = picture.panels
-    assert [bars.colour for bars in panel.bars] == [pictures.COLOURS[method] for method in METHODS]
-    assert [list(bars.values).index(1.0) for bars in panel.bars] == list(range(len(METHODS)))  # each in its own row
-    assert not picture.legend  # the rows have the names
-    chart = charts(picture)[0]
-    assert len(chart["data"]) == len(METHODS)
-    assert [(note["y"], note["text"]) for note in chart["layout"]["annotations"]] == [
-        (row, "1.00") for row in range(len(METHODS))
-    ]
-    assert panel.value_range == (0.0, pytest.approx(1.2))
     for method in ("flexact-penultimate", "flexact-all"):
         assert TEXT_COLOURS[method] == pictures.COLOURS[method]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from flexact.cli.app import main
+from flexact.studies.grid.cell_task import run_task, without_step_ms
 from flexact.studies.grid.run import run
-from flexact.studies.grid.running import run_task, without_step_ms
 from flexact.studies.grid.study import picked
 from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.methods import CHOOSING

@@ -1,4 +1,4 @@
-"""A cell's run, from where its folder stands to its end: epochs, evaluations, checkpoints, what it leaves behind."""
+"""The run of one cell, from its last checkpoint to its end: epochs, evaluations, checkpoints and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flexact import Recorder, extract, selection
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows
-from flexact.io.markdown_tables import counted
+from flexact.io.result_folder import check_same
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.methods import build, picking_sites
@@ -32,20 +32,16 @@ from flexact.studies.grid.curves import CURVE
 
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"
-CURVE_SECONDS = 5.0
-"""From one writing of the curve to the next, where epochs are short; evaluations and checkpoints write it as well."""
 AGREE_EVERY = 20
-"""Steps from one question to all ranks, whether to stop or to save, to the next."""
-_OPERATIONAL = ("checkpoint_minutes",)
-"""What a run may be gone on with changed: it decides nothing about the results."""
+"""Steps between two collectives that ask all ranks whether to stop or to save."""
 
 
 class NanLoss(FlexActError):
-    """The loss, or a weight, is not a finite number any more."""
+    """The loss or a weight is not finite."""
 
 
 class Stopped(FlexActError):
-    """The run was asked to stop; it left a checkpoint."""
+    """The run was asked to stop, and has written a checkpoint."""
 
     exit_code = 128 + signal.SIGTERM
 
@@ -56,22 +52,22 @@ class Epoch(NamedTuple):
     epoch: int
     """From 1."""
     loss: float
-    """Cross-entropy, the mean over the epoch's steps."""
+    """Mean cross-entropy over the epoch's steps."""
     train_accuracy: float
-    """In percent, of the network in training on the augmented images, over the epoch."""
+    """In percent, on the augmented images, over the epoch."""
     test_accuracy: float | None
-    """In percent, of the network as it would be extracted; None (an empty cell) where it was not evaluated."""
+    """In percent, of the network as it would be extracted; None (an empty cell) if it was not evaluated."""
     lr: float
-    """At the epoch's last step."""
+    """The learning rate of the epoch's last step."""
     seconds: float
-    """From the start of the run, time between a stop and going on left out."""
+    """Training time since the start of the run."""
     step_ms: float
-    """Milliseconds a step, evaluation and checkpoints left out."""
+    """Milliseconds per step, without evaluations and checkpoints."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cell came to."""
+    """The result of a cell."""
 
     accuracy: float
     """In percent, of the extracted network on the test images; NaN on ranks other than the first."""
@@ -81,14 +77,14 @@ class Outcome:
     step_ms: float
     """The median over epochs."""
     picks: dict[str, str]
-    """By site, in depth order; none for methods that do not pick."""
+    """By site, in depth order; empty for methods that do not pick."""
     epochs: int
     devices: tuple[str, ...]
-    """Where it was trained: one, unless it was gone on with on another."""
+    """The devices on which the cell was trained; several if it was resumed on another one."""
 
 
 class CellRun:
-    """A cell's run from where its folder stands to its end."""
+    """The run of a cell."""
 
     def __init__(
         self,
@@ -110,32 +106,29 @@ class CellRun:
         self.curve: list[Epoch] = []
         self.seconds_before = 0.0
         self.saved_at = -1
-        self.curve_written = 0.0
 
     def outcome(self) -> Outcome:
+        """Train the cell to its end, and return the result; a finished cell is not trained again."""
         found = checkpoint.load(self.folder)
-        self.ranks.check_same(
-            -1 if found is None else found[0]["step"],
-            self.device,
-            f"the ranks find different checkpoints in {self.folder}; it must be one folder that all hosts see.",
-        )
         if found is not None:
-            self._check(found[0])
-            if found[0].get("outcome") is not None:
-                return _outcome(self.folder, found[0])
-        self.training = Training(self._built(), self.images, self.protocol, self.cell.seed, self.device, self.ranks)
+            about = found[0]
+            check_same(self.folder, _identity(about), _identity(self._about(0)), ("cell", "protocol", "data"))
+            if about.get("outcome") is not None:
+                outcome = about["outcome"]
+                return Outcome(**{**outcome, "losses": tuple(outcome["losses"]), "devices": tuple(about["devices"])})
+        self.training = Training(self._network(), self.images, self.protocol, self.cell.seed, self.device, self.ranks)
         if found is not None:
-            self._go_on(*found)
+            self._resume(*found)
         recorder = self._recorder()
         try:
             self._train(recorder)
             return self._finish()
         finally:
             if recorder is not None:
-                with suppress(OSError):  # of a full disk, which was told already
+                with suppress(OSError):  # a full disk, which has raised already
                     recorder.close()
 
-    def _built(self) -> nn.Module:
+    def _network(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.cell.seed)
             config = self.protocol.config(self.cell.seed)
@@ -149,36 +142,31 @@ class CellRun:
         return network
 
     def _train(self, recorder: Recorder | None) -> None:
-        training, steps = self.training, self.training.steps_an_epoch
+        training = self.training
         self.started = self.saved = time.monotonic()
-        self._mark()
+        self._restart_timing()
         while training.steps_done < training.total_steps:
-            self._interrupt()
+            if self.ranks.count == 1 or training.steps_done % AGREE_EVERY == 0:
+                self._stop_or_save()
             training.step()
-            if training.steps_done % steps == 0:
+            if training.steps_done % training.steps_an_epoch == 0:
                 self._end_epoch(recorder)
                 if self.protocol.checkpoint_minutes == 0 and training.steps_done < training.total_steps:
                     self._save()
 
-    def _mark(self) -> None:
-        """Time steps from here on."""
-        self.marked_at, self.marked = self.training.steps_done, time.monotonic()
-        self.aside = 0.0
+    def _restart_timing(self) -> None:
+        self.timed_from, self.timing_started, self.untimed = self.training.steps_done, time.monotonic(), 0.0
 
-    def _interrupt(self) -> None:
-        """Stop or save between two steps where it is time to."""
-        at_once = self.ranks.count == 1 or self.training.steps_done % AGREE_EVERY == 0
-        if not at_once:
-            return
-        if self.ranks.agree(self.stop(), self.device):
+    def _stop_or_save(self) -> None:
+        if self.ranks.any(self.stop(), self.device):
             self._save()
             raise Stopped(
                 f"{self.cell.name} was stopped after step {self.training.steps_done} of {self.training.total_steps}; "
-                f"start it again to go on from {self.folder / checkpoint.ABOUT}."
+                f"start it again to resume from {self.folder / checkpoint.ABOUT}."
             )
         minutes = self.protocol.checkpoint_minutes
         due = minutes > 0 and time.monotonic() - self.saved >= 60 * minutes
-        if self.ranks.agree(due and self.ranks.writes, self.device):
+        if self.ranks.any(due and self.ranks.writes, self.device):
             self._save()
 
     def _end_epoch(self, recorder: Recorder | None) -> None:
@@ -186,12 +174,11 @@ class CellRun:
         loss, right = training.totals()
         if not math.isfinite(loss):
             raise self._not_finite(f"the loss of epoch {training.epochs_done} is {loss}")
-        now = time.monotonic()
-        step_ms = (now - self.marked - self.aside) * 1e3 / (training.steps_done - self.marked_at)
+        spent = time.monotonic() - self.timing_started - self.untimed
+        step_ms = spent * 1e3 / (training.steps_done - self.timed_from)
         epoch = training.epochs_done
-        last = epoch == self.protocol.epochs
         accuracy = None
-        if self.ranks.writes and (last or epoch % self.protocol.evaluate_every == 0):
+        if self.ranks.writes and (epoch == self.protocol.epochs or epoch % self.protocol.evaluate_every == 0):
             accuracy = self._accuracy(extracted(training.network))
         lr = training.lr(training.steps_done - 1)
         line = Epoch(epoch, loss, 100 * right, accuracy, lr, self._seconds(), step_ms)
@@ -200,13 +187,12 @@ class CellRun:
             if recorder is not None:
                 with checkpoint.naming(self.folder / HISTORY):
                     recorder.record(training.steps_done, epoch=epoch, loss=loss)
-            if accuracy is not None or time.monotonic() - self.curve_written > CURVE_SECONDS:
-                self._write_curve()
+            self._write_curve()
             self.report(line)
-        self._mark()
+        self._restart_timing()
 
     def _accuracy(self, network: nn.Module) -> float:
-        """In percent, on the test images."""
+        """The accuracy on the test images, in percent."""
         x, y = self.images.test_x, self.images.test_y
         size = 2000 if self.device.type == "cuda" else 250
         right = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -222,9 +208,9 @@ class CellRun:
         return 100 * right.item() / len(y)
 
     def _finish(self) -> Outcome:
-        """Keep what extraction leaves behind, and say what it came to."""
+        """Save the extracted network, and return the result."""
         network = self.training.network
-        accuracy = self.curve[-1].test_accuracy  # of the network as extracted, from the last epoch
+        accuracy = self.curve[-1].test_accuracy
         outcome = Outcome(
             accuracy=math.nan if accuracy is None else accuracy,
             losses=tuple(line.loss for line in self.curve),
@@ -235,29 +221,33 @@ class CellRun:
             devices=tuple(self.devices),
         )
         if self.ranks.writes:
-            about = self._about() | {"outcome": asdict(outcome)}
-            state = extracted(network).state_dict()
-            self._check_finite(state)
-            self._write_curve()
-            checkpoint.save(self.folder, NETWORK, state, about)
+            about = self._about(self.training.steps_done) | {"outcome": asdict(outcome)}
+            self._write(NETWORK, extracted(network).state_dict(), about)
         return outcome
 
     def _save(self) -> None:
-        """Write a checkpoint; all ranks come here together, and the first writes."""
+        """Write a checkpoint. All ranks call this, and the first one writes."""
         training, begun = self.training, time.monotonic()
         state = training.state()
+        if training.steps_done != self.saved_at:
+            if self.ranks.writes:
+                name = f"checkpoint-{training.steps_done}.safetensors"
+                self._write(name, state, self._about(training.steps_done))
+            self.saved_at = training.steps_done
         self.saved = time.monotonic()
-        if training.steps_done == self.saved_at:
-            return
-        if self.ranks.writes:
-            self._check_finite(state)
-            self._write_curve()
-            checkpoint.save(self.folder, f"checkpoint-{training.steps_done}.safetensors", state, self._about())
-        self.saved_at = training.steps_done
-        self.saved = time.monotonic()
-        self.aside += self.saved - begun
+        self.untimed += self.saved - begun
 
-    def _about(self) -> dict[str, Any]:
+    def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Write curve and checkpoint; raises before anything is written if a tensor is not finite."""
+        # The evidence of candidates that were not dropped is NaN.
+        found = [tensor.isfinite().all() for name, tensor in tensors.items() if not name.endswith(".evidence")]
+        devices = {one.device for one in found}  # the weights that a rewind restores are in host memory
+        if not all(bool(torch.stack([one for one in found if one.device == device]).all()) for device in devices):
+            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
+        self._write_curve()
+        checkpoint.save(self.folder, name, tensors, about)
+
+    def _about(self, step: int) -> dict[str, Any]:
         return {
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
             "devices": self.devices,
@@ -265,56 +255,28 @@ class CellRun:
             "protocol": self.protocol.to_dict(),
             "images": [len(self.images.train_y), len(self.images.test_y)],
             "sha256": self.images.sha256,
-            "step": self.training.steps_done,
-            "epoch": self.training.epochs_done,
-            "seconds": self._seconds(),
+            "step": step,
+            "seconds": self._seconds() if step else 0.0,
             "curve": [line._asdict() for line in self.curve],
         }
 
-    def _check(self, about: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run."""
-        path = self.folder / checkpoint.ABOUT
-        own = {
-            "cell": self.cell.to_dict(),
-            "protocol": self.protocol.to_dict(),
-            "images": {
-                "training and test": [len(self.images.train_y), len(self.images.test_y)],
-                "SHA-256": self.images.sha256,
-            },
-        }
-        found = {**about, "images": {"training and test": about.get("images"), "SHA-256": about.get("sha256")}}
-        for part, wanted in own.items():
-            there = found.get(part)
-            there = there if isinstance(there, dict) else {}
-            names = [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]
-            names = [name for name in names if name not in _OPERATIONAL]
-            if names:
-                told = "; ".join(f"{name}: {there.get(name)} → {wanted.get(name)}" for name in names)
-                raise FlexActError(
-                    f"{path} is of another run ({part}: {told}). Give another folder, or remove this one to start anew."
-                )
-
-    def _go_on(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        path = self.folder / checkpoint.ABOUT
+    def _resume(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         try:
             self.curve = [Epoch(**line) for line in about["curve"]]
             self.devices = list(dict.fromkeys([*about["devices"], *self.devices]))
             self.seconds_before = float(about["seconds"])
-            step = about["step"]
-            if not 0 <= step <= self.training.total_steps or len(self.curve) != step // self.training.steps_an_epoch:
-                raise ValueError(f"step {step} and {counted(len(self.curve), 'epoch')} do not belong together")
-            self.training.load(step, tensors)
+            self.training.load(about["step"], tensors)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FlexActError(
-                f"{path} or the tensors it names do not fit this run ({type(error).__name__}: {error}). Remove "
+                f"{self.folder / checkpoint.ABOUT} does not fit this run ({type(error).__name__}: {error}). Remove "
                 f"{self.folder} to train this cell from the start."
             ) from None
-        self.saved_at = step
+        self.saved_at = self.training.steps_done
         if self.ranks.writes:
             self._write_curve()
 
     def _recorder(self) -> Recorder | None:
-        """The history of the picks, cut to where this run goes on."""
+        """The history of the picks, up to the step from which this run resumes."""
         if not self.ranks.writes or not picking_sites(self.training.network):
             return None
         with checkpoint.naming(self.folder / HISTORY):
@@ -325,44 +287,27 @@ class CellRun:
             return recorder
 
     def _write_curve(self) -> None:
-        self.curve_written = time.monotonic()
         with checkpoint.naming(self.folder / CURVE):
             if self.curve:
-                lines = [{**line._asdict(), "test_accuracy": _cell(line.test_accuracy)} for line in self.curve]
-                write_rows(self.folder / CURVE, lines)
+                write_rows(self.folder / CURVE, [line._asdict() for line in self.curve])
             else:
                 (self.folder / CURVE).unlink(missing_ok=True)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _check_finite(self, tensors: dict[str, Tensor]) -> None:
-        # The evidence of candidates that were not dropped is NaN.
-        found = [tensor.isfinite().all() for name, tensor in tensors.items() if not name.endswith(".evidence")]
-        devices = {one.device for one in found}  # the weights that a rewind restores are in host memory
-        if not all(bool(torch.stack([one for one in found if one.device == device]).all()) for device in devices):
-            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
-
     def _not_finite(self, what: str) -> NanLoss:
-        kept = f"the last good checkpoint, of step {self.saved_at}, is kept"
-        kept = kept if self.saved_at >= 0 else "no checkpoint was due yet"
-        return NanLoss(f"{what}; the cell is given up, and {kept}. Try a smaller lr, in another --out.")
+        kept = f"the checkpoint of step {self.saved_at} is kept" if self.saved_at >= 0 else "there is no checkpoint yet"
+        return NanLoss(f"{what}; the cell has failed, and {kept}. Try a smaller lr, in another --out.")
 
 
 def extracted(network: nn.Module) -> nn.Module:
-    """The network as extraction leaves it, with the picks of now; itself where there are no sites."""
+    """The network as extraction would return it with the current picks; itself if it has no sites."""
     return extract(network, commit=True) if sites_of(network) else network
 
 
-def _cell(value: float | None) -> float | str:
-    return "" if value is None else value
-
-
-def _outcome(folder: Path, about: dict[str, Any]) -> Outcome:
-    fields = about["outcome"]
-    try:
-        return Outcome(**{**fields, "losses": tuple(fields["losses"]), "devices": tuple(about["devices"])})
-    except (KeyError, TypeError) as error:
-        raise FlexActError(
-            f"{folder / checkpoint.ABOUT} has no outcome of a cell ({error}). Remove {folder} to train it anew."
-        ) from None
+def _identity(about: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a checkpoint that must be those of the run that resumes from it."""
+    protocol = {name: value for name, value in about.get("protocol", {}).items() if name != "checkpoint_minutes"}
+    data = {"images": about.get("images"), "sha256": about.get("sha256")}
+    return {"cell": about.get("cell"), "protocol": protocol, "data": data}

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError
+from flexact.io.option_checks import check_known
 from flexact.studies.grid import command as shared
 
 
@@ -30,31 +31,29 @@ def cifar(
     candidates: Annotated[
         shared.Names,
         typer.Option(
-            help="What it picks from.",
+            help="Candidates of every site.",
             show_default="relu, leaky_relu, gelu, silu; with --policy paper the paper's five",
         ),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate at the first step; it falls to 0 along a cosine.", show_default="0.1"),
+        typer.Option(help="Learning rate of the first step; it decays to 0 along a cosine.", show_default="0.1"),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Images a step.", show_default="128")] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Channels of the first stage.", show_default="64, the paper's")
-    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Images per step.", show_default="128")] = None,
+    width: Annotated[int | None, typer.Option(help="Channels of the first stage.", show_default="64")] = None,
     checkpoint_minutes: Annotated[
         float | None,
-        typer.Option(min=0.0, help="From one checkpoint to the next; 0 for one after every epoch.", show_default="1"),
+        typer.Option(min=0.0, help="Minutes between checkpoints; 0 for one after every epoch.", show_default="1"),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             help="The folder with the data sets; see `flexact data`.",
-            show_default="data; with --resume the one of before",
+            show_default="data; with --resume the grid's own",
         ),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take data sets with fewer images than the official ones.")
+        bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")
     ] = False,
     out: shared.Out = Path("runs/cifar"),
     engine: shared.EngineName = "local",
@@ -67,8 +66,8 @@ def cifar(
     status: shared.Status = False,
     quiet: shared.Quiet = False,
 ) -> None:
-    """CIFAR with ResNets: a grid of data sets, models, methods and seeds, each cell a run that can be gone on with."""
-    from flexact.studies.cifar.protocol import Protocol
+    """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
+    from flexact.studies.cifar.protocol import BUDGETS, Protocol
     from flexact.studies.cifar.study import Grid, Store
     from flexact.studies.cifar.table import table_of
     from flexact.studies.grid.engines import engine as engine_named
@@ -77,10 +76,17 @@ def cifar(
     if status:
         shared.print_status(store)
         return
+    if budget is not None:
+        check_known("budget", budget, BUDGETS)
+        if epochs is not None:
+            raise FlexActError(
+                f"--budget {budget} is {BUDGETS[budget]} epochs and --epochs asks for {epochs}; give one of the two."
+            )
+        epochs = BUDGETS[budget]
     before = shared.begun(store, resume or retry_failed)
     chosen = shared.given(datasets=datasets, models=models, methods=methods, seeds=seeds, first_seed=first_seed)
     settings = shared.given(
-        epochs=_epochs(budget, epochs),
+        epochs=epochs,
         policy=policy,
         candidates=candidates,
         lr=lr,
@@ -101,17 +107,3 @@ def cifar(
         overwrite=overwrite,
         retry_failed=retry_failed,
     )
-
-
-def _epochs(budget: str | None, epochs: int | None) -> int | None:
-    """Those that are given, or of a budget; None where neither is."""
-    from flexact.studies.cifar.protocol import Protocol
-
-    budgets = {"paper": Protocol().epochs, "short": Protocol.short().epochs}
-    if budget is not None and budget not in budgets:
-        raise FlexActError(f"unknown budget {budget!r}{suggestion(budget, budgets)} Known: {', '.join(budgets)}.")
-    if budget is not None and epochs is not None:
-        raise FlexActError(
-            f"--budget {budget} is {budgets[budget]} epochs and --epochs asks for {epochs}; give one of the two."
-        )
-    return epochs if budget is None else budgets[budget]

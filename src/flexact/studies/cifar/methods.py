@@ -1,11 +1,10 @@
-"""The networks that are compared: CIFAR ResNets whose blocks have one activation or another.
+"""The networks of the comparison: CIFAR ResNets whose blocks have different activations.
 
-Every method changes the activations of the blocks; the stem keeps its ReLU, so that "all layers" are the paper's: 8
-sites in ResNet-18 and 16 in ResNet-34, with five candidates 40 and 80 logits. A block's two calls of its activation
-share one.
+Every method changes the activations of the blocks, and the stem keeps its ReLU, as in the paper: "all layers" are 8
+sites in ResNet-18 and 16 in ResNet-34, with 40 and 80 logits for five candidates. The two calls of a block's activation
+share one site.
 
-A fixed activation, ReLU above all, runs through the same fused kernels as what picks, as sites that are committed to it
-from the start.
+A fixed activation runs through the same fused kernels as a picked one, as sites that are committed from the start.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from torch import nn
 from flexact import FlexConfig, baselines, commit, convert, param_groups
 from flexact.baselines.learnable import Learnable
 from flexact.candidates import known_names
-from flexact.errors import FlexActError
 from flexact.io.option_checks import check_known
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
 
 MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
-"""Blocks of each stage."""
+"""The number of blocks of each stage."""
 BASELINE = "relu"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
 """`where` of each method that picks."""
 METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", *PLACEMENTS)
-"""Those of the paper's table."""
+"""The methods of the paper's table."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
-"""Other activations that every block can have instead of picking one."""
+"""Other activations that all blocks can have."""
 
 
 def build(
@@ -44,21 +42,19 @@ def build(
     width: int = 64,
     blocks: Sequence[int] | None = None,
 ) -> nn.Module:
-    """A network in training mode on the CPU, its weights drawn from torch's generator: the same ones for every method.
+    """A network in training mode on the CPU. Its weights are drawn from torch's generator, the same for every method.
 
     config: the policy of the methods that pick; width: channels of the first stage.
-    blocks: blocks of each stage in the place of the model's own, for tests.
+    blocks: the number of blocks of each stage instead of the model's own, for tests.
 
     >>> extra_parameters(build("resnet34", "flexact-all", classes=10, width=4))
     80
     """
     check_names(model, method)
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise FlexActError(f"width must be the number of channels of the first stage, at least 1; got {width!r}.")
     network: nn.Module = ResNet(MODELS[model] if blocks is None else blocks, classes, width)
     if method in PLACEMENTS:
         by_channel = config is not None and config.granularity == "channel"
-        example = torch.zeros(1, 3, 32, 32) if by_channel else None  # channels are counted in a forward
+        example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward counts the channels
         return convert(network, PLACEMENTS[method], config, example_inputs=example, fuse=True)
     if method == BASELINE or method in FIXED:
         return _committed_to(network, method)
@@ -69,9 +65,9 @@ def build(
 
 
 def _committed_to(network: nn.Module, name: str) -> nn.Module:
-    """The network with one activation in all blocks; the stem keeps its ReLU."""
+    """The network with one fixed activation in all blocks; the stem keeps its ReLU."""
     other = "identity" if name == BASELINE else name
-    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # the first of equals is picked
+    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # of equal logits, the first is picked
     for site in sites_of(network):
         if name != BASELINE and site.name.startswith("layer"):
             site.drop(torch.tensor([[True, False]]), step=0)
@@ -81,26 +77,26 @@ def _committed_to(network: nn.Module, name: str) -> nn.Module:
 
 
 def picking_sites(network: nn.Module) -> list[FlexAct]:
-    """Those that still learn what to pick."""
+    """The sites whose logits are trained."""
     return [site for site in sites_of(network) if site.logits.requires_grad]
 
 
 def check_names(model: str, method: str) -> None:
-    """Refuse a model or a method that there is none of."""
+    """Raise if there is no such model or method."""
     for kind, name, known in (("model", model, tuple(MODELS)), ("method", method, METHODS + FIXED)):
         check_known(kind, name, known)
 
 
 def extra_parameters(network: nn.Module) -> int:
-    """How many parameters the activations learn."""
+    """The number of trained parameters of activations."""
     learn = [*picking_sites(network), *(module for module in network.modules() if isinstance(module, Learnable))]
     return sum(parameter.numel() for module in learn for parameter in module.parameters())
 
 
 def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """What the optimizer gets: `flexact.param_groups`, with the parameters of learnable activations not decayed either.
+    """The parameter groups of the optimizer: weight decay applies to everything except the parameters of activations.
 
-    Decay would pull a PReLU to a ReLU and a parametric unit to zero, and Flex-Act's logits are not decayed.
+    Decay would pull a PReLU to a ReLU and a parametric unit to zero, and Flex-Act's logits are not decayed either.
     """
     groups = param_groups(network, weight_decay=weight_decay)
     groups = groups if picking_sites(network) else groups[:1]

@@ -1,30 +1,29 @@
-"""The figures of a grid: accuracy over epochs, what a step costs."""
+"""The figure of a grid: accuracy over epochs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours
+from flexact.observe.figures.description import Line, Panel, candidate_colours
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import picture
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.cifar.statistics import Summary, in_order
+from flexact.studies.cifar.statistics import in_order
 from flexact.studies.cifar.table import title
 from flexact.studies.grid.curves import Curve
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")
 COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
-"""One a method, in every figure; a fixed activation has the colour that it has as a candidate."""
+"""The colour of each method in all figures; a fixed activation has the colour of its candidate."""
 DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")
-"""Of the methods whose line is not solid."""
+"""The dashes of the methods whose line is not solid."""
 
 
 def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
-    """Accuracy on the test images over epochs, a line for each method: for each data set and model a panel with the
-    whole run, and one with the last quarter of its epochs, whose axis has room for the differences that are left."""
+    """Accuracy on the test images over epochs, one line per method. Each data set and model has a panel with the whole
+    run, and one with the last quarter of its epochs, which shows small differences."""
     panels = []
     for dataset, model in sorted({(cell.dataset, cell.model) for cell in curves}, key=lambda key: in_order(*key)):
         own = {
@@ -41,45 +40,15 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
     return picture(
         "accuracy",
         "Accuracy over epochs: mean over seeds, band of one standard deviation",
-        "Accuracy on the test images as training goes on, of the network as it would be extracted: the mean over the "
-        "seeds that have come so far, with a band of one standard deviation; on the right the last quarter alone.",
+        "Accuracy on the test images during training, of the network as it would be extracted: mean over the seeds "
+        "that have reached the epoch, with a band of one standard deviation; on the right the last quarter alone.",
         panels,
         across=2,
     )
 
 
-def costs(found: Sequence[Summary]) -> Picture | None:
-    """How long a training step takes, ReLU's taken as 1."""
-    panels = []
-    for dataset, model in dict.fromkeys((one.dataset, one.model) for one in found):
-        rows = [one for one in found if (one.dataset, one.model) == (dataset, model) and not math.isnan(one.cost)]
-        if rows:
-            bars = [
-                Bars(title(one.method), [one.cost * (one is row) for row in rows], COLOURS[one.method]) for one in rows
-            ]
-            panels.append(
-                Panel(
-                    f"{title(model)} on {title(dataset)}",
-                    "time of a step, ReLU = 1",
-                    rows=[bar.name for bar in bars],
-                    bars=bars,
-                    stacked=True,
-                    totals=True,
-                    value_range=(0.0, 1.2 * max(one.cost for one in rows)),
-                )
-            )
-    return picture(
-        "cost",
-        "What a training step costs",
-        "The time of a training step, the median over epochs, ReLU's on the same device taken as 1. Epochs in which "
-        "kernels are built, and the few in which sites still pick, weigh no more than any other.",
-        panels,
-        across=min(2, max(1, len(panels))),
-    )
-
-
 def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
-    """A line a method from some epoch on."""
+    """One line per method, from an epoch on."""
     lines = []
     for method in METHODS + FIXED:
         own = [

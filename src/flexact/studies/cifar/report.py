@@ -1,4 +1,4 @@
-"""The parts of a grid's page, from the files in its folder and nothing else."""
+"""The sections of a grid's page, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from flexact.report.page import Section, markdown
-from flexact.studies.cifar.pictures import accuracy_curves, costs
+from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.cifar.statistics import summaries
 from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.table import table_of, title
 from flexact.studies.grid.curves import read_curve
@@ -16,12 +15,12 @@ from flexact.studies.grid.report import finished, histories_of, selection
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Accuracy, cost and selection by depth; of a grid that is not finished, what there is."""
+    """Accuracy and selection by depth of the cells that are done."""
     store = Store(folder)
     done = finished(store)
     curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell))).epochs}
-    figures = [accuracy_curves(curves), costs(summaries(done))]
-    accuracy = Section("Accuracy and cost", markdown(table_of(store)), [one for one in figures if one is not None])
+    figure = accuracy_curves(curves)
+    accuracy = Section("Accuracy and cost", markdown(table_of(store)), [] if figure is None else [figure])
     return [accuracy, *selection(histories_of(store), done, _title)]
 
 

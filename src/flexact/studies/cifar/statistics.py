@@ -1,4 +1,4 @@
-"""What the cells say together: mean and deviation over seeds, a paired t-test against ReLU, the cost of a step."""
+"""Summaries of the cells: mean over seeds, a paired t-test against ReLU, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -23,38 +23,30 @@ class Summary:
     model: str
     method: str
     accuracies: Mapping[int, float]
-    """By seed, in percent."""
+    """In percent, by seed."""
     device: str
-    """That the times are of: one for all methods of a model and data set; empty where none was measured."""
+    """The device of the times, the same for all methods of a model and data set; empty if nothing was timed."""
     step_ms: float
-    """Of a training step, the mean over seeds; NaN where none was measured there."""
+    """The time of a training step, mean over seeds; NaN if it was not measured on that device."""
     against: Comparison | None
-    """With ReLU; None for ReLU itself, and where no seed of it is done."""
+    """The comparison with ReLU; None for ReLU itself, and if no seed of ReLU is done."""
     cost: float
-    """Time of a step, ReLU's taken as 1; NaN where either is not there."""
-
-    @property
-    def mean(self) -> float:
-        return mean_and_deviation(list(self.accuracies.values()))[0]
-
-    @property
-    def deviation(self) -> float:
-        return mean_and_deviation(list(self.accuracies.values()))[1]
+    """The time of a step relative to ReLU's; NaN if either is missing."""
 
 
 def summaries(results: Iterable[Result]) -> list[Summary]:
-    """One for each data set, model and method that has a finished cell, in a fixed order."""
+    """One summary for each data set, model and method with a finished cell, in a fixed order."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for row in results:
         if row.state == DONE:
             groups.setdefault((row.dataset, row.model, row.method), []).append(row)
-    ordered = sorted(groups, key=lambda key: (in_order(key[0], key[1]), _place(key[2])))
-    return [_summary(key, groups) for key in ordered]
+    return [_summary(key, groups) for key in sorted(groups, key=lambda key: in_order(*key))]
 
 
-def in_order(dataset: str, model: str) -> tuple[int, int]:
-    """By this, data sets and models are sorted in the table and in figures."""
-    return NAMES.index(dataset), list(MODELS).index(model)
+def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int]:
+    """The sort key of tables and figures."""
+    place = METHODS.index(method) if method in METHODS else len(METHODS)
+    return NAMES.index(dataset), list(MODELS).index(model), place
 
 
 def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:
@@ -70,7 +62,7 @@ def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], li
 
 
 def _timed_on(rows: list[Result]) -> str:
-    """The device to compare times on: the one that most cells of ReLU were timed on, and of several the most used."""
+    """The device on which times are compared: the one with the most timings of ReLU, then with the most timings."""
     timed = [row for row in rows if math.isfinite(row.step_ms)]
     cells = Counter(row.device for row in timed)
     of_baseline = Counter(row.device for row in timed if row.method == BASELINE)
@@ -80,7 +72,3 @@ def _timed_on(rows: list[Result]) -> str:
 def _step(rows: list[Result], device: str) -> float:
     times = [row.step_ms for row in rows if row.device == device and math.isfinite(row.step_ms)]
     return mean_and_deviation(times)[0] if times else math.nan
-
-
-def _place(method: str) -> int:
-    return METHODS.index(method) if method in METHODS else len(METHODS)

@@ -1,9 +1,9 @@
 """One training step: augment, forward, loss, backward, the policy's work on the logits, and the optimizer's step.
 
-On a GPU all of it is one CUDA graph; on a CPU, and with several ranks, the same code runs as it stands. What changes
-from step to step (which images, which crops, the learning rate, what the Schedule sets) is read from memory that stays
-where it is. The Schedule's own step is the host's and stays outside; where it dropped candidates, the kernels are
-others, and the graph is captured anew.
+On a GPU the whole step is one CUDA graph; on a CPU, and with several ranks, the same code runs eagerly. What changes
+between steps (images, crops, learning rate, the values that the Schedule sets) is read from fixed memory. The
+Schedule's own step runs on the host, outside of the graph; if it drops candidates, the kernels change, and the graph is
+captured again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import captured
 
 WARM_UP = 3
-"""Steps that run directly before one is captured: they compile kernels and allocate what lives longer than a step."""
+"""Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
 _MODEL, _MOMENTUM, _SCHEDULE, _TOTALS = "model.", "momentum.", "schedule.", "totals"
 
 
 class Training:
-    """A network in training, `step` by step, from any step of the run on.
+    """The training of a network, step by step, from any step of the run.
 
-    network: on the device already, and the same one on every rank.
+    network: on the device already, and identical on every rank.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Training:
         self.network, self.images, self.protocol, self.seed, self.device = network, images, protocol, seed, device
         self.ranks, self._part = ranks, ranks.part(protocol.batch)
         self.steps_an_epoch = len(images.train_y) // protocol.batch
-        """The last batch of an epoch, where it is not a whole one, is left out."""
+        """An incomplete last batch of an epoch is dropped."""
         if self.steps_an_epoch == 0:
             raise FlexActError(
                 f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
@@ -54,7 +54,7 @@ class Training:
         self.total_steps = protocol.epochs * self.steps_an_epoch
         self.steps_done = 0
         self._forward = ranks.wrapped(network.train(), device)
-        # A tensor, which a captured graph reads. Of SGD's ways only the fused one takes it without asking the host.
+        # A captured graph reads the learning rate from a tensor; only the fused SGD does so without synchronizing.
         self._lr = torch.full((), protocol.lr, device=device)
         self.optimizer = torch.optim.SGD(
             optimizer_groups(network, protocol.weight_decay),
@@ -77,19 +77,18 @@ class Training:
         self._read_by_graph: list[Any] = []
         self._directly = 0
         self._laid_out = -1
-        self._drawn: tuple[int, Tensor, Tensor] | None = None
 
     @property
     def epochs_done(self) -> int:
-        """Whole ones."""
+        """The number of completed epochs."""
         return self.steps_done // self.steps_an_epoch
 
     def lr(self, step: int) -> float:
-        """Of a step, from 0: a cosine from the protocol's to 0 at the end of the run."""
+        """The learning rate of a step (from 0): a cosine from the protocol's rate to 0 at the end of the run."""
         return self.protocol.lr * 0.5 * (1 + math.cos(math.pi * step / self.total_steps))
 
     def step(self) -> None:
-        """One step; nothing waits for the device."""
+        """Take one step, without waiting for the device."""
         epoch, place = divmod(self.steps_done, self.steps_an_epoch)
         if place == 0:
             self._totals.zero_()
@@ -109,17 +108,15 @@ class Training:
         self.steps_done += 1
         if self._captures and self._replay is None and self._directly >= WARM_UP:
             self._capture()
-        if self.steps_done % self.steps_an_epoch == 0 and self.steps_done < self.total_steps:
-            self._drawn = (epoch + 1, *self._draw(epoch + 1))  # while the device is still at work
 
     def totals(self) -> tuple[float, float]:
-        """Of the epoch so far, over all ranks: the mean loss, and the share of right answers. Waits for the device."""
+        """The epoch's mean loss and accuracy so far, over all ranks. Waits for the device."""
         steps = (self.steps_done - 1) % self.steps_an_epoch + 1
         loss, right = mean_over_ranks(self._totals).tolist()
         return loss / steps, right / (steps * self._order.shape[1])
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next step depends on; every rank has to ask. What is drawn depends on seed and epoch alone."""
+        """Everything that the next step depends on, except seed and epoch. All ranks must call this."""
         state = {f"{_MODEL}{name}": tensor for name, tensor in self.network.state_dict().items()}
         for name, parameter in self.network.named_parameters():
             momentum = (
@@ -134,7 +131,7 @@ class Training:
         return state
 
     def load(self, steps_done: int, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken, after so many steps."""
+        """Resume from a `state` that was taken after `steps_done` steps."""
         self.network.load_state_dict(_named(state, _MODEL))
         momenta = _named(state, _MOMENTUM)
         for name, parameter in self.network.named_parameters():
@@ -149,21 +146,20 @@ class Training:
         self._forget_graph()
 
     def autocast(self) -> torch.autocast:
-        """bf16 where the protocol has it and there is a GPU; without the cache of weights, which must not outlive a
-        capture."""
+        """bf16 on a GPU if the protocol has it; without the cache of weights, which must not outlive a capture."""
         half = self.device.type == "cuda" and self.protocol.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
 
     def _lay_out(self, epoch: int, place: int) -> None:
-        """Lay out the order of an epoch's images, and how each is cropped; begin at one of its steps."""
-        order, draws = self._drawn[1:] if self._drawn and self._drawn[0] == epoch else self._draw(epoch)
+        """Copy the order and the crops of an epoch's images to the device, and start at one of its steps."""
+        order, draws = self._draw(epoch)
         self._order.copy_(order)
         self._draws.copy_(draws)
         self._place.fill_(place)
         self._laid_out = epoch
 
     def _draw(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """The order of an epoch's images and their crops, this rank's part of each batch: (steps, own) on the CPU."""
+        """The order and the crops of an epoch's images, this rank's part of each batch: (steps, own) on the CPU."""
         batch, used = self.protocol.batch, self.steps_an_epoch * self.protocol.batch
         order = epoch_order(len(self.images.train_y), self.seed, epoch)[:used].view(-1, batch)
         draws = epoch_draws(used, self.seed, epoch).view(-1, batch)
@@ -188,19 +184,19 @@ class Training:
 
     def _capture(self) -> None:
         self._replay = captured(self._work, self.device)
-        # A graph reads tables that the router and the sites make anew at times, as an evaluation has them do: those
-        # that it read must live as long as itself.
+        # A graph reads tables that the router and the sites replace at times, for example in an evaluation. The tables
+        # that the graph reads must live as long as the graph.
         routers = routers_of(self._sites)
         self._read_by_graph = [dict(vars(part)) for router in routers for part in (router, router.gathered)]
         self._read_by_graph += [site.picked for site in self._sites]
 
     def _forget_graph(self) -> None:
         if self._replay is not None:
-            torch.cuda.synchronize(self.device)  # it may still be running
+            torch.cuda.synchronize(self.device)  # the graph may still be running
         self._replay, self._read_by_graph, self._directly = None, [], 0
 
     def _routing(self) -> tuple[tuple[bool, int], ...]:
-        """Another tuple whenever a warm-up ended, or a candidate was dropped somewhere, in a channel of a site too."""
+        """A tuple that changes when a warm-up ends or a candidate is dropped, also in a single channel."""
         return tuple((site.router.waiting, site.dropped_at._version) for site in self._sites)
 
 

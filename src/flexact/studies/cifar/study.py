@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.checkpoint import ABOUT
 from flexact.studies.cifar.methods import FIXED, METHODS, MODELS
 from flexact.studies.cifar.protocol import Cell, Protocol
@@ -22,7 +21,7 @@ from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
 
 @dataclass(frozen=True)
 class Grid(Choices):
-    """Which cells; checked.
+    """The cells of a grid.
 
     >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
     ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
@@ -40,7 +39,7 @@ class Grid(Choices):
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that a grid that is cut short has all methods on the first seeds."""
+        """Seed by seed, so that an interrupted grid has all methods for the first seeds."""
         return [
             Cell(dataset, model, method, seed)
             for dataset in self.datasets
@@ -51,7 +50,7 @@ class Grid(Choices):
 
 
 class Result(NamedTuple):
-    """One row of results.csv: how a cell ended. A failed cell has an error and no figures (NaN, 0)."""
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
 
     dataset: str
     model: str
@@ -61,7 +60,7 @@ class Result(NamedTuple):
     accuracy: float
     """In percent, of the extracted network on the test images."""
     loss: float
-    """Of the last epoch."""
+    """The loss of the last epoch."""
     epochs: int
     seconds: float
     step_ms: float
@@ -69,7 +68,7 @@ class Result(NamedTuple):
     """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
     error: str
     device: str
-    """Several, as "NVIDIA H200 + cpu", where a run was gone on with on another."""
+    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
     torch: str
     commit: str
     date: str
@@ -80,12 +79,12 @@ class Result(NamedTuple):
 
     @property
     def picked(self) -> dict[str, str]:
-        """Site → pick."""
+        """The pick of each site."""
         return picked(self.picks)
 
 
 def figures(outcome: Any) -> dict[str, Any]:
-    """The columns that an `Outcome` fills."""
+    """The columns of results.csv from an `Outcome`."""
     return {
         "accuracy": outcome.accuracy,
         "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
@@ -97,14 +96,11 @@ def figures(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _told(row: Result) -> str:
-    return f"{row.accuracy:.2f} %"
-
-
 def _check(name: str, images: Images, protocol: Protocol) -> None:
-    count = len(images.train_y)
-    if count < protocol.batch:
-        raise FlexActError(f"{name} has {counted(count, 'training image')}, less than one --batch {protocol.batch}.")
+    if len(images.train_y) < protocol.batch:
+        raise FlexActError(
+            f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
+        )
 
 
 def load_part(name: str, folder: Path) -> Images:
@@ -124,14 +120,14 @@ STUDY = GridStudy(
     figures=figures,
     check=_check,
     blank={"accuracy": math.nan, **BLANK},
-    told=_told,
+    told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=ABOUT,
     headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
 )
 
 
 class Store(GridStore[Result]):
-    """One grid's folder."""
+    """The folder of one grid."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, STUDY)

@@ -1,4 +1,4 @@
-"""table.md of a grid: a table for each data set and model, the paper's figures beside ours."""
+"""table.md of a grid: one table per data set and model, with the paper's figures next to ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.statistics import Summary, summaries
 from flexact.studies.cifar.study import Result, Store
-from flexact.studies.grid.statistics import p_value
+from flexact.studies.grid.statistics import p_value, spread
 from flexact.studies.grid.status import not_done, several_devices
 
 TITLES = {
@@ -33,46 +33,45 @@ _TIMES = ("ms a step", "cost")
 
 
 def title(name: str) -> str:
-    """A name as a person reads it."""
+    """The name of a data set, model or method for readers."""
     return TITLES.get(name, name)
 
 
 def table_of(store: Store) -> str:
-    """Of a folder, as it stands."""
+    """The table of a folder."""
     return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
-    """Markdown: what is done, and what is not."""
+    """The table in Markdown, with a list of the cells that are not done."""
     found = summaries(results)
     timed = not found or any(math.isfinite(one.step_ms) for one in found)
     header = [name for name in _HEADER if timed or name not in _TIMES]
     parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol, timed)]
-    notes: dict[str, None] = {}
+    notes = []
     for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
-        rows = list(group)
+        rows, place = list(group), f"{title(dataset)}, {title(model)}"
         lines = [[_row(one)[name] for name in header] for one in rows]
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
-        if len({row.device for row in results if (row.dataset, row.model) == (dataset, model)}) > 1 and rows[0].device:
-            notes[f"times on {title(dataset)}, {title(model)} are those of {rows[0].device} alone."] = None
+        devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}
+        if len(devices) > 1 and rows[0].device:
+            notes.append(f"- times on {place} are those of {rows[0].device} alone.")
         for one in rows:
             if one.against is not None and one.against.why:
-                notes[f"no p-value for {title(one.method)} on {title(dataset)}, {title(model)}: {one.against.why}."] = (
-                    None
-                )
+                notes.append(f"- no p-value for {title(one.method)} on {place}: {one.against.why}.")
     if notes:
-        parts.append("\n".join(f"- {note}" for note in notes))
+        parts.append("\n".join(notes))
     parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(parts) + "\n"
 
 
 def _row(one: Summary) -> dict[str, str]:
-    """By column."""
+    """The cells of a line, by column."""
     paper = CIFAR.get((one.dataset, one.model, one.method))
     cells = (
         title(one.method),
         str(len(one.accuracies)),
-        f"{one.mean:.2f}" + (f" ± {one.deviation:.2f}" if len(one.accuracies) > 1 else ""),
+        spread(one.accuracies),
         "-" if one.against is None else f"{one.against.gain:+.2f}",
         "-" if one.against is None else p_value(one.against.p),
         "-" if math.isnan(one.step_ms) else f"{one.step_ms:.2f}",
@@ -85,7 +84,7 @@ def _row(one: Summary) -> dict[str, str]:
 
 def _explained(protocol: Protocol, timed: bool) -> str:
     times = (
-        "cost: time of a training step, the median over epochs, ReLU's taken as 1; none where cells shared a device."
+        "cost: time of a training step relative to ReLU's, median over epochs; none if cells shared a device."
         if timed
         else "Cells shared a device, so times are left out."
     )
@@ -94,5 +93,5 @@ def _explained(protocol: Protocol, timed: bool) -> str:
         "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
         f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. {times} Flex-Act "
         f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
-        f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five."
+        f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five candidates."
     )

@@ -1,28 +1,27 @@
-"""Training one cell of the image study, and going on with it after it was stopped, killed or ran out of disk.
+"""Training one cell of the image study, and resuming it after it was stopped or killed.
 
     python -m flexact.studies.cifar.train --dataset cifar100 --model resnet18 --method flexact-all --seed 0 \\
         --epochs 30 --data DATA --out FOLDER
 
-torchrun starts the same command on several GPUs or hosts. A cell's folder has checkpoint.json and the tensors it names,
-curve.csv with one line an epoch, history.jsonl with the probabilities of all sites over training (where there are any),
-and in the end network.safetensors, the extracted network.
+torchrun starts the same command on several GPUs or hosts. A cell's folder contains checkpoint.json and the tensors that
+it names, curve.csv with one line per epoch, history.jsonl with the probabilities of all sites during training, and in
+the end network.safetensors, the extracted network.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from flexact.errors import FlexActError
+from flexact.io.json_input import parsed_json
 from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.cell_run import CellRun, Epoch, NanLoss, Outcome, Stopped
 from flexact.studies.cifar.methods import METHODS, MODELS
@@ -31,12 +30,26 @@ from flexact.studies.cifar.ranks import TIMEOUT, Ranks, started_by_torchrun
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import study_stream
+from flexact.studies.grid.cell_task import LOCK
 from flexact.studies.grid.engines import devices
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
-from flexact.studies.grid.running import LOCK
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
+
+SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "epochs": (int, "passes over the data"),
+    "batch": (int, "images per step, over all ranks together"),
+    "lr": (float, "learning rate of the first step"),
+    "width": (int, "channels of the first stage"),
+    "norm": (str, f"batch norm with several ranks: {', '.join(NORMS)}"),
+    "policy": (str, ", ".join(POLICIES)),
+    "candidates": (lambda text: tuple(text.split(",")), "names, separated by commas"),
+    "changes": (parsed_json, "fields of the policy's FlexConfig, as a JSON object"),
+    "evaluate_every": (int, "epochs between evaluations"),
+    "checkpoint_minutes": (float, "minutes between checkpoints; 0 for one after every epoch"),
+}
+"""The fields of the protocol that are options of the command."""
 
 
 def train_cell(
@@ -49,14 +62,14 @@ def train_cell(
     stop: Callable[[], bool] | None = None,
     blocks: Sequence[int] | None = None,
 ) -> Outcome:
-    """Train a cell, or go on with it where its folder holds a checkpoint; bit for bit, on the same device.
+    """Train a cell, or resume it from the checkpoint in its folder; bit-identical on the same device.
 
-    report: told each epoch. stop: asked before each step; once True, a checkpoint is written and `Stopped` raised.
-    blocks: of each stage in the place of the model's own, for tests.
+    report: called after each epoch. stop: called before each step; once it returns True, a checkpoint is written and
+    `Stopped` raised. blocks: the blocks per stage instead of the model's own, for tests.
     """
     if images.name != cell.dataset:
-        raise FlexActError(f"the cell is of {cell.dataset} and the images are those of {images.name}.")
-    # Without searching for the fastest algorithms, and with none that adds in whatever order: a resumed run repeats.
+        raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
+    # Fixed algorithms that add in a fixed order, so that a resumed run is bit-identical.
     flags = torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
     with study_stream(device), flags:
         return CellRun(cell, protocol, images, Path(folder), device, report, stop, blocks).outcome()
@@ -64,24 +77,19 @@ def train_cell(
 
 @contextmanager
 def sigterm() -> Iterator[Callable[[], bool]]:
-    """A `stop` that SIGTERM sets, in the place of ending the process at once."""
-    asked = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-
-    before = signal.signal(signal.SIGTERM, note)
+    """Yield a `stop` that SIGTERM sets instead of ending the process."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        yield lambda: asked
+        yield lambda: bool(received)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of one cell; its exit code: 2 for what `FlexActError` tells, as the command `flexact` has it."""
+    """The command of one cell. Returns its exit code, which is 2 for a `FlexActError`, as in `flexact`."""
     given = _parser().parse_args(arguments)
-    with sigterm() as stop:  # around what is told too: a launcher ends the ranks that lost one, and they say why
+    with sigterm() as stop:  # around the message too: a launcher ends the ranks that lost one
         try:
             _train(given, stop)
         except FlexActError as error:
@@ -91,24 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(given: argparse.Namespace, stop: Callable[[], bool]) -> None:
-    names = ("epochs", "batch", "lr", "width", "norm", "policy", "evaluate_every", "checkpoint_minutes")
-    settings = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    if given.candidates is not None:
-        settings["candidates"] = tuple(given.candidates.split(","))
-    if given.changes is not None:
-        settings["changes"] = _json(given.changes)
+    settings = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
     cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
-    devices(given.device)  # refuses one that there is none of
+    devices(given.device)  # raises if there is no such device
     images = data.load(given.dataset, given.data, complete=not given.partial)
-    with started_by_torchrun(given.device, given.timeout) as device, _alone_in(given.out):
-        outcome = train_cell(cell, protocol, images, given.out, device, report=_told, stop=stop)
+    with started_by_torchrun(given.device, given.timeout) as device, _locked(given.out):
+        outcome = train_cell(cell, protocol, images, given.out, device, report=_print_epoch, stop=stop)
         if Ranks.current().writes:
             print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the cell's folder against other processes, as a grid's worker does: the first rank does, for all."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the cell's folder, as a grid's worker does; the first rank does this for all."""
     with ExitStack() as held:
         if Ranks.current().writes:
             try:
@@ -116,7 +119,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
                     folder.mkdir(parents=True, exist_ok=True)
                     held.enter_context(locked(folder / LOCK))
             except Taken as taken:
-                raise FlexActError(f"{taken} trains in {folder} already; give --out another folder, or wait.") from None
+                raise FlexActError(f"{taken} is training in {folder}; give --out another folder, or wait.") from None
         yield
 
 
@@ -130,32 +133,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="the cell's own folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
-    parser.add_argument("--partial", action="store_true", help="read a part of a data set")
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--batch", type=int, help="images a step, over all ranks together")
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--width", type=int, help="channels of the first stage")
-    parser.add_argument("--norm", help=f"{', '.join(NORMS)}: with several ranks")
-    parser.add_argument("--policy", help=", ".join(POLICIES))
-    parser.add_argument("--candidates", help="names, separated by commas")
-    parser.add_argument("--changes", help="fields of the policy's FlexConfig, as a JSON object")
-    parser.add_argument("--evaluate-every", type=int, help="epochs")
-    parser.add_argument("--checkpoint-minutes", type=float, help="0: after every epoch")
+    parser.add_argument("--partial", action="store_true", help="accept part of a data set")
+    for name, (kind, text) in SETTINGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     return parser
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FlexActError(
-            f"--changes takes a JSON object, such as '{{\"commit_at\": 0.5}}'; got {text!r} ({error})."
-        ) from None
-
-
-def _told(line: Epoch) -> None:
-    accuracy = "" if line.test_accuracy is None else f", {line.test_accuracy:.2f} % right"
-    print(f"epoch {line.epoch}: loss {line.loss:.4f}{accuracy}, {line.step_ms:.2f} ms a step", flush=True)
+def _print_epoch(line: Epoch) -> None:
+    accuracy = "" if line.test_accuracy is None else f", accuracy {line.test_accuracy:.2f} %"
+    print(f"epoch {line.epoch}: loss {line.loss:.4f}{accuracy}, {line.step_ms:.2f} ms per step", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ def data(
         Path, typer.Option("--data", help="The folder with the official binary files, or to download them to.")
     ] = Path("data"),
     partial: Annotated[
-        bool, typer.Option("--partial", help="Take files with fewer images than the official ones; download nothing.")
+        bool, typer.Option("--partial", help="Accept fewer images than the official ones; download nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
-    """Check a data set, after downloading what is missing of it, and say what is in it."""
+    """Download the missing files of a data set, check it, and print its contents."""
     from flexact.studies.cifar_data import archive
     from flexact.studies.cifar_data.data import is_there, load
     from flexact.studies.cifar_data.layouts import layout_of
@@ -36,17 +36,15 @@ def data(
     if quiet:
         return
     print(f"{layout.title} in {layout.place(folder)}")
-    print(f"train    {_counted(images.train_y, images.classes)}")
-    print(f"test     {_counted(images.test_y, images.classes)}")
+    print(f"train    {_counts(images.train_y, images.classes)}")
+    print(f"test     {_counts(images.test_y, images.classes)}")
     print(f"classes  {images.classes}")
     for what, found, published in (("mean", images.mean, layout.mean), ("std", images.std, layout.std)):
-        same = all(abs(one - other) <= 1e-4 for one, other in zip(found, published, strict=True))
-        note = "as published" if same else f"published: {_shown(published)}"
-        print(f"{what:<8} {_shown(found)} (red, green, blue; {note})")
+        print(f"{what:<8} {_shown(found)} (red, green, blue; published: {_shown(published)})")
 
 
-def _counted(labels: Tensor, classes: int) -> str:
-    """How many images, and how many of a class."""
+def _counts(labels: Tensor, classes: int) -> str:
+    """The number of images, and of images per class."""
     counts = labels.bincount(minlength=classes)
     least, most = int(counts.min()), int(counts.max())
     return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} a class"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from flexact.errors import missing_extra
@@ -11,30 +10,26 @@ from flexact.studies.glue.tasks import TextTask
 
 
 def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
-    """A task's metrics, of a network's outputs (rows, classes), or (rows, 1) for a score, against the labels.
+    """A task's metrics from a network's outputs, (rows, classes), or (rows, 1) for a score, and the labels.
 
     >>> import numpy
     >>> from flexact.studies.glue.tasks import TASKS
     >>> measured(TASKS["rte"], numpy.array([[2.0, 1.0], [0.0, 3.0]]), numpy.array([0, 0]))
     {'accuracy': 50.0}
     """
-    answers = outputs[:, 0] if task.is_regression else outputs.argmax(-1)
-    functions = _functions()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one answer for all rows: the value itself says so
-        return {name: 100 * float(functions[name](labels, answers)) for name in task.metrics}
-
-
-def _functions() -> dict[str, Callable[[Any, Any], Any]]:
     try:
         from scipy.stats import pearsonr, spearmanr
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
     except ImportError as error:
         raise missing_extra(str(error.name), "studies") from None
-    return {
+    functions = {
         "matthews": matthews_corrcoef,
         "f1": f1_score,
         "accuracy": accuracy_score,
         "pearson": lambda labels, answers: pearsonr(labels, answers)[0],
         "spearman": lambda labels, answers: spearmanr(labels, answers)[0],
     }
+    answers = outputs[:, 0] if task.is_regression else outputs.argmax(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a constant answer: the value is NaN
+        return {name: 100 * float(functions[name](labels, answers)) for name in task.metrics}

@@ -20,4 +20,4 @@ _GLUE_ROWS = {
 GLUE: dict[str, dict[tuple[str, str], float]] = {
     method: dict(zip(_GLUE_COLUMNS, row, strict=True)) for method, row in _GLUE_ROWS.items()
 }
-"""The text study (tab:glue_results), BERT: by method, then by task and metric. Its average is over the eight."""
+"""The paper's tab:glue_results, for BERT: by method, then by task and metric. Its average is over all eight."""

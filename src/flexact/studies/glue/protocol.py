@@ -1,4 +1,4 @@
-"""What is trained, and how: one cell of the grid, and the protocol that all of its cells share."""
+"""One cell of the text study, and the protocol that all of its cells share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from typing import Any, ClassVar
 
 from flexact.errors import FlexActError
 from flexact.io.option_checks import check_known, check_seed
-from flexact.studies.glue.encoder import AT_HAND, Encoder
+from flexact.studies.glue.encoder import BUNDLED, Encoder
 from flexact.studies.glue.tasks import task_named
 from flexact.studies.grid.protocol import PickingProtocol
+from flexact.studies.grid.study import CellFields
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
-"""`where` of each method that picks: the last activation before the classifier, which is the pooler's, or each one."""
+"""`where` of each method that picks: the last activation before the classifier, which is the pooler's, or all."""
 METHODS: tuple[str, ...] = (BASELINE, *PLACEMENTS)
 PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
-"""Of every policy here: start at what the network had, and let a fresh head settle before anything moves; docs/text.md
-has the run in which the pooler went astray without."""
+"""Changes to every policy: sites start at the original activation, and wait until the new head has settled
+(docs/text.md has a run that failed without the warm-up)."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: a method on a task from one seed."""
+class Cell(CellFields):
+    """One run: a method on a task from one seed.
+
+    >>> Cell("rte", "flexact-all", 0).name
+    'rte-flexact-all-0'
+    """
 
     task: str
     method: str
@@ -38,51 +43,36 @@ class Cell:
 
     @property
     def dataset(self) -> str:
-        """What the grid calls it."""
+        """The task, by the name that the grid uses."""
         return self.task
-
-    @property
-    def name(self) -> str:
-        """For file names.
-
-        >>> Cell("rte", "flexact-all", 0).name
-        'rte-flexact-all-0'
-        """
-        return f"{self.task}-{self.method}-{self.seed}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Protocol(PickingProtocol):
-    """How every cell is trained. A site picks from the candidates and what it had before, and starts there.
+    """How every cell is trained. A site picks from the candidates and its original activation.
 
     >>> Protocol.from_dict(Protocol(batch=16).to_dict()) == Protocol(batch=16)
     True
     """
 
     model: str = ""
-    """The encoder's name."""
+    """The encoder's name, the SHA-256 of its weights, and its folder."""
     sha256: str = ""
-    """Of its weights."""
     folder: str = ""
-    """Where it lies."""
     epochs: int | None = None
     """Passes over the data; None for each task's own number."""
     batch: int = 32
     lr: float = 5e-5
-    """After the warm-up; it then falls linearly to 0."""
+    """The learning rate after the warm-up; it then decays linearly to 0."""
     warmup: float = 0.1
-    """The fraction of the steps over which the learning rate rises."""
+    """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     length: int = 128
-    """Tokens of a row; what is longer is cut."""
+    """The maximum number of tokens per row; longer rows are truncated."""
     limit: int | None = None
-    """Rows of each file that are used; None for all."""
+    """The maximum number of rows of each file; None for all."""
     checkpoint_minutes: float = 2.0
-    """From one checkpoint of a run to the next; 0 for none but where it is stopped."""
+    """Minutes between two checkpoints; 0 for none except when a run is stopped."""
     keep: bool = False
     """Whether the fine-tuned networks are kept."""
 
@@ -97,8 +87,8 @@ class Protocol(PickingProtocol):
 
     @classmethod
     def of(cls, encoder: Encoder, **settings: Any) -> Protocol:
-        """For an encoder. The one at hand is small, and learns nothing on RTE at the rate that suits BERT-base."""
-        if encoder.name == AT_HAND:
+        """The protocol for an encoder. The bundled one is small, and learns nothing on RTE at BERT's learning rate."""
+        if encoder.name == BUNDLED:
             settings = {"lr": 1e-4, **settings}
         return cls(model=encoder.name, sha256=encoder.sha256, folder=str(encoder.folder), **settings)
 
@@ -108,7 +98,7 @@ class Protocol(PickingProtocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but the encoder: what `of` takes beside it."""
+        """All fields except those of the encoder."""
         fields = (one.name for one in dataclasses.fields(self))
         return {name: getattr(self, name) for name in fields if name not in ("model", "sha256", "folder")}
 
@@ -117,5 +107,5 @@ class Protocol(PickingProtocol):
 
     @property
     def logit_lr(self) -> float | None:
-        """Where the policy leaves the logits to the optimizer: fine-tuning's own learning rate would not move them."""
+        """The logits' learning rate if the optimizer steps them: that of fine-tuning would not move them."""
         return 0.02 if self.config(0).policy.logit_step == "optimizer" else None

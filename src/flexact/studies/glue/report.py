@@ -1,4 +1,4 @@
-"""The parts of the text study's page, from the files in its folder and nothing else."""
+"""The sections of the text study's page, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
-    """Metrics and selection by depth; of a grid that is not finished, what there is."""
+    """Metrics and selection by depth of the cells that are done."""
     store = Store(folder)
     done = finished(store)
     bars = _metrics(done)
@@ -34,7 +34,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 
 
 def _metrics(done: Sequence[Result]) -> Picture | None:
-    """Each metric's mean over seeds, a bar for each method."""
+    """The mean of each metric over seeds, with one bar per method."""
     columns = columns_of(done)
     methods = [method for method in METHODS if any(row.method == method for row in done)]
     bars = []
@@ -46,7 +46,7 @@ def _metrics(done: Sequence[Result]) -> Picture | None:
     return picture(
         "metrics",
         "Metrics by activation",
-        "Each task's metrics on its dev rows, of the extracted network, the mean over seeds.",
+        "The metrics of each task on its dev rows, of the extracted network, mean over seeds.",
         panels,
         across=1,
     )
@@ -57,10 +57,10 @@ def _title(cell: Cell) -> str:
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the picks with names that fit beside a figure."""
+    """A record of the picks with short names for the figure."""
     sites = record["sites"]
     short = {name: re.sub(r".*\.(\d+)\..*", r"layer \1", name) for name in sites}
-    if len(set(short.values())) < len(short):  # a layer has several
+    if len(set(short.values())) < len(short):  # a layer has several sites
         return record
     named = [name for name in ("sites", DROPS, DECISIONS) if name in record]
     return record | {name: {short[site]: value for site, value in record[name].items()} for name in named}

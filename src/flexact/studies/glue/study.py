@@ -19,7 +19,7 @@ from flexact.studies.grid.study import BLANK, GridStudy, picks_column
 
 @dataclass(frozen=True)
 class Grid(Choices):
-    """Which cells; checked.
+    """The cells of a grid.
 
     >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
     ['rte-fixed-0', 'rte-flexact-all-0']
@@ -32,14 +32,14 @@ class Grid(Choices):
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that a grid that is cut short has all tasks and methods on the first seeds."""
+        """Seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
         return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
 
 
 class Result(NamedTuple):
-    """One row of results.csv: how a cell ended. A failed cell has an error and no figures (NaN, 0).
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0).
 
-    The metrics are in percent, of the extracted network on the dev rows; NaN where the task has another.
+    The metrics are in percent, of the extracted network on the dev rows; NaN if the task does not have the metric.
     """
 
     task: str
@@ -52,14 +52,12 @@ class Result(NamedTuple):
     pearson: float
     spearman: float
     split: str
-    """Which rows: the benchmark's own ("official"), or a part of its dev file."""
+    """The dev rows: the benchmark's own ("official"), or part of its dev file."""
     loss: float
-    """Of the last epoch."""
     epochs: int
     seconds: float
     step_ms: float
     picks: str
-    """Site and pick in order of depth."""
     error: str
     device: str
     torch: str
@@ -72,24 +70,17 @@ class Result(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The task's own."""
+        """The task's own metrics."""
         return {name: getattr(self, name) for name in TASKS[self.task].metrics}
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """The columns that an `Outcome` fills."""
-    return {
-        **outcome.metrics,
-        "split": outcome.split,
-        "loss": outcome.loss,
-        "epochs": outcome.epochs,
-        "seconds": outcome.seconds,
-        "step_ms": outcome.step_ms,
-        "picks": picks_column(outcome.picks),
-    }
+    """The columns of results.csv from an outcome."""
+    others = {name: value for name, value in vars(outcome).items() if name != "metrics"}
+    return {**outcome.metrics, **others, "picks": picks_column(outcome.picks)}
 
 
-def _told(row: Result) -> str:
+def _summary(row: Result) -> str:
     return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
@@ -108,7 +99,7 @@ STUDY = GridStudy(
     figures=figures,
     check=_check,
     blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
-    told=_told,
+    told=_summary,
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     headings={"task": "task", "method": "method", "seed": "seed"},
     operational=("checkpoint_minutes", "keep", "folder"),
@@ -116,7 +107,7 @@ STUDY = GridStudy(
 
 
 class Store(GridStore[Result]):
-    """One grid's folder."""
+    """The folder of one grid."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, STUDY)

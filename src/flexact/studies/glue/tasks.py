@@ -1,10 +1,12 @@
-"""The tasks of GLUE that the paper reports: where their files are, what is in them, and how they are measured."""
+"""The GLUE tasks that the paper reports: their files, and how they are evaluated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flexact.io.option_checks import check_known
+
+METRICS = ("matthews", "f1", "accuracy", "pearson", "spearman")
 
 
 @dataclass(frozen=True)
@@ -13,19 +15,19 @@ class TextTask:
 
     name: str
     title: str
-    """Of its folder as well."""
+    """The title, which is also the name of the task's folder."""
     columns: tuple[str, ...]
-    """Of the file's header; empty where it has none."""
+    """The columns in the header of its files; empty if there is no header."""
     texts: tuple[int, ...]
-    """Which fields are the sentence, or the two sentences."""
+    """The fields of the sentence, or of both sentences."""
     label: int
-    """Which field is the label."""
+    """The field of the label."""
     labels: tuple[str, ...]
-    """What it can be, in the order of the classes; none for a score from 0 to 5."""
+    """The labels in the order of the classes; empty for a score from 0 to 5."""
     metrics: tuple[str, ...]
     epochs: int = 3
     width: int = 0
-    """Fields of a line where there is no header."""
+    """The number of fields per line if there is no header."""
 
     @property
     def fields(self) -> int:
@@ -37,34 +39,27 @@ class TextTask:
 
     @property
     def outputs(self) -> int:
-        """Of the network's head."""
+        """The number of outputs of the network."""
         return len(self.labels) or 1
 
 
 _PAIR = ("index", "sentence1", "sentence2", "label")
-_ENTAILMENT = ("entailment", "not_entailment")
+_QUESTION = ("index", "question", "sentence", "label")
+_PARAPHRASE = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _SCORED = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
+_BINARY, _ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
 _ALL = (
-    TextTask("cola", "CoLA", (), (3,), 1, ("0", "1"), ("matthews",), width=4),
-    TextTask(
-        "mrpc",
-        "MRPC",
-        ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
-        (3, 4),
-        0,
-        ("0", "1"),
-        ("f1", "accuracy"),
-    ),
+    TextTask("cola", "CoLA", (), (3,), 1, _BINARY, ("matthews",), width=4),
+    TextTask("mrpc", "MRPC", _PARAPHRASE, (3, 4), 0, _BINARY, ("f1", "accuracy")),
     TextTask("stsb", "STS-B", _SCORED, (7, 8), 9, (), ("pearson", "spearman")),
-    TextTask("qnli", "QNLI", ("index", "question", "sentence", "label"), (1, 2), 3, _ENTAILMENT, ("accuracy",)),
+    TextTask("qnli", "QNLI", _QUESTION, (1, 2), 3, _ENTAILMENT, ("accuracy",)),
     TextTask("rte", "RTE", _PAIR, (1, 2), 3, _ENTAILMENT, ("accuracy",)),
-    TextTask("wnli", "WNLI", _PAIR, (1, 2), 3, ("0", "1"), ("accuracy",), epochs=5),
+    TextTask("wnli", "WNLI", _PAIR, (1, 2), 3, _BINARY, ("accuracy",), epochs=5),
 )
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
-"""In the paper's order."""
+"""The tasks in the paper's order."""
 USUAL = ("cola", "mrpc", "stsb", "rte", "wnli")
-"""Those whose training files are at hand where the paper's sixth, QNLI, has only its dev file."""
-METRICS = ("matthews", "f1", "accuracy", "pearson", "spearman")
+"""The default tasks. QNLI, the paper's sixth, often lacks its training file."""
 
 
 def task_named(name: str) -> TextTask:

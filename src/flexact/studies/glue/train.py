@@ -1,4 +1,4 @@
-"""One cell: an encoder fine-tuned on a task, with its activations fixed or picking, and measured on the dev rows."""
+"""One cell: an encoder fine-tuned on a task, with fixed or picked activations, and evaluated on the dev rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,25 +24,25 @@ from flexact.studies.glue.tokens import encoded
 
 OUTCOME, CHECKPOINTS, MODEL = "outcome.json", "checkpoints", "model"
 STATE = "trainer_state.json"
-"""Written last into a Trainer's checkpoint."""
+"""The file that a Trainer writes last into a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cell came to."""
+    """The result of a cell."""
 
     metrics: dict[str, float]
-    """The task's, in percent, of the extracted network on the dev rows."""
+    """The task's metrics in percent, of the extracted network on the dev rows."""
     split: str
-    """Which rows: the benchmark's own, or a part of its dev file."""
+    """The dev rows: the benchmark's own, or part of its dev file."""
     loss: float
-    """Of the last epoch."""
+    """The loss of the last epoch."""
     epochs: int
     seconds: float
     step_ms: float
-    """Milliseconds a step, the mean over epochs: of routing, and of training on with what was picked."""
+    """Milliseconds per step, mean over epochs, including routing and the steps after the commitment."""
     picks: dict[str, str]
-    """By site, in depth order; none where the activations are fixed."""
+    """By site, in depth order; empty if the activations are fixed."""
 
 
 def train_cell(
@@ -52,22 +51,21 @@ def train_cell(
     data: TextData,
     folder: Path,
     device: torch.device,
-    report: Callable[[Any], object] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Run a cell to its end, from where its folder stands.
+    """Train a cell, or resume it from the checkpoint in its folder; a finished cell is not trained again.
 
-    report: is told of each epoch. stop: asked after every step; where it says so, the run saves and raises `Stopped`.
+    stop: called after each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
     finished = folder / OUTCOME
     if finished.is_file():
-        return _read(finished, cell, protocol)
+        return read_outcome(finished, cell, protocol)
     if device.type == "cuda":
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     transformers_package()
     from flexact.integrations.transformers import FlexActCallback
+    from flexact.studies.glue.cell_callback import CellCallback
     from flexact.studies.glue.trainer import trainer_for
-    from flexact.studies.glue.watching import Watch
 
     data = data.first(protocol.limit)
     train, dev = encoded(data, protocol.encoder, protocol.length)
@@ -76,16 +74,18 @@ def train_cell(
     if picks:
         network = convert(network, PLACEMENTS[cell.method], protocol.config(cell.seed))
     folder.mkdir(parents=True, exist_ok=True)
-    watch = Watch(network, folder, protocol.checkpoint_minutes, report, stop, device)
-    trainer = trainer_for(network, train, dev, cell, protocol, device, folder / CHECKPOINTS, [])
+    trainer = trainer_for(network, train, dev, cell, protocol, device, folder / CHECKPOINTS)
     callback = FlexActCallback(logit_lr=protocol.logit_lr, log=False)
     if picks:
         callback.wrap(trainer)
-    trainer.add_callback(watch)  # after the other: it records what a step left
-    with watch.at_work():
-        trainer.train(resume_from_checkpoint=_last(folder / CHECKPOINTS))
+    own = CellCallback(network, folder, protocol.checkpoint_minutes, stop, device)
+    trainer.add_callback(own)  # after the other one: it records what a step leaves
+    try:
+        trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))
+    finally:
+        own.close()
     found = trainer.predict(trainer.eval_dataset)
-    loss = watch.curve[-1]["loss"]
+    loss = own.curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
         raise FlexActError(f"the loss of the last epoch is {loss}, or a weight is; try a smaller lr, in another --out.")
     outcome = Outcome(
@@ -93,11 +93,11 @@ def train_cell(
         split=data.split,
         loss=loss,
         epochs=protocol.epochs_of(cell.task),
-        seconds=watch.curve[-1]["seconds"],
-        step_ms=statistics.fmean(line["step_ms"] for line in watch.curve),
+        seconds=own.curve[-1]["seconds"],
+        step_ms=statistics.fmean(line["step_ms"] for line in own.curve),
         picks=callback.selection.leading if callback.selection is not None else {},
     )
-    watch.write_score(statistics.fmean(outcome.metrics.values()))
+    own.write_score(statistics.fmean(outcome.metrics.values()))
     if protocol.keep:
         trainer.save_model(str(folder / MODEL))
     about = {"cell": cell.to_dict(), "protocol": protocol.to_dict(), "outcome": asdict(outcome)}
@@ -106,19 +106,20 @@ def train_cell(
     return outcome
 
 
-def _last(folder: Path) -> str | None:
-    """The newest checkpoint that is whole."""
-    whole = [path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()]
-    return str(max(whole, key=lambda path: int(path.name.partition("-")[2]))) if whole else None
+def _last_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint."""
+    complete = [path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()]
+    return str(max(complete, key=lambda path: int(path.name.partition("-")[2]))) if complete else None
 
 
-def _read(path: Path, cell: Cell, protocol: Protocol) -> Outcome:
+def read_outcome(path: Path, cell: Cell, protocol: Protocol) -> Outcome:
+    """The outcome of a finished cell; raises if the file is of another cell, or damaged."""
     try:
         about = json.loads(path.read_bytes())
         if about["cell"] != cell.to_dict() or about["protocol"]["sha256"] != protocol.sha256:
-            raise FlexActError(f"{path} is of another run; remove {path.parent} to train this cell.")
+            raise ValueError("it is from another run")
         return Outcome(**about["outcome"])
     except (ValueError, KeyError, TypeError) as error:
         raise FlexActError(
-            f"{path} is cut off or damaged ({type(error).__name__}: {error}). Remove {path.parent} to train it anew."
+            f"{path} is not the outcome of this cell ({error}). Remove {path.parent} to train it."
         ) from None

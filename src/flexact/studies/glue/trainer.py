@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer as the study runs it: the usual loop, with what a short run would wait for taken out."""
+"""The Hugging Face Trainer of the study: its usual loop, without the parts that slow down short runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _package = transformers_package()
 
 
 class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
-    """A Trainer whose rows come by length, which measures in float32, and does not count operations nobody asks for."""
+    """A Trainer with batches of rows of similar length, evaluation in float32, and no count of operations."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
         rows: Encoded = self.train_dataset if train_dataset is None else train_dataset
         return ByLength(rows.lengths, self.args.per_device_train_batch_size, self.args.seed)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """In float32, also after training in bf16: its 8 bits would round the scores that a correlation ranks."""
-        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)  # takes autocast off its forward
+        """Predict in float32, also after training in bf16, which would round the scores that a correlation ranks."""
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)  # removes autocast from its forward
         return super().predict(*args, **kwargs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0  # counting them walks over all parameters at every step
+        return 0  # counting iterates over all parameters at every step
 
 
 def trainer_for(
@@ -38,9 +38,8 @@ def trainer_for(
     protocol: Protocol,
     device: torch.device,
     folder: Path,
-    callbacks: list[Any],
 ) -> StudyTrainer:
-    """The Trainer of a cell, on its device."""
+    """The Trainer of a cell."""
     steps = -(-len(train) // protocol.batch) * protocol.epochs_of(cell.task)
     arguments = _package.TrainingArguments(
         output_dir=str(folder),
@@ -54,10 +53,10 @@ def trainer_for(
         seed=cell.seed,
         bf16=device.type == "cuda" and protocol.precision == "bf16",
         use_cpu=device.type == "cpu",
-        save_strategy="no",  # a callback says when
+        save_strategy="no",  # CellCallback requests checkpoints
         save_total_limit=1,
         logging_strategy="epoch",
-        logging_nan_inf_filter=False,  # it asks the device at every step; the cell's end looks
+        logging_nan_inf_filter=False,  # it would synchronize at every step; train_cell checks at the end
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -65,15 +64,14 @@ def trainer_for(
         do_eval=False,
     )
     if device.type == "cuda":
-        arguments._n_gpu = 1  # this cell's own, where there are several
+        arguments._n_gpu = 1  # one per cell, even if there are several
     trainer = StudyTrainer(
         model=network,
         args=arguments,
         train_dataset=train.to(device),
         eval_dataset=dev.to(device),
         data_collator=whole,
-        callbacks=callbacks,
     )
     trainer.remove_callback(_package.PrinterCallback)
-    trainer.model_accepts_loss_kwargs = False  # a batch is a step: there is nothing to count
+    trainer.model_accepts_loss_kwargs = False  # a step is one batch: there is nothing to count
     return trainer

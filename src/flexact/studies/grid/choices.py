@@ -1,4 +1,4 @@
-"""What a grid can be asked for, checked in the words of its options, and the cells that come of it."""
+"""The cells that a grid asks for, as options of its command."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, ClassVar, TypeVar
 from flexact.errors import FlexActError
 from flexact.io.option_checks import check_names, check_whole
 
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 Grid = TypeVar("Grid", bound="Choices")
 
 
 @dataclass(frozen=True)
 class Choices(ABC):
-    """Which cells; checked. A study adds what it can vary, as tuples of names."""
+    """The cells of a grid. A study adds fields for what it varies, as tuples of names."""
 
     seeds: int = field(default=3, kw_only=True)
     first_seed: int = field(default=0, kw_only=True)
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """The study's fields, each with the names that it can have."""
+    """The study's fields, and the names that each can have."""
 
     def __post_init__(self) -> None:
         for kind, known in self.KNOWN.items():
             check_names(kind, getattr(self, kind), known)
-        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
+        check_whole("seeds", self.seeds, 1, MAX_SEEDS)
         check_whole("first-seed", self.first_seed, 0, 2**40)
 
     @property
@@ -38,10 +38,10 @@ class Choices(ABC):
     @property
     @abstractmethod
     def cells(self) -> Sequence[Any]:
-        """Each once, in the order in which they are run."""
+        """Each cell once, in the order in which they run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The grid as plain JSON types."""
         names = {kind: list(getattr(self, kind)) for kind in self.KNOWN}
         return {**names, "seeds": self.seeds, "first_seed": self.first_seed}
 
@@ -56,10 +56,11 @@ class Choices(ABC):
 
     @classmethod
     def asked_for(cls: type[Grid], chosen: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Grid]:
-        """The grids that options ask for; what they leave open is as it was in each grid of the folder gone on with.
+        """The grids that options ask for.
 
-        chosen: the fields that are given; where a folder is gone on with and none is, there is no new grid.
-        before: config.json of that folder; None where a grid begins.
+        chosen: the fields that are given. On resuming, each grid of the folder provides the others, and there is no new
+        grid if nothing is given.
+        before: config.json of the folder to resume; None for a new grid.
         """
         if before is None:
             return [cls(**chosen)]

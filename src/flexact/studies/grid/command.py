@@ -1,4 +1,4 @@
-"""What the commands that run a grid have in common: their options, and what they say at the end."""
+"""The options that all grid commands share, and how they run their grid."""
 
 from __future__ import annotations
 
@@ -18,72 +18,73 @@ from flexact.studies.grid.store import FAILED, Store, place_of_data
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
-Seeds = Annotated[int | None, typer.Option(help="How many seeds.", show_default="3")]
-FirstSeed = Annotated[int | None, typer.Option(help="The first of them.", show_default="0")]
+Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
+FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
 EngineName = Annotated[
-    str, typer.Option(help="local (processes), streams (one GPU shared by threads; picks only) or ray (a cluster).")
+    str, typer.Option(help="local (processes), streams (threads that share one GPU; picks only) or ray (a cluster).")
 ]
-Address = Annotated[str | None, typer.Option(help="Of the Ray cluster.", show_default="the one that runs")]
+Address = Annotated[
+    str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
+]
 Policy = Annotated[
-    str | None, typer.Option(help="What Flex-Act runs: default (FlexConfig()) or paper.", show_default="default")
+    str | None, typer.Option(help="Flex-Act's policy: default (FlexConfig()) or paper.", show_default="default")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once.", show_default="one a device")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at a time.", show_default="one per device")]
 Device = Annotated[
-    str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda where there is one")
+    str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda if available, else cpu")
 ]
 Resume = Annotated[
     bool,
     typer.Option(
-        "--resume",
-        help="Go on with the grid in that folder, as it was asked for; or add what is named, the rest as it is there.",
+        "--resume", help="Resume the grid in the folder with its own settings; cells that are named are added."
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in that folder.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Go on, and try the failed cells again.")]
-Status = Annotated[bool, typer.Option("--status", help="Only say where the grid in that folder stands.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in the folder.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Resume, and run the failed cells again.")]
+Status = Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
 def carry_out(store: Store[Any], table_of: Callable[[Any], str], quiet: bool, **options: Any) -> None:
-    """Run a grid, write its table and its page, and print them; exits with an error where not all went well.
+    """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
 
-    A machine that trains need not have what a page needs: the folder can be copied to one that has.
-    options: of `grid.run.run`.
+    A machine without the packages of the page still trains; the page can be built elsewhere.
+    options: the options of `grid.run.run`.
     """
     from flexact.report.build import build, missing_packages
     from flexact.studies.grid.run import Stopped, run
 
-    lacking = ", ".join(missing_packages())
+    missing = ", ".join(missing_packages())
     progress = Progress(quiet, pieces="cells")
     try:
         run(store, progress=progress, **options)
         table = store.write_table(table_of(store))
-        page = f"not built, for lack of {lacking}: flexact report {store.folder}, where there is 'flexact[report]'"
-        if not lacking:
+        page = (
+            f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
+        )
+        if not missing:
             with progress.during("building the page"):
                 page = str(build(store.folder))
     except Stopped as stopped:
-        print(f"flexact: {stopped} Go on with: {again()}", file=sys.stderr)
+        print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
         raise typer.Exit(128 + stopped.number) from None
     except KeyboardInterrupt:
-        there = (store.folder / CONFIG).exists()
-        told = f"what is done is kept. Go on with: {again()}" if there else "nothing was begun."
-        print(f"\ninterrupted; {told}", file=sys.stderr)
+        started = (store.folder / CONFIG).exists()
+        print(f"\ninterrupted; {f'continue with: {again()}' if started else 'nothing was started.'}", file=sys.stderr)
         raise typer.Exit(130) from None
     if not quiet:
         print(table.read_text(encoding="utf-8"))
         print(f"Page: {page}")
     failed = sum(row.state == FAILED for row in store.results().values())
     if failed:
-        print(
-            f"flexact: {counted(failed, 'cell')} failed; see --status, try again with --retry-failed.", file=sys.stderr
-        )
+        count = counted(failed, "cell")
+        print(f"flexact: {count} failed; see --status, try again with --retry-failed.", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
-    """config.json of the grid that is gone on with: what options leave open is as it was there; None: one begins."""
+    """config.json of the grid to resume, which provides the options that are not given; None for a new grid."""
     if not resume:
         return None
     found = store.config()
@@ -93,39 +94,32 @@ def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
 
 
 def protocol_of(kind: type[GridProtocol], settings: dict[str, Any], before: dict[str, Any] | None) -> GridProtocol:
-    """The protocol that options ask for; what they leave open is as it was in the grid that is resumed."""
+    """The protocol with the given settings; the others are defaults, or those of the grid to resume."""
     return kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
 
 
 def is_partial(given: bool, before: dict[str, Any] | None) -> bool:
-    """Whether parts of data sets are accepted: as given, or as in the grid that is resumed."""
+    """Whether partial data sets are accepted: if given, or if the grid to resume accepts them."""
     return given or bool((before or {}).get("data", {}).get("partial"))
 
 
-def folder_of_data(given: Path | None, before: dict[str, Any] | None, usual: Path) -> Path:
-    """As it is given; otherwise where the grid that is gone on with had it, or the usual one."""
-    return given or place_of_data(before or {}) or usual
+def folder_of_data(given: Path | None, before: dict[str, Any] | None, default: Path) -> Path:
+    """The folder of the data: the given one, that of the grid to resume, or the default."""
+    return given or place_of_data(before or {}) or default
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are there; lists become names.
+    """The options that are not None; lists become names.
 
     >>> given(seeds=None, lr=0.1, methods=["relu,prelu"])
     {'lr': 0.1, 'methods': ('relu', 'prelu')}
     """
-    there = {name: value for name, value in options.items() if value is not None}
-    return {name: names(value) if isinstance(value, list) else value for name, value in there.items()}
-
-
-def print_status(store: Store[Any]) -> None:
-    """Where a grid stands."""
-    from flexact.studies.grid.status import table
-
-    print(table(store))
+    found = {name: value for name, value in options.items() if value is not None}
+    return {name: names(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def names(given: Names) -> tuple[str, ...] | None:
-    """Names separated by commas, in one option or in several; None where the option is not there.
+    """Names separated by commas, in one option or several; None if the option is not given.
 
     >>> names(["relu, prelu", "splash"])
     ('relu', 'prelu', 'splash')
@@ -133,3 +127,10 @@ def names(given: Names) -> tuple[str, ...] | None:
     if given is None:
         return None
     return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)
+
+
+def print_status(store: Store[Any]) -> None:
+    """Print the state of a grid."""
+    from flexact.studies.grid.status import table
+
+    print(table(store))

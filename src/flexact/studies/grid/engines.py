@@ -1,39 +1,61 @@
-"""Who runs the cells: processes of this machine, or a Ray cluster. Results come back to the grid, which keeps them."""
+"""Engines, which run the cells of a grid: processes of this machine, threads that share a GPU, or a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.option_checks import check_known
-from flexact.studies.grid.engine import Beat, Ended, Engine
-from flexact.studies.grid.running import Task, run_in_worker, without_step_ms
-from flexact.studies.workers import Answer, Pool
+from flexact.studies.grid.cell_task import Engine, Task, run_in_worker, without_step_ms
+from flexact.studies.grid.threads import DEFAULT_JOBS, Threads
+from flexact.studies.workers import Answer, Pool, run_tasks
 
 ENGINES = ("local", "streams", "ray")
 
 
 def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
-    """An engine by its name, its options checked."""
+    """An engine by its name."""
     check_known("engine", name, ENGINES)
     if name == "ray":
         from flexact.studies.grid.ray_engine import ray_engine
 
         return ray_engine(device, jobs, address)
     if address is not None:
-        raise FlexActError("--address is where a Ray cluster is; give it with --engine ray.")
+        raise FlexActError("--address is the address of a Ray cluster; give it with --engine ray.")
     if name == "streams":
-        from flexact.studies.grid.streams_engine import streams_engine
-
         return streams_engine(devices(device)[0], jobs)
     return local_engine(devices(device), jobs)
 
 
+def local_engine(devices: Sequence[str], jobs: int | None) -> Engine:
+    """One process per device, or `jobs` processes that share the devices."""
+    places = [devices[i % len(devices)] for i in range(jobs or len(devices))]
+    share = len(places) > len(set(places))
+
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+        def kept(task: Task, answer: Answer) -> None:
+            ended(task, without_step_ms(answer) if share else answer)
+
+        Pool(places, run_in_worker, tasks, kept).run(beat)
+
+    return run
+
+
+def streams_engine(device: str, jobs: int | None) -> Engine:
+    """`jobs` threads of this process, which share one device."""
+
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+        threads = Threads(device, jobs or DEFAULT_JOBS)
+        run_tasks(threads, tasks, lambda task, answer: ended(task, without_step_ms(answer)), beat)
+
+    return run
+
+
 def devices(device: str | None) -> list[str]:
-    """What a device's name stands for here: "cuda" (or nothing, where there are GPUs) is all GPUs.
+    """The devices that a name stands for on this machine: "cuda" is all GPUs, and None all GPUs or the CPU.
 
     >>> devices("cpu")
     ['cpu']
@@ -51,20 +73,3 @@ def devices(device: str | None) -> list[str]:
             f"there is no {device} here: this machine has {counted(count, 'GPU')}; see `flexact doctor`."
         )
     return [device] if index else [f"cuda:{one}" for one in range(count)]
-
-
-def local_engine(devices: Sequence[str], jobs: int | None) -> Engine:
-    """One process a device, or `jobs` processes that share the devices; on a CPU they share its cores.
-
-    Cells that share a device say nothing about what a step costs: `step_ms` is left out of their results.
-    """
-    places = [devices[i % len(devices)] for i in range(jobs or len(devices))]
-    share = len(places) > len(set(places))
-
-    def run(tasks: Sequence[Task], ended: Ended, beat: Beat) -> None:
-        def told(task: Task, answer: Answer) -> None:
-            ended(task, without_step_ms(answer) if share else answer)
-
-        Pool(places, run_in_worker, list(tasks), told).run(beat)
-
-    return run

@@ -1,4 +1,4 @@
-"""Parts of any grid's page: a mean line over seeds, and what each site picked, over the epochs and in the end."""
+"""Parts of any grid's page: mean lines over seeds, and the picks of each site during training and at the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
 
 Records = Sequence[dict[str, Any]]
-"""What a Recorder wrote."""
+"""The records of a Recorder."""
 BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#9933ff", "#d55e00"
-"""The colours of what every grid compares, which colour-blind readers tell apart at a glance."""
+"""The colours of the methods that every grid compares; colour-blind readers can tell them apart."""
 
 
 def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float) -> Line:
-    """The mean of several seeds' curves (epoch → figure), with a band of one standard deviation."""
+    """The mean of several seeds' curves (figure by epoch), with a band of one standard deviation."""
     epochs = sorted({epoch for curve in curves for epoch in curve})
     spread = [mean_and_deviation([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
     means = [mean for mean, _ in spread]
@@ -30,15 +30,15 @@ def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, das
 
 
 def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> list[Picture]:
-    """Which candidate leads at each site over the epochs: a figure for each kind of run, a panel for each seed.
+    """The leading candidate of each site over the epochs: one figure per kind of run, one panel per seed.
 
-    histories: by cell. title: of a cell, without its seed.
+    histories: by cell. title: returns the title of a cell, without its seed.
     """
     return [
         Picture(
             f"selection-{kind}",
             f"Selection by depth: {title(cells[0])}",
-            "The candidate with the highest probability at each site, the first layer on top, as training goes on.",
+            "The candidate with the highest probability at each site during training, with the first layer on top.",
             [_panel(cell.seed, histories[cell]) for cell in cells],
             across=min(3, len(cells)),
         )
@@ -47,7 +47,7 @@ def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], 
 
 
 def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
-    """Site by seed, a table for each kind of run that picks."""
+    """The picks by site and seed, one table per kind of run that picks."""
     found = {row.cell: picked(row.picks) for row in done if row.picks}
     tables = []
     for cells in _kinds(found).values():
@@ -59,7 +59,7 @@ def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
 
 
 def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> str:
-    """How surely each site was decided, a table for each kind of run; sites that picked together share a row."""
+    """The evidence for each pick, one table per kind of run; sites that picked together share a row."""
     tables = []
     for cells in _kinds(histories).values():
         rows = []
@@ -78,7 +78,7 @@ def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> s
 
 
 def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """The cells that differ in nothing but their seed, under the name that they share."""
+    """The cells that differ only in their seed, by the name that they share."""
     kinds: dict[str, list[Cell]] = {}
     for cell in cells:
         kinds.setdefault(cell.name.removesuffix(f"-{cell.seed}"), []).append(cell)
@@ -86,6 +86,6 @@ def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _panel(seed: int, records: Records) -> Panel:
-    """By epoch where the records have it; by step otherwise."""
+    """One seed's panel, by epoch if all records have one, and by step otherwise."""
     label = "epoch" if all("epoch" in record for record in records) else "step"
     return dataclasses.replace(picks(records, by=label).panels[0], title=f"seed {seed}")

@@ -1,7 +1,4 @@
-"""What the protocols of studies that run as grids have in common.
-
-The checks of their fields and the dictionary they are saved as; and the policy of the methods that pick.
-"""
+"""Base classes for the protocols of grid studies: how every cell is trained."""
 
 from __future__ import annotations
 
@@ -25,74 +22,71 @@ Protocol = TypeVar("Protocol", bound="GridProtocol")
 
 @dataclass(frozen=True)
 class GridProtocol:
-    """How every cell is trained: fields that are checked, and saved as a dictionary."""
+    """Settings that are checked and can be saved as a dictionary."""
 
     WHOLE: ClassVar[tuple[str, ...]] = ()
-    """The fields that are whole numbers from 1 on, or None where that is their default."""
+    """The fields that are whole numbers of at least 1, or None if that is their default."""
     FROM_ZERO: ClassVar[tuple[str, ...]] = ()
-    """The fields that are finite numbers from 0 on."""
+    """The fields that are finite numbers of at least 0."""
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The fields that are one of several names."""
 
     def __post_init__(self) -> None:
-        default = {one.name: one.default for one in dataclasses.fields(self)}
         for name in self.WHOLE:
             value = getattr(self, name)
-            if value is None and default[name] is None:
+            if value is None and getattr(type(self), name) is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FlexActError(f"{name} must be a whole number from 1 on; got {value!r}.")
+                raise FlexActError(f"{name} must be a whole number of at least 1; got {value!r}.")
         for name in self.FROM_ZERO:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise FlexActError(f"{name} must be a finite number from 0 on; got {value!r}.")
+                raise FlexActError(f"{name} must be a finite number of at least 0; got {value!r}.")
         for name, known in self.CHOICES.items():
             check_known(name, getattr(self, name), known)
 
     def epochs_of(self, dataset: str) -> int:
-        """Passes over a data set; 0 in a study whose cells have no curve over epochs."""
+        """The epochs of a cell on a data set; 0 in a study whose cells have no curve over epochs."""
         return 0
 
     def about(self) -> list[str]:
-        """What `--status` says of the protocol, besides its epochs."""
+        """What `--status` prints about the protocol, besides its epochs."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version."""
+        """The settings as plain JSON types, with the version of the format."""
         return {_KEY: VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls: type[Protocol], data: dict[str, Any]) -> Protocol:
-        """The inverse of `to_dict`; fields it does not name keep their defaults."""
-        version = data.get(_KEY) if isinstance(data, dict) else None
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise FlexActError(f"not a Protocol: expected {{'{_KEY}': {VERSION}, ...}}; got {data!r:.80}.")
-        if version > VERSION:
-            raise FlexActError(f"this protocol has version {version}, and this flexact reads up to {VERSION}; update.")
-        known = [one.name for one in dataclasses.fields(cls)]
-        given = {key: value for key, value in data.items() if key != _KEY}
-        for key in given:
-            check_known("field", key, known)
-        return cls(**given)
+        """The inverse of `to_dict`; missing fields have their defaults."""
+        if not isinstance(data, dict) or data.get(_KEY) != VERSION:
+            raise FlexActError(
+                f"not a Protocol of this version: expected {{'{_KEY}': {VERSION}, ...}}; got {data!r:.80}."
+            )
+        settings = {name: value for name, value in data.items() if name != _KEY}
+        for name in settings:
+            check_known("field", name, [one.name for one in dataclasses.fields(cls)])
+        return cls(**settings)
 
 
 @dataclass(frozen=True)
 class PickingProtocol(GridProtocol):
-    """How every cell of a study is trained whose methods pick by one policy."""
+    """The protocol of a study whose methods pick activations with one policy."""
 
     policy: str = "default"
-    """"default" is `FlexConfig()`, "paper" `FlexConfig.paper()`."""
+    """"default" is `FlexConfig()`, "paper" is `FlexConfig.paper()`."""
     candidates: tuple[str, ...] | None = None
-    """What a site picks from; None for the study's own."""
+    """The candidates of every site; None for the study's own."""
     changes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Other fields of the policy's `FlexConfig` that are changed."""
+    """Other fields of the policy's `FlexConfig` to change."""
     precision: str = "bf16"
-    """On a GPU; a CPU computes in float32."""
+    """The precision on a GPU; a CPU computes in float32."""
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
-    """What each policy picks from where nothing else is said."""
+    """The default candidates of each policy."""
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False}
-    """What the study changes in every policy."""
+    """The fields that the study changes in every policy."""
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
 
     def __post_init__(self) -> None:

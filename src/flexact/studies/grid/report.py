@@ -1,4 +1,4 @@
-"""What the pages of all grids are made from, and the section that they share."""
+"""The data for the pages of all grids, and the section that they share."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flexact.studies.grid.study import Row
 
 
 def finished(store: Store[R]) -> list[R]:
-    """The rows of the cells that are done, in the order in which they were asked for."""
+    """The rows of the cells that are done, in the order of the grid."""
     results = store.results()
     return [results[cell] for cell in store.asked() if cell in results and results[cell].state == DONE]
 
 
 def histories_of(store: Store[Any]) -> dict[Any, Records]:
-    """The records of each cell that has some."""
+    """The history of each cell that has one."""
     found = {cell: read_histories(store.cell_folder(cell)) for cell in store.asked()}
     return {cell: next(iter(files.values())).records for cell, files in found.items() if files}
 
 
 def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Callable[[Any], str]) -> list[Section]:
-    """What was picked, where anything picks. title: of a cell, without its seed."""
+    """The section on the picks, if there are any. title: returns the title of a cell, without its seed."""
     if not histories:
         return []
     pictures = selection_by_depth(histories, title)

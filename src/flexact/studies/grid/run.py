@@ -1,7 +1,6 @@
-"""Running a grid's cells, each one a run that can be stopped and gone on with.
+"""Running a grid: the cells that are not done yet run, and the result of each is appended as soon as it ends.
 
-Cells that are done are skipped, cells that fail are recorded and the grid goes on; only the process of the grid writes
-the results.
+A cell that fails is recorded while the grid continues. Only the process of the grid writes the results.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,20 +17,19 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import VERSION
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.curves import read_curve
-from flexact.studies.grid.engine import Engine
 from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.running import Task, disk_is_full
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
-from flexact.studies.grid.study import Cell, GridStudy
+from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.workers import Answer
 
 
 class Stopped(FlexActError):
-    """A signal stopped the grid. number: of the signal."""
+    """A signal stopped the grid. number: the number of the signal."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -51,92 +49,81 @@ def run(
     retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Run the cells that are not done yet. The result of every cell is kept as soon as it ends.
+    """Run the cells that are not done yet.
 
-    grids: none for the cells that the folder was asked for before.
-    partial: whether data sets may have fewer rows than the official ones; None where a study has no such option.
+    grids: the grids to add; if empty, the cells that the folder already asks for are run.
+    partial: whether data sets may have fewer rows than the official ones; None if a study has no such option.
     """
-    continues, study, place = resume or retry_failed, store.study, Path(data).absolute()
-    if continues:
-        store.config()  # raises where there is no grid to resume, before a folder is created
-    options = {PLACE: str(place)} if partial is None else {"partial": partial, PLACE: str(place)}
-    config = configuration(study, grids, protocol, options)
-    load = study.loader(bool(partial))
-    with store.held():
-        cells = study.asked(config if grids else store.config())
-        before = store.results() if continues else {}
-        left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, load, study.figures)
-            for cell in cells
-            if cell not in before or (retry_failed and before[cell].state == FAILED)
-        ]
-        # Before the folder is opened: data that cannot be read are no cell's fault, and the folder stays as it was.
-        names = dict.fromkeys(task.cell.dataset for task in left)
-        digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
-        known = {name: digest for name, digest in digests.items() if digest is not None}
-        config = config | {"data": config["data"] | {DIGESTS: known}}
-        store.open(config, continues, overwrite)
-        if left:
-            _Run(store, left, engine, progress or Progress(quiet=True)).go(len(cells) - len(left))
-
-
-def configuration(
-    study: GridStudy, grids: Sequence[Choices], protocol: GridProtocol, data: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What config.json holds: the grids asked for, if any are, and what the answers depend on."""
+    resume, study, place = resume or retry_failed, store.study, Path(data).absolute()
+    if resume:
+        store.config()  # raises if there is no grid to resume, before a folder is created
     made = provenance()
-    return {
+    config: dict[str, Any] = {
         "flexact_study": VERSION,
         "study": study.name,
         "title": study.title,
         "grids": [grid.to_dict() for grid in grids],
         "protocol": protocol.to_dict(),
-        "data": dict(data),
+        "data": ({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
         "versions": versions(),
         "commit": made["commit"],
         "date": made["date"],
     }
+    load = study.loader(bool(partial))
+    with store.held():
+        cells = study.asked(config if grids else store.config())
+        before = store.results() if resume else {}
+        left = [
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, load, study.figures)
+            for cell in cells
+            if cell not in before or (retry_failed and before[cell].state == FAILED)
+        ]
+        # The data is read before the folder is opened: if that fails, the folder stays as it was.
+        names = dict.fromkeys(task.cell.dataset for task in left)
+        digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
+        config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
+        store.open(config, resume, overwrite)
+        if left:
+            _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
 class _Run:
-    """The grid while its cells run."""
+    """A grid while its cells run."""
 
-    def __init__(self, store: Store[Any], tasks: list[Task], engine: Engine, progress: Progress) -> None:
-        self.store, self.tasks, self.engine, self.progress = store, tasks, engine, progress
+    def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
+        self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.made = provenance()
         self.kept: set[Cell] = set()
         self.full = ""
         self.signal = 0
-        self.looked = 0.0
+        self.last_look = 0.0
 
-    def go(self, done: int) -> None:
+    def go(self, engine: Engine, done: int) -> None:
+        """Run all tasks. done: the number of cells that earlier runs finished."""
         with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
-            self.engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept)} of {counted(len(self.tasks), 'cell')} kept, others go on from their last checkpoints"
+            engine(self.tasks, self._ended, self._beat)
+        kept = f"{len(self.kept)} of {counted(len(self.tasks), 'cell')} kept, others resume from their last checkpoints"
         if self.full:
             raise FlexActError(
-                f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped and what was written is "
-                f"valid: {kept}. Make room, then go on with --resume."
+                f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
+                f"valid: {kept}. Free some space, then continue with --resume."
             )
         if self.signal:
             raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
 
     def _ended(self, task: Task, answer: Answer) -> None:
-        if answer.kind == "stopped":
-            return
+        """Append the result of a cell."""
         if answer.kind == "full":
             self.full = self.full or answer.error
+        if answer.kind not in ("done", "failed"):
             return
-        study, cell, made = self.store.study, task.cell, self.made
+        study, cell = self.store.study, task.cell
         row = study.row(
             **cell.to_dict(),
             **{**study.blank, "device": answer.device, **(answer.figures or {})},
             state=DONE if answer.kind == "done" else FAILED,
             error=answer.error,
-            torch=made["torch"],
-            commit=made["commit"],
-            date=made["date"],
+            **{name: self.made[name] for name in ("torch", "commit", "date")},
         )
         try:
             self.store.append(row)
@@ -146,13 +133,14 @@ class _Run:
             self.full = self.full or str(error)
             return
         self.kept.add(cell)
-        told = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
-        self.progress.finished(self.indexes[cell], cell.name + told)
+        result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
+        self.progress.finished(self.indexes[cell], cell.name + result)
 
     def _beat(self) -> bool:
+        """Update the progress from the cells' curves; return whether the grid has to stop."""
         now = time.monotonic()
-        if now - self.looked >= 2.0:
-            self.looked = now
+        if now - self.last_look >= 2.0:
+            self.last_look = now
             for task in (task for task in self.tasks if task.cell not in self.kept):
                 curve = read_curve(task.folder)
                 if curve.epochs:
@@ -162,17 +150,17 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C asks the cells to stop; the second ends the grid where it stands."""
+        """The first SIGTERM or Ctrl-C stops the cells with checkpoints; the second raises KeyboardInterrupt."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals are the main thread's
+            yield  # only the main thread can handle signals
             return
 
-        def heard(number: int, _: FrameType | None) -> None:
+        def handle(number: int, _: FrameType | None) -> None:
             if self.signal:
                 raise KeyboardInterrupt
             self.signal = number
 
-        before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What two methods' cells say together: a paired t-test over their seeds."""
+"""Statistics over seeds: a paired t-test between two methods, and how tables show means and gains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexact.studies.averages import mean_and_deviation
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods over the seeds that both have. p is None where no test can be made, and `why` says why."""
+    """Two methods over the seeds that both have. If no test is possible, p is None and `why` gives the reason."""
 
     seeds: int
     gain: float
@@ -22,7 +22,7 @@ class Comparison:
 
 
 def paired(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison | None:
-    """A two-sided paired t-test over the seeds that both have; None where there is no such seed.
+    """A two-sided paired t-test over the seeds that both have; None if there is no such seed.
 
     >>> paired({0: 71.0, 1: 72.0}, {0: 70.0})
     Comparison(seeds=1, gain=1.0, p=None, why='one seed: a test needs two')
@@ -49,7 +49,7 @@ def paired(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Comparis
 
 
 def p_value(p: float | None) -> str:
-    """As the paper writes it.
+    """A p-value as the paper writes it.
 
     >>> p_value(0.0123), p_value(0.0002), p_value(None)
     ('0.012', '<0.001', '-')
@@ -57,3 +57,15 @@ def p_value(p: float | None) -> str:
     if p is None or math.isnan(p):
         return "-"
     return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def spread(by_seed: Mapping[int, float]) -> str:
+    """The mean over seeds and its standard deviation.
+
+    >>> spread({0: 1.0, 1: 3.0}), spread({0: 1.0}), spread({})
+    ('2.00 ± 1.41', '1.00', '-')
+    """
+    if not by_seed:
+        return "-"
+    mean, deviation = mean_and_deviation(list(by_seed.values()))
+    return f"{mean:.2f}" + (f" ± {deviation:.2f}" if len(by_seed) > 1 else "")

@@ -1,68 +1,56 @@
-"""Where a grid stands: one line a cell, at any time, from the folder alone."""
+"""The state of every cell of a grid, from its folder alone; and the paragraphs that end every table."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
+from flexact.studies.grid.cell_task import LOCK
 from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.locks import is_locked
-from flexact.studies.grid.running import LOCK
 from flexact.studies.grid.store import DONE, FAILED, Store
 from flexact.studies.grid.study import Cell, Row
+
+KINDS = ("done", "running", "failed", "stopped", "missing")
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a cell stands. kind: done, running, failed, stopped (it can go on) or missing."""
+    """The state of a cell. kind: one of `KINDS`; a stopped cell can be resumed."""
 
     cell: Cell
     kind: str
-    told: str
+    detail: str
 
 
 def states(store: Store[Any]) -> list[State]:
-    """Every cell that the folder's grids were asked for."""
-    cells, protocol, results = store.asked(), store.protocol(), store.results()
-    found = []
-    for cell in cells:
-        epochs = protocol.epochs_of(cell.dataset)
-        folder = store.cell_folder(cell)
-        curve = read_curve(folder)
-        at = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}" if epochs else ""
-        if is_locked(folder / LOCK):
-            left = curve.left(epochs)
-            found.append(State(cell, "running", at + ("" if math.isnan(left) else f", {duration(left)} left")))
-        elif cell in results and results[cell].state == FAILED:
-            found.append(State(cell, FAILED, results[cell].error))
-        elif cell in results:
-            found.append(State(cell, "done", store.study.told(results[cell])))
-        elif curve.epochs or any(folder.glob(store.study.checkpoint)):
-            found.append(State(cell, "stopped", at))
-        else:
-            found.append(State(cell, "missing", ""))
-    return found
+    """The states of all cells of the folder's grids."""
+    protocol, results = store.protocol(), store.results()
+    return [_state(store, cell, protocol.epochs_of(cell.dataset), results.get(cell)) for cell in store.asked()]
+
+
+def _state(store: Store[Any], cell: Cell, epochs: int, row: Any) -> State:
+    folder = store.cell_folder(cell)
+    curve = read_curve(folder)
+    epoch = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}" if epochs else ""
+    if is_locked(folder / LOCK):
+        return State(cell, "running", epoch)
+    if row is not None:
+        return State(cell, row.state, "see below" if row.state == FAILED else store.study.told(row))
+    started = curve.epochs or any(folder.glob(store.study.checkpoint))
+    return State(cell, "stopped", epoch) if started else State(cell, "missing", "")
 
 
 def table(store: Store[Any]) -> str:
-    """What the grid is, the states as a table, how many there are of each, and why cells failed."""
+    """What `--status` prints: the grid, the state of each cell, the number of cells per state, and errors."""
     found, headings, results = states(store), store.study.headings, store.results()
-    rows = [
-        (
-            *(str(state.cell.to_dict()[name]) for name in headings),
-            state.kind,
-            "see below" if state.kind == FAILED else state.told,
-        )
-        for state in found
-    ]
-    header = (*headings.values(), "state", "where it stands")
-    kinds = ("done", "running", "failed", "stopped", "missing")
-    counts = {kind: sum(state.kind == kind for state in found) for kind in kinds}
-    summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    rows = [(*(str(state.cell.to_dict()[name]) for name in headings), state.kind, state.detail) for state in found]
+    header = (*headings.values(), "state", "progress")
+    counts = Counter(state.kind for state in found)
+    summary = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     shown = markdown(header, rows, words=[name for name in header if name != headings["seed"]])
     parts = [_about(store), shown, f"{counted(len(found), 'cell')}: {summary}."]
     parts += failed([results[state.cell] for state in found if state.kind == FAILED])
@@ -70,13 +58,13 @@ def table(store: Store[Any]) -> str:
 
 
 def _about(store: Store[Any]) -> str:
-    """What the grid is, in a line."""
+    """One line about the grid."""
     config, protocol = store.config(), store.protocol()
     epochs = sorted({protocol.epochs_of(cell.dataset) for cell in store.asked()})
-    told = " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs")
+    length = " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs")
     parts = [
         str(config.get("title", store.study.title)),
-        *([told] if any(epochs) else []),
+        *([length] if any(epochs) else []),
         *protocol.about(),
         *(f"{name} {config[name]}" for name in ("commit", "date") if config.get(name)),
     ]
@@ -84,7 +72,7 @@ def _about(store: Store[Any]) -> str:
 
 
 def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
-    """Paragraphs for a table: the cells that failed, and those that are still to come."""
+    """Paragraphs for a table: the cells that failed, and those that have not run yet."""
     ended = {row.cell for row in results}
     missing = [cell for cell in asked if cell not in ended]
     parts = failed(results)
@@ -94,32 +82,19 @@ def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
 
 
 def failed(results: Sequence[Row]) -> list[str]:
-    """A paragraph with the error of each cell that failed, where any did."""
+    """A paragraph with the error of each cell that failed, if any did."""
     lines = [f"- {row.cell.name}: {row.error}" for row in results if row.state == FAILED]
     return ["Failed (try again with --retry-failed):\n\n" + "\n".join(lines)] if lines else []
 
 
 def several_devices(results: Sequence[Row]) -> list[str]:
-    """A paragraph that names the devices the finished cells were trained on, where they are not one."""
+    """A paragraph that names the devices on which the cells were trained, if there are several."""
     cells = Counter(row.device for row in results if row.state == DONE)
     if len(cells) < 2:
         return []
-    told = ", ".join(f"{device} ({counted(count, 'cell')})" for device, count in cells.items())
+    devices = ", ".join(f"{device} ({counted(count, 'cell')})" for device, count in cells.items())
     return [
-        f"Trained on several devices: {told}; results.csv says which cell on which. A GPU and a CPU compute in other "
-        "precisions, so a difference between two methods may be one between devices. Times are compared on one device."
+        f"Trained on several devices: {devices}; results.csv names the device of each cell. GPUs and CPUs compute in "
+        "different precisions, so a difference between two methods may come from the devices. Times are compared on "
+        "one device."
     ]
-
-
-def duration(seconds: float) -> str:
-    """A time in the two units that matter.
-
-    >>> duration(42), duration(75), duration(7300)
-    ('42 s', '1 min 15 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

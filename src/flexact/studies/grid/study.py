@@ -1,7 +1,8 @@
-"""What the grid has to know of a study."""
+"""What the grid needs to know about a study."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,16 @@ from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.protocol import GridProtocol
 
 BLANK: Mapping[str, Any] = {"loss": math.nan, "epochs": 0, "seconds": 0.0, "step_ms": math.nan, "picks": ""}
-"""The figures that every study has, in the row of a cell that failed."""
+"""The figures of a failed cell, in the columns that most studies have."""
 
 Train = Callable[..., Any]
-"""(cell, protocol, data, folder, device, report=, stop=) -> outcome; resumes what it finds in the folder."""
+"""(cell, protocol, data, folder, device, stop=) -> outcome; resumes from a checkpoint in the folder."""
 Load = Callable[[str, Path], Any]
-"""A data set by its name, from the folder of all; its `sha256` identifies it."""
+"""(name, folder of all data sets) -> data set, whose `sha256` identifies it."""
 
 
 class Cell(Protocol):
-    """One run of a study: a method on a data set from one seed. It is hashable, and travels to other processes."""
+    """One run of a study: a method on a data set from one seed. It is hashable, and is sent to other processes."""
 
     @property
     def dataset(self) -> str: ...
@@ -31,16 +32,29 @@ class Cell(Protocol):
     def seed(self) -> int: ...
     @property
     def name(self) -> str:
-        """For file names; no other cell of the study has it."""
+        """A unique name, for file names."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns that name it, in plain JSON types."""
+        """The columns that identify the cell, in plain JSON types."""
 
     def __hash__(self) -> int: ...
 
 
+class CellFields:
+    """The name and the columns of a cell that is a dataclass."""
+
+    @property
+    def name(self) -> str:
+        """A unique name, for file names."""
+        return "-".join(map(str, self.to_dict().values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns that identify the cell, in plain JSON types."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+
 class Row(Protocol):
-    """One line of results.csv, a NamedTuple: what names the cell, `state`, figures, and where they come from."""
+    """One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance."""
 
     @property
     def cell(self) -> Any: ...
@@ -59,9 +73,9 @@ class GridStudy:
     """A study whose cells a grid runs."""
 
     name: str
-    """Of its command."""
+    """The name of its command."""
     title: str
-    """Of its page."""
+    """The title of its page."""
     grid: type[Choices]
     protocol: type[GridProtocol]
     row: type[Any]
@@ -69,32 +83,32 @@ class GridStudy:
     train: Train
     load: Load
     figures: Callable[[Any], dict[str, Any]]
-    """What results.csv keeps of an outcome, by column."""
+    """The columns of results.csv from an outcome."""
     blank: Mapping[str, Any]
-    """The figures in the row of a cell that failed."""
+    """The figures of a failed cell."""
     told: Callable[[Any], str]
-    """How a finished cell did, from its row, in a word or two."""
+    """The result of a finished cell in a few words, from its row."""
     checkpoint: str
-    """What a run that was stopped goes on from, as a pattern in the cell's folder."""
+    """The pattern of a checkpoint's files in the cell's folder."""
     headings: Mapping[str, str]
-    """What names a cell in results.csv, and how a person calls it."""
+    """The columns that identify a cell, with their headings in a table."""
     operational: Sequence[str] = ("checkpoint_minutes",)
-    """What of the protocol decides nothing about the results: a grid can be gone on with changed."""
+    """The fields of the protocol that do not affect results, and may change when a grid is resumed."""
     folders: Sequence[str] = ()
-    """What its cells write into besides their own folders; `--overwrite` removes it."""
+    """Folders that cells write besides their own; `--overwrite` removes them."""
     load_part: Load | None = None
     """Loads a data set that may have fewer rows than the official one."""
     check: Callable[[str, Any, Any], None] | None = None
-    """(name, data, protocol): raises where the protocol cannot train on the data."""
+    """(name, data, protocol): raises if the protocol cannot train on the data."""
     digest: Callable[[str, Path, bool], str | None] | None = None
-    """(name, folder, partial): the SHA-256 of what cells read, where that is not what `load` returns."""
+    """(name, folder, partial): the SHA-256 of what cells read, if that is not what `load` returns."""
 
     def loader(self, partial: bool) -> Load:
-        """What loads a data set for a cell."""
+        """The function that loads a data set for a cell."""
         return self.load_part if partial and self.load_part is not None else self.load
 
     def sha256_of(self, name: str, protocol: Any, folder: Path, partial: bool) -> str | None:
-        """The digest of a data set, which is read for it; raises where it cannot be read or used."""
+        """Read a data set and return its digest; raises if it cannot be read or used."""
         if self.digest is not None:
             return self.digest(name, folder, partial)
         found = self.loader(partial)(name, folder)
@@ -109,7 +123,7 @@ class GridStudy:
 
 
 def picked(picks: str) -> dict[str, str]:
-    """Site → pick, from the column `picks` of results.csv.
+    """The pick of each site, from the column `picks` of results.csv.
 
     >>> picked("layer1.0=relu layer1.1=tanh")
     {'layer1.0': 'relu', 'layer1.1': 'tanh'}

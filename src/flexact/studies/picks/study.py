@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.studies.cifar_data.data import load
-from flexact.studies.grid.running import LOCK
+from flexact.studies.grid.cell_task import LOCK
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
 from flexact.studies.picks.cells import Cell, Grid

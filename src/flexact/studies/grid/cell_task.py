@@ -1,0 +1,91 @@
+"""One cell as a task: what a worker of any engine runs, and how it answers."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexact.errors import FlexActError
+from flexact.studies.grid.locks import Taken, locked
+from flexact.studies.grid.study import Cell, Load, Train
+from flexact.studies.workers import Answer
+
+LOCK = "run.lock"
+"""The file in a cell's folder that is locked while the cell runs."""
+PATIENCE = 60.0
+"""Seconds to wait for the orphaned worker of a killed grid to release the cell's folder."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell and what its run needs. It is sent to other processes and machines."""
+
+    cell: Cell
+    protocol: Any
+    folder: Path
+    """The cell's folder; on a cluster, every machine must see it under this path."""
+    data: Path
+    train: Train
+    load: Load
+    figures: Callable[[Any], dict[str, Any]]
+    """The columns of results.csv from an outcome."""
+
+
+Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
+"""(tasks, ended, beat): runs tasks as `workers.run_tasks` does."""
+
+
+def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
+    """Run or resume a cell, and return how it ended; errors of the cell become part of the answer."""
+    name = str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
+    try:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        with locked(task.folder / LOCK, PATIENCE):
+            data = loaded(task.load, task.cell.dataset, task.data)
+            outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
+    except Taken as taken:
+        return Answer("failed", error=f"{taken} is still running in {task.folder}; stop it.", device=name)
+    except Exception as error:
+        kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
+        return Answer(kind, error=_message(error), device=name)
+    return Answer("done", task.figures(outcome), device=name)
+
+
+def run_in_worker(task: Task, device: str, report: Callable[[Any], None], stop: Callable[[], bool]) -> Answer:
+    """`run_task` in a worker process. The grid reads a cell's progress from its curve.csv, not from reports."""
+    return run_task(task, device, stop)
+
+
+def without_step_ms(answer: Answer) -> Answer:
+    """The same answer without the time of a step, which means nothing for cells that share a device."""
+    figures = answer.figures or {}
+    return replace(answer, figures=figures | dict.fromkeys(figures.keys() & {"step_ms"}, math.nan))
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, says that there is no space or no quota left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "os error 28" in str(error):  # safetensors raises the errors of Rust
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@lru_cache(maxsize=2)
+def loaded(load: Load, name: str, folder: Path) -> Any:
+    """A data set, which the cells of a worker share."""
+    return load(name, folder)
+
+
+def _message(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]
