@@ -59,8 +59,9 @@ def _declare_missing_torchvision_operators() -> torch.library.Library | None:
 # The operators live as long as this object does.
 _TORCHVISION_LIBRARY = _declare_missing_torchvision_operators()
 
+collect_ignore = ["forked_imports.py"]  # turns Triton's interpreter off where it is imported
 if importlib.util.find_spec("triton") is None:  # it has no package for macOS
-    collect_ignore = ["ops/triton"]
+    collect_ignore += ["ops/triton"]
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci")

@@ -38,7 +38,7 @@ def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
     with pytest.raises(flexact.FlexActError, match="one callback"):
         callback.wrap(trainer_of(routed()))
     trainer.train()
-    with pytest.raises(flexact.FlexActError, match="one run"):
+    with pytest.raises(flexact.FlexActError, match="already been used"):
         trainer.train()
 
 
@@ -50,7 +50,7 @@ def test_a_callback_that_was_not_given_its_trainer(routed: Build, trainer_of: Bu
 
 
 def test_what_is_no_trainer() -> None:
-    with pytest.raises(flexact.FlexActError, match=r"transformers\.Trainer.*Linear"):
+    with pytest.raises(flexact.FlexActError, match=r"Linear.*transformers\.Trainer"):
         FlexActCallback().wrap(nn.Linear(1, 1))
 
 
@@ -115,7 +115,7 @@ def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(nam
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forwards that are left alone
         model = flexact.convert(getattr(transformers, f"{name}ForCausalLM")(config), "*.act")
-    with pytest.raises(flexact.FlexActError, match=r"hidden_act .*\.activation"):
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act\b.*\.activation"):
         FlexActCallback().wrap(trainer_of(model))
     with pytest.warns(UserWarning, match=r"\.activation"):
         FlexActCallback(extract=False).wrap(trainer_of(model))
@@ -134,7 +134,7 @@ def test_a_configuration_whose_setting_a_method_reads_each_time_is_not_rewritten
             return self.act(x) if self.config.hidden_act == "gelu" else x
 
     model = flexact.convert(Own(transformers.BertConfig()), "act")
-    with pytest.raises(flexact.FlexActError, match=r"hidden_act .*Own\.forward"):
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act\b.*Own\.forward"):
         FlexActCallback().wrap(trainer_of(model))
 
 
@@ -168,7 +168,7 @@ def test_settings_that_cannot_be(
 def test_picks_by_channel(tiny_bert: Build, trainer_of: Build) -> None:
     config = flexact.FlexConfig(init="original", granularity="channel", channel_dim=-1)
     model = flexact.convert(tiny_bert(), config=config, example_inputs={"input_ids": torch.ones(1, 5).long()})
-    with pytest.raises(flexact.FlexActError, match="by channel"):
+    with pytest.raises(flexact.FlexActError, match="per channel"):
         FlexActCallback().wrap(trainer_of(model))
 
 

@@ -370,7 +370,7 @@ def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
 
 def test_a_callback_used_for_two_fits(fit: Fit) -> None:
     callback = fit(Lit())
-    with pytest.raises(flexact.FlexActError, match="one fit"):
+    with pytest.raises(flexact.FlexActError, match="already been used"):
         fit(Lit(), callback=callback)
 
 
@@ -412,7 +412,7 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
     loader = DataLoader(Endless(), batch_size=8)
     with pytest.raises(flexact.FlexActError, match="max_epochs=2"):
         fit(Lit(), loader=loader)
-    with pytest.raises(flexact.FlexActError, match=r"max_steps=.*max_epochs=-1"):
+    with pytest.raises(flexact.FlexActError, match=r"max_epochs=-1.*Pass max_steps="):
         fit(Lit(), max_epochs=-1, max_time={"minutes": 1})
     assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
 
@@ -442,7 +442,7 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
     module = Lit()
     callback = FlexActCallback()
     trainer = type("Trainer", (), {"strategy": FSDPStrategy()})()
-    with pytest.raises(flexact.FlexActError, match=r"strategy='ddp'.*FSDPStrategy"):
+    with pytest.raises(flexact.FlexActError, match=r"FSDPStrategy.*strategy='ddp'"):
         callback.setup(trainer, module, "fit")
 
 

@@ -23,10 +23,10 @@ ROWS = (
         "outputs and gradients equal those of eager mode; no graph break; at most one recompilation per elimination "
         "round",
         (
-            "In training a whole graph needs a `Schedule`, which makes the draw outside of it; without one a step is a "
-            "forward, and its draw breaks the graph.",
-            "The first step compiles two graphs where the model's class has a forward of its own: torch compiles the "
-            "draw, a forward pre-hook, apart.",
+            "To train with a full graph, use a `Schedule`, which draws the noise outside of the graph. Without one, "
+            "every forward counts as a step and its draw breaks the graph.",
+            "If the model's class has a forward of its own, the first step compiles two graphs: torch compiles the "
+            "draw, which is a forward pre-hook, separately.",
         ),
     ),
     Row(
@@ -51,11 +51,11 @@ ROWS = (
     Row(
         "accumulation",
         "gradient accumulation and clipping",
-        "one draw per optimizer step; equal micro-batches make the step of one batch",
+        "one draw per optimizer step; equal micro-batches give the step of one batch",
         (
-            "The micro-batches of a step share its draw.",
-            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty's statistics are the "
-            "mean over those seen so far. Call `schedule.step()` once an optimizer step.",
+            "The micro-batches of a step share one draw.",
+            "Divide `loss + flexact.penalty(model)` by the number of micro-batches; the penalty uses the mean of the "
+            "statistics seen so far. Call `schedule.step()` once per optimizer step.",
         ),
     ),
     Row(
@@ -64,8 +64,8 @@ ROWS = (
         "logits bit-identical on all ranks; statistics averaged; equal to one process with the whole batch within 1e-5",
         (
             "All ranks draw the same noise.",
-            "The ranks' batches must be of one size. As for any network, batch norm has to be synchronised for the "
-            "equality with one process.",
+            "All ranks need the same batch size. As for any network, equality with one process requires synchronised "
+            "batch norm.",
         ),
     ),
     Row(

@@ -166,7 +166,7 @@ def test_numbers_are_curves_of_their_own() -> None:
 
 
 def test_empty_history_says_what_to_do() -> None:
-    with pytest.raises(FlexActError, match="has no records"):
+    with pytest.raises(FlexActError, match="history is empty"):
         plots.picks([])
 
 

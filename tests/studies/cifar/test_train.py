@@ -306,15 +306,15 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
             full(target)
         replace(source, target)
 
-    def no_line(self: Recorder, entry: dict[str, Any]) -> None:
-        if file == "history.jsonl" and entry["step"] == 10:
+    def no_line(self: Recorder, step: int, **values: float) -> None:
+        if file == "history.jsonl" and step == 10:
             full(tmp_path / file)
-        write(self, entry)
+        record(self, step, **values)
 
-    write = Recorder._write
+    record = Recorder.record
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", no_room)
-        patched.setattr(Recorder, "_write", no_line)
+        patched.setattr(Recorder, "record", no_line)
         with pytest.raises(FlexActError, match=rf"{file}: No space left on device"):
             trained(PICKS, images, tmp_path)
     assert step_of(tmp_path) == 5
