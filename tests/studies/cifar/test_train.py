@@ -477,13 +477,15 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize(
-    ("precision", "lr"),
+    ("precision", "lr", "tolerance"),
     [
-        ("float64", Protocol().lr),
-        ("float32", 0.002),  # at the protocol's own, training makes a loss's last digit its fourth in two steps
+        ("float64", Protocol().lr, 1e-5),
+        ("float32", 0.002, 1e-4),  # rounding grows in training: at the protocol's lr to the fourth digit in two steps
     ],
 )
-def test_two_ranks_train_as_one_process_does(precision: str, lr: float, folder: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_process_does(
+    precision: str, lr: float, tolerance: float, folder: Path, tmp_path: Path
+) -> None:
     # Ten steps are a short run: at the usual pace a logit goes ten up or down in one of them, and where probabilities
     # are 0 or 1 their gradients are rounding. The weight of the KL is one that counts in layers of this width.
     changes = {"policy": {"pace": 0.2, "alpha": 1000.0}}
@@ -506,7 +508,7 @@ def test_two_ranks_train_as_one_process_does(precision: str, lr: float, folder: 
 
     alone, _ = outcome_of(tmp_path / "alone")
     two, told = outcome_of(tmp_path / "two", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    assert two["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert two["losses"] == pytest.approx(alone["losses"], abs=tolerance)
     assert two["picks"] == alone["picks"]
     first, second = (torch.load(tmp_path / "two" / f"logits-{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first, second)
