@@ -121,3 +121,12 @@ def test_a_compiled_model_is_not_watched_and_compiled_as_often() -> None:
     unwatched = copy.deepcopy(model)
     unwatch(unwatched)
     assert _graphs(model) == _graphs(unwatched)
+
+
+def test_the_first_evaluation_of_an_attention_layer_takes_the_fused_path() -> None:
+    torch.manual_seed(0)
+    model = flexact.convert(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), where="*").eval()
+    flexact.commit(model)
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        assert torch.equal(model(x), model(x))
