@@ -1,8 +1,8 @@
-"""The default policy with one part changed at a time: right picks over conditions where that part matters.
+"""Ablation of the default policy: the number of right picks with one part changed at a time.
 
     python benchmarks/ablation.py [--out results/synthetic/ablation.csv]
 
-docs/policy.md shows what it writes. About ten minutes on two cores.
+docs/policy.md shows the results. Takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONDITIONS = {  # task, epochs, first seed
     "hidden-16": (Task(hidden=16), 100, 0),
     "hidden-16-first-seed-1000": (Task(hidden=16), 100, 1000),
 }
-NEVER_ANEW = "m and s not begun anew each round"
+NO_RESET = "m and s not reset each round"
 UNDIVIDED = "α not divided by the width"
 VARIANTS = {
     "default": DEFAULT,
@@ -44,7 +44,7 @@ VARIANTS = {
     UNDIVIDED: DEFAULT.with_policy(alpha=1.3 * 16),
     "no settling after a drop": DEFAULT.with_policy(settle=0.0),
     "settling for 75 % of a round": DEFAULT.with_policy(settle=0.75),
-    NEVER_ANEW: DEFAULT,
+    NO_RESET: DEFAULT,
     "pace halved": DEFAULT.with_policy(pace=5.0),
     "pace doubled": DEFAULT.with_policy(pace=20.0),
     "rounds of any length": replace(DEFAULT, round_steps="fill"),
@@ -65,7 +65,7 @@ def right_picks(job: tuple[str, str]) -> dict[str, object]:
     cells = [Cell(truth, first + seed) for truth in config.candidates for seed in range(SEEDS)]
     activation = FlexAct(config=config, channels=len(cells))
     no_reset = patch.object(RunningGradient, "reset", lambda self: None)
-    with no_reset if variant == NEVER_ANEW else nullcontext():
+    with no_reset if variant == NO_RESET else nullcontext():
         mse = max(train(task, cells, activation, epochs).mse)
     missed = Counter(
         f"{cell.truth} as {pick}" for pick, cell in zip(activation.picks, cells, strict=True) if pick != cell.truth
@@ -82,9 +82,9 @@ def right_picks(job: tuple[str, str]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="where the CSV goes")
+    parser.add_argument("--out", type=Path, default=OUT, help="the CSV file to write")
     out = parser.parse_args().out
-    # Undivided, α is what it is by default wherever a sample has one element.
+    # Without a hidden layer the width is 1, so dividing by it changes nothing.
     jobs = [(v, c) for v in VARIANTS for c in CONDITIONS if CONDITIONS[c][0].hidden or v != UNDIVIDED]
     made = provenance()
     with multiprocessing.get_context("spawn").Pool(2) as pool:

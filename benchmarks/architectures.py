@@ -1,6 +1,6 @@
 """The architectures that benchmarks/conversion.py converts, each with small sizes and random weights.
 
-`NAMES` has the names by library; `build` makes a network and the inputs that it takes. Importing this file imports
+`NAMES` lists the names by library; `build` returns a network and its inputs. Importing this file imports
 neither timm nor torchvision nor transformers.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "torchvision_operators"))
-import sitecustomize  # noqa: F401  # declares what a CUDA build of torchvision misses on a CPU
+import sitecustomize  # noqa: F401  # declares the operators that a CUDA build of torchvision lacks on a CPU
 
 
 def _words(text: str) -> list[str]:
@@ -119,7 +119,7 @@ _LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True}
 
 
 class _Around(nn.Module):
-    """A module of torch.nn without activations of its own in a network with one."""
+    """A torch.nn module without activations, in a network that has one."""
 
     def __init__(self, inner: nn.Module, width: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple[Any, ...] | dict[st
         return model, (torch.randn(2, 3, *([size] * (3 if name == "r3d_18" else 2))),)
     import timm
 
-    fixed = {"efficientformer_l1": 224, "crossvit_tiny_240": 64}  # do not take img_size, or not this one
+    fixed = {"efficientformer_l1": 224, "crossvit_tiny_240": 64}  # without img_size, or with another size
     size = fixed.get(name, 64)
     try:
         model = timm.create_model(name, num_classes=5, **({} if name in fixed else {"img_size": 64}))

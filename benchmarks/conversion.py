@@ -1,22 +1,22 @@
-"""Published architectures converted, extracted, saved and loaded: do they compute what they should, to the bit?
+"""Check that published architectures survive conversion, extraction, saving and loading with bit-identical outputs.
 
     python benchmarks/conversion.py [--library timm] [--name resnet18] [--out results/conversion/conversion.csv]
 
-Of each architecture of benchmarks/architectures.py, with small sizes and random weights:
+Each architecture of benchmarks/architectures.py has small sizes, random weights and four checks:
 
-- kept: every activation converted (where="*"), committed to the original, extracted. Outputs in eval and in training
-  mode under the same seed, the types of the outputs and of all modules, and the keys and values of the state after both
-  are those of a network that was never converted.
-- picked: the hidden activations converted (where="all"), a random pick at each, extracted. The output in eval mode is
-  that of the committed network.
-- pickled: the same after a pickle was loaded in another process.
-- loaded: the same in another process that builds the network anew, loads its `state_dict` and gives `load_picks` the
-  selection; for transformers: from what `save_pretrained` wrote, as FlexActCallback leaves a model, and `load_picks`.
+- kept: every activation is converted (where="*"), committed to the original and extracted. The result is compared with
+  a network that was never converted: outputs in eval and in training mode under the same seed, types of outputs and
+  modules, and keys and values of the state afterwards.
+- picked: the hidden activations are converted (where="all"), committed to random picks and extracted. The output in
+  eval mode must be that of the committed network.
+- pickled: another process loads the pickled network. Its output must be the same.
+- loaded: another process builds the network, loads its `state_dict` and passes the selection to `load_picks`. For
+  transformers, it loads a checkpoint as the Trainer saves it after FlexActCallback. The output must be the same.
 
-A cell is "identical"; or "refused: " and the library's own error; or "DIFFERENT: " or "FAILED: " and what was found: a
-surprise. Architectures run in batches, each in one process for all up to the files and another that loads them; one
-that ends its process is a surprise, and the rest of its batch goes on in a new one. Rows that the file has are not run
-again, so an interrupted sweep resumes. About 20 minutes on two cores.
+A check is "identical", "refused: " with the library's own error, or a failure: "DIFFERENT: " or "FAILED: " with the
+reason. Architectures run in batches: one process converts and saves, another one loads. If an architecture crashes its
+process, that is a failure, and a new process runs the rest of the batch. Rows that are already in the file are skipped,
+so an interrupted sweep resumes. Takes about 20 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ ROOT = Path(__file__).resolve().parents[1]
 CHECKS = ("kept", "picked", "pickled", "loaded")
 BATCH = 8
 LIMIT = 600
-"""Seconds for what is left of a batch."""
+"""Timeout in seconds for the rest of a batch."""
 
 
 class Different(Exception):
-    """What two networks disagree in."""
+    """Two networks differ; the message says in what."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", choices=NAMES, help="one library instead of all")
-    parser.add_argument("--name", help="one architecture instead of all; run again if the file has it")
+    parser.add_argument("--library", choices=NAMES, help="run only this library")
+    parser.add_argument("--name", help="run only this architecture, even if the file has it")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "conversion" / "conversion.csv")
     parser.add_argument("--stage", choices=("convert", "reload"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -83,12 +83,12 @@ def main() -> None:
                 rows[library, row["name"]] = {**row, **made}
                 print(row, flush=True)
             write_rows(arguments.out, list(rows.values()))
-    surprises = [row for row in rows.values() if any(is_surprise(row[check]) for check in CHECKS)]
-    print(f"{len(rows)} architectures, {len(surprises)} with surprises")
-    sys.exit(bool(surprises))
+    failures = [row for row in rows.values() if any(is_failure(row[check]) for check in CHECKS)]
+    print(f"{len(rows)} architectures, {len(failures)} with failures")
+    sys.exit(bool(failures))
 
 
-def is_surprise(outcome: str) -> bool:
+def is_failure(outcome: str) -> bool:
     return outcome != "identical" and not outcome.startswith("refused: ")
 
 
@@ -100,21 +100,21 @@ def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _batch(library: str, names: list[str]) -> list[dict[str, Any]]:
-    """The rows of some architectures."""
+    """Return the rows of some architectures."""
     rows = {name: {"library": library, "name": name, "sites": 0, "hidden": 0, "left_alone": 0} for name in names}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             (Path(folder) / name).mkdir()
         for stage, checks in (("convert", CHECKS[:2]), ("reload", CHECKS[2:])):
-            for name, outcome in _stage(library, names, stage, folder).items():
+            for name, outcome in _run_stage(library, names, stage, folder).items():
                 rows[name] |= outcome if isinstance(outcome, dict) else dict.fromkeys(checks, outcome)
     return list(rows.values())
 
 
-def _stage(library: str, names: list[str], stage: str, folder: str) -> dict[str, dict[str, Any] | str]:
-    """What a process said of each architecture, or why it ended before it did."""
-    said: dict[str, dict[str, Any] | str] = {}
-    while left := [name for name in names if name not in said]:
+def _run_stage(library: str, names: list[str], stage: str, folder: str) -> dict[str, dict[str, Any] | str]:
+    """Run one stage in a process. Return its result for each architecture, or the reason why the process ended."""
+    found: dict[str, dict[str, Any] | str] = {}
+    while left := [name for name in names if name not in found]:
         command = [sys.executable, __file__, "--library", library, "--name", ",".join(left), "--stage", stage]
         try:
             done = subprocess.run(
@@ -124,14 +124,14 @@ def _stage(library: str, names: list[str], stage: str, folder: str) -> dict[str,
         except subprocess.TimeoutExpired as error:
             output, ended = (error.stdout or b"").decode(), f"not done after {LIMIT} seconds"
         lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"name"')]
-        said |= {line.pop("name"): line for line in lines}
+        found |= {line.pop("name"): line for line in lines}
         if len(lines) < len(left):
-            said[left[len(lines)]] = f"FAILED: {ended}"
-    return said
+            found[left[len(lines)]] = f"FAILED: {ended}"
+    return found
 
 
 def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
-    """Everything up to the files that another process loads."""
+    """Run the checks `kept` and `picked`, and save the files that another process loads."""
     warnings.simplefilter("ignore")
     row: dict[str, Any] = {}
     _, inputs = build(library, name)
@@ -141,8 +141,8 @@ def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
             warnings.simplefilter("always")
             model = flexact.convert(build(library, name)[0], "*", flexact.FlexConfig(init="original"))
         sites = _sites(model)
-        told = "\n".join(str(warning.message) for warning in caught)
-        row.update(sites=len(sites), left_alone=told.count("\n  "))
+        messages = "\n".join(str(warning.message) for warning in caught)
+        row.update(sites=len(sites), left_alone=messages.count("\n  "))
         for site in sites:
             site.keep(torch.full((site.rows,), site.original_index), 0)
         _compare(build(library, name)[0], flexact.extract(model), inputs)
@@ -172,7 +172,7 @@ def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
 
 
 def _pickle(model: nn.Module, plain: Callable[[], nn.Module], folder: Path) -> None:
-    """Pickle a model, or note why not even the network that was never converted can be pickled."""
+    """Pickle a model. If the plain network cannot be pickled either, write the reason to a file."""
     try:
         (folder / "model.pickle").write_bytes(pickle.dumps(model))
     except Exception:
@@ -185,25 +185,25 @@ def _pickle(model: nn.Module, plain: Callable[[], nn.Module], folder: Path) -> N
 
 
 def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None:
-    """As FlexActCallback leaves a model at the end of a run, and its Trainer saves it."""
-    from flexact.integrations.transformers_config import check_says_so, say_picks
+    """Save a model as the Trainer does after FlexActCallback has ended its run."""
+    from flexact.integrations.transformers_config import check_can_record_picks, record_picks
     from flexact.surgery.picks_file import write_picks
 
     try:
-        check_says_so(model)
+        check_can_record_picks(model)
     except flexact.FlexActError as error:
         (folder / "refused.txt").write_text(str(error))
         return
-    description = say_picks(model, picks)
+    description = record_picks(model, picks)
     model.save_pretrained(folder / "checkpoint")
     if description is not None:
         write_picks(folder / "checkpoint", description)
 
 
 def reload(library: str, name: str, folder: Path) -> dict[str, Any]:
-    """What a process finds that has only the files."""
+    """Run the checks `pickled` and `loaded`, from the files alone."""
     warnings.simplefilter("ignore")
-    model, _ = build(library, name)  # imports the library, as whoever loads its networks does
+    model, _ = build(library, name)  # also imports the library, which loading needs
     if not (folder / "expected.pt").is_file():
         return dict.fromkeys(("pickled", "loaded"), "refused: nothing to load, see the column picked")
     saved = torch.load(folder / "expected.pt", weights_only=False)
@@ -218,7 +218,7 @@ def reload(library: str, name: str, folder: Path) -> dict[str, Any]:
     def loaded() -> None:
         _check_allowed(folder / "refused.txt")
         if library == "transformers":
-            importlib.import_module("flexact.integrations.transformers")  # as the error of from_pretrained asks for
+            importlib.import_module("flexact.integrations.transformers")  # from_pretrained raises without it
             check(flexact.load_picks(type(model).from_pretrained(folder / "checkpoint"), folder / "checkpoint"))
         else:
             model.load_state_dict(torch.load(folder / "state.pt"))
@@ -228,13 +228,13 @@ def reload(library: str, name: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_allowed(refusal: Path) -> None:
-    """Raise the error that an earlier process noted."""
+    """Raise the error that an earlier process wrote to a file."""
     if refusal.is_file():
         raise flexact.FlexActError(refusal.read_text())
 
 
 def _outcome(check: Callable[[], None]) -> str:
-    """A cell of the table."""
+    """Run a check and return its result as text."""
     try:
         check()
     except flexact.FlexActError as error:
@@ -255,7 +255,7 @@ def _sites(model: nn.Module) -> list[flexact.FlexAct]:
 
 
 def _compare(plain: nn.Module, back: nn.Module, inputs: Any) -> None:
-    """Raises an error where two networks differ in anything that can be seen from outside."""
+    """Raise `Different` if two networks have different module types, outputs or states."""
     types = [{name: _type(module) for name, module in model.named_modules()} for model in (plain, back)]
     if types[0] != types[1]:
         names = sorted(name for name in types[0].keys() | types[1].keys() if types[0].get(name) != types[1].get(name))
@@ -270,13 +270,13 @@ def _compare(plain: nn.Module, back: nn.Module, inputs: Any) -> None:
 
 
 def _type(module: nn.Module) -> Any:
-    """The type of a module; torch makes one for each that is parametrized, so there it is what that is derived from."""
+    """Return the type of a module. torch creates a type for each parametrized module; its bases stand for it."""
     return type(module).__bases__ if parametrize.is_parametrized(module) else type(module)
 
 
 def _run(model: nn.Module, inputs: Any) -> Any:
     torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002  # from which Wav2Vec2 draws its masks
+    np.random.seed(1)  # noqa: NPY002  # Wav2Vec2 draws its masks from this generator
     random.seed(1)
     with torch.no_grad():
         return model(**inputs) if isinstance(inputs, dict) else model(*inputs)

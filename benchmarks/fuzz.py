@@ -1,10 +1,10 @@
-"""The public API called in any order, for longer than CI does.
+"""Fuzz the public API with calls in random order, for longer than CI does.
 
     python benchmarks/fuzz.py [--examples 10000] [--steps 12] [--seed 0] [--out results/reliability/fuzz.csv]
 
-Runs the state machine of tests/fuzz in batches of 500 examples, each from a seed of its own, and writes one line a
-batch: how many examples and forwards there were, how many calls were refused, and what failed. A failing batch prints
-the calls that lead to it. About fifteen minutes on one core for 10,000.
+Runs the state machine of tests/fuzz in batches of 500 examples, each with its own seed. Writes one line per batch: the
+numbers of examples, of forwards and of calls that raised a FlexActError, and the failure if there was one. A failing
+batch prints the calls that led to it. 10,000 examples take about fifteen minutes on one core.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from flexact.studies.provenance import processor, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
-from fuzz_machine import PublicApi  # noqa: E402  # of this checkout's tests
+from fuzz_machine import PublicApi  # noqa: E402  # from the tests of this checkout
 
 BATCH = 500
 
 
 class Counted(PublicApi):
-    """Counts what all examples did together."""
+    """Counts examples, forwards and refused calls over all examples."""
 
     examples = forwards = refusals = 0
 
@@ -46,10 +46,10 @@ class Counted(PublicApi):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, default=12, help="calls an example, at most")
-    parser.add_argument("--seed", type=int, default=0, help="of the first batch")
+    parser.add_argument("--steps", type=int, default=12, help="maximum number of calls per example")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first batch")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "reliability" / "fuzz.csv")
-    parser.add_argument("--shrink", action="store_true", help="make a failing example small, which takes its time")
+    parser.add_argument("--shrink", action="store_true", help="minimise a failing example (slow)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     made = {**provenance(), "device": processor()}
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _failure(examples: int, steps: int, seed: int, phases: list[Phase]) -> str:
-    """What went wrong in a batch, in a line; nothing in the best case."""
+    """Run a batch and return its failure in one line; empty if there was none."""
     random.seed(seed)
     options = settings(
         max_examples=examples,

@@ -1,10 +1,10 @@
-"""What a step of the image study costs with each method, alone on the device and side by side.
+"""Time a training step of the image study with each method, interleaved, on an otherwise idle device.
 
     python benchmarks/image_steps.py [--out results/cifar/steps.csv] [--methods relu,flexact-all] [--model resnet18]
 
 The whole step (augmentation, forward, loss, backward, policy, optimizer; on a GPU one CUDA graph) on random images of
-CIFAR-100's shape. All methods are alive at once and run in turns, a burst each; a figure is the median over rounds, and
-a ratio is taken within a round. What picks is timed twice: while all of its candidates are in, and committed.
+CIFAR-100's shape is timed. All methods are in memory and run in turns, a burst each. Times are medians over rounds, and
+ratios are computed within a round. A method that picks is timed twice: with all of its candidates, and committed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from pathlib import Path
 import torch
 
 from flexact.io.atomic_files import write_rows
-from flexact.studies.cifar.methods import BASELINE, METHODS, MODELS, PLACEMENTS, build
+from flexact.studies.cifar.methods import BASELINE, METHODS, PLACEMENTS, build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar.step import WARM_UP, Training
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.provenance import provenance
 
 LONG, SHORT = 10**6, 1
-"""Steps of a round in which nothing is dropped while it is timed, and in which everything is before that."""
+"""Steps per round: with LONG nothing is dropped while steps are timed; with SHORT sites commit before that."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/cifar/steps.csv"), help="where the CSV goes")
-    parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas; relu is always among them")
-    parser.add_argument("--model", default="resnet18", choices=list(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("results/cifar/steps.csv"), help="the CSV file to write")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas; relu is always added")
+    parser.add_argument("--model", default="resnet18", choices=list(BLOCKS))
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=20, help="rounds")
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def _images(count: int) -> Images:
-    """Random ones of CIFAR-100's shape: what a step takes does not depend on what they show."""
+    """Return random images of CIFAR-100's shape; the time of a step does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
     y = torch.randint(100, (count,), generator=generator)
@@ -82,7 +83,7 @@ def _images(count: int) -> Images:
 
 
 def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:
-    """A method in training, past its warm-up: captured, and with its candidates dropped where it is to be committed."""
+    """Return the training of a method after its warm-up: captured on a GPU, and committed if `stage` says so."""
     changes = {"round_steps": SHORT if stage == "committed" else LONG}
     protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width, changes=changes)
     torch.manual_seed(0)

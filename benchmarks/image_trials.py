@@ -1,10 +1,9 @@
-"""Candidates and policies tried on CIFAR-100 without looking at its test images.
+"""Compare candidates and policies on CIFAR-100 without its test images.
 
     python benchmarks/image_trials.py --data DATA [--out results/cifar/held_out.csv] [--seeds 10,11] [--epochs 30]
 
-A fifth of the training images, by a fixed random order, is held out. ResNet-18 is trained on the others, and its
-accuracy is that of the extracted network on those held out. A row is written as soon as its run is done, and runs that
-have one are passed over.
+A fixed random fifth of the training images is held out. ResNet-18 is trained on the others, and the extracted network
+is evaluated on the held-out ones. A row is written as soon as its run is done, and runs that have a row are skipped.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ TRIALS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("flexact-all", WITH_ELU, {"granularity": "channel"}),
     ("flexact-all", WITH_ELU, {"advantage": "normalized"}),
 ]
-"""Method, candidates where it picks, and what is changed in the policy."""
+"""Method, candidates (empty for a fixed activation), and changes to the policy."""
 HELD_OUT = 5
-"""One image of so many."""
+"""One in this many images is held out."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the official binary files")
-    parser.add_argument("--partial", action="store_true", help="read a part of the data set")
-    parser.add_argument("--out", type=Path, default=Path("results/cifar/held_out.csv"), help="where the CSV goes")
+    parser.add_argument("--partial", action="store_true", help="accept part of the data set")
+    parser.add_argument("--out", type=Path, default=Path("results/cifar/held_out.csv"), help="the CSV file to write")
     parser.add_argument("--seeds", default="10,11", help="separated by commas")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
@@ -80,7 +79,7 @@ def main() -> None:
 
 
 def held_out(images: Images) -> Images:
-    """The training images alone, some of them as what is measured on."""
+    """Return the training images, with the held-out part in place of the test images."""
     count = len(images.train_y)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     kept, apart = order[: count - count // HELD_OUT], order[count - count // HELD_OUT :]

@@ -1,10 +1,10 @@
-"""How many machine instructions an element takes in each kernel, counted in what Triton builds for an H200.
+"""Count the machine instructions per element of each kernel, in the code that Triton compiles for an H200.
 
-    python benchmarks/instructions.py [--candidates 5|14]
+    python benchmarks/instructions.py [--candidates K]
 
-Needs no card: Triton's package brings the compiler and the disassembler. An H200 moves about 4.5 elements of bfloat16 a
-cycle and multiprocessor and issues 128 instructions in that time, so that under about 28 instructions an element a
-kernel can be bound by memory alone.
+Needs no GPU: Triton's package contains the compiler and the disassembler. Per cycle, a multiprocessor of an H200 moves
+about 4.5 bfloat16 elements and issues 128 instructions, so a kernel with fewer than about 28 instructions per element
+can be memory-bound.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from flexact.ops.blending import Blending
 from flexact.ops.triton import batch_norm, routed
-from flexact.ops.triton.basis import _FORMS, blend
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
@@ -29,12 +29,12 @@ CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
 )
-"""All built-in ones, the paper's five first."""
+"""As many as a site can have in the kernels, the paper's five first."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-class Card:
-    """The driver of a card that is not there."""
+class CompileOnlyDriver:
+    """A Triton driver for an H200 that compiles without a GPU."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -47,12 +47,12 @@ class Card:
 
 
 def count(launch: Launch, *tensors: Tensor) -> None:
-    """In the place of a launch: build, and count the instructions of the longest loop."""
+    """Replace a launch: compile its kernel, and print the number of instructions in its longest loop."""
     kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
     if "finish" in kernel.__name__:
         return
     names = kernel.arg_names[len(arguments) :]
-    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a card
+    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a GPU
     built = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
@@ -65,13 +65,13 @@ def count(launch: Launch, *tensors: Tensor) -> None:
     registers = re.search(r"REG:(\d+)", usage.stdout)
     special = sum("MUFU" in line for line in body) / elements
     print(
-        f"{kernel.__module__.rpartition('.')[2] + kernel.__name__:28} {len(body) / elements:6.1f} an element, "
+        f"{kernel.__module__.rpartition('.')[2] + kernel.__name__:28} {len(body) / elements:6.1f} per element, "
         f"{special:.1f} of them special functions; {registers.group(1) if registers else '?'} registers"
     )
 
 
 def longest_loop(listing: str) -> list[str]:
-    """Between a label and the last jump back to it."""
+    """Return the instructions of the longest loop: from a label to the last jump back to it."""
     labels: dict[str, int] = {}
     lines: list[str] = []
     loops = [(0, 0)]
@@ -89,19 +89,21 @@ def longest_loop(listing: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--candidates", type=int, default=5, choices=range(2, len(_FORMS) + 1), metavar="K")
+    parser.add_argument("--candidates", type=int, default=5, choices=range(2, len(CANDIDATES) + 1), metavar="K")
     keys = CANDIDATES[: parser.parse_args().candidates]
-    triton.runtime.driver.set_active(Card())
+    triton.runtime.driver.set_active(CompileOnlyDriver())
     Launch.__call__ = count  # type: ignore[method-assign]
-    parts, p, half = blend(keys, tuple(range(len(keys)))), torch.rand(1, len(keys)), torch.tensor(0.5)
+    p = torch.rand(1, len(keys))
+    blending = Blending(p, p, torch.tensor(0.5), keys, tuple(range(len(keys))), 1, True)
     h = torch.empty(2**20, dtype=torch.bfloat16)
-    routed.forward(h, p, parts, 1, 1)
-    routed.backward(h, h, p, p, half, parts, 1, True)
+    routed.forward(h, blending)
+    routed.backward(h, h, blending, True)
     y = torch.empty(128, 64, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     norm = batch_norm.Norm(torch.rand(2, 64), torch.rand(64), torch.rand(64))
     moments(y, None, 0.1, 1e-5)
-    batch_norm.forward(y, norm, None, None, p, parts, 1)
-    batch_norm.backward(y, y, norm, None, None, p, p, half, parts, True, True)
+    normalising = batch_norm.Normalising(norm, None, None, True)
+    batch_norm.forward(y, normalising, blending)
+    batch_norm.backward(y, y, normalising, blending, True)
 
 
 if __name__ == "__main__":

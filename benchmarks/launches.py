@@ -1,4 +1,4 @@
-"""How many kernels a training step launches, and where its time goes on the device and on the host.
+"""Count the kernel launches of a training step, and profile it on the device and on the host.
 
     python benchmarks/launches.py [--out results/overhead]
 
@@ -25,16 +25,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flexact.config import PAPER_CANDIDATES as FIVE
 from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
-from flexact.studies.cuda_graph import study_stream
+from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.cuda_graph import autocast, study_stream
 from flexact.studies.overhead.networks import build, use_kernels
-from flexact.studies.overhead.options import BASELINE, NETWORKS, Options, chosen
+from flexact.studies.overhead.options import BASELINE, Options, chosen
 from flexact.studies.overhead.training import Batch, Training
 from flexact.studies.provenance import provenance
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))
 FOURTEEN = (*FIVE, "gelu", "silu", "elu", "softplus", "mish", "selu", "hardswish", "relu6", "softsign")
 MOST = 25
-"""Kernels or functions that a profile lists."""
+"""Maximum number of kernels or functions in a profile."""
 RUNS = 10
 """Steps over which Python functions are profiled."""
 
@@ -43,12 +44,12 @@ Calls = dict[str, tuple[int, float]]
 
 
 def count(run: Callable[[], object], device: torch.device) -> int:
-    """How many launches one run has; without a GPU, how many of torch's operators touch data."""
+    """Return the number of launches of one run; without a GPU, the number of torch operators that access data."""
     return sum(calls for calls, _ in kernels_of_run(run, device).values())
 
 
 def kernels_of_run(run: Callable[[], object], device: torch.device) -> Calls:
-    """What one run launches."""
+    """Return the kernels that one run launches."""
     found = _traced(run, device) if device.type == "cuda" else _dispatched(run)
     calls, times = Counter(name for name, _ in found), Counter[str]()
     for name, duration in found:
@@ -57,7 +58,7 @@ def kernels_of_run(run: Callable[[], object], device: torch.device) -> Calls:
 
 
 def functions_of_run(run: Callable[[], object]) -> Calls:
-    """The Python functions of one run, with the time spent in each; the profiler slows Python, so read shares."""
+    """Return the Python functions of one run with their own times. The profiler slows Python, so compare shares."""
     found = cProfile.Profile()
     for _ in range(RUNS):
         found.runcall(run)
@@ -72,7 +73,7 @@ def functions_of_run(run: Callable[[], object]) -> Calls:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder of the CSV files")
+    parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     given = parser.parse_args()
     options = chosen(None, quick=False)
     ways = [way for way in options.ways if way.startswith("fused")] or list(options.ways[-1:])
@@ -98,17 +99,17 @@ def _training(
 
 
 def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options) -> dict[str, Any]:
-    """The launches of one eager step and of its parts."""
+    """Return the number of launches of one eager step and of its parts."""
     device = options.where
     relu, training = _training(blocks, BASELINE, batch, options), _training(blocks, way, batch, options)
     schedule, router = training.schedule, sites_of(training.network)[0].router
     assert schedule is not None
-    count(relu.step, device)  # a profiler's first session may miss what it sees first
+    count(relu.step, device)  # the first session of a profiler may miss its first events
     use_kernels(way, device)
     step, draw = count(training.step, device), count(lambda: router.refresh(True), device)
-    with batch.autocast():
+    with autocast(batch.device, batch.dtype == torch.bfloat16):
         out = training.network(batch.images)
-    out.float().square().mean().backward()  # gives the logits gradients, for the policy to work on
+    out.float().square().mean().backward()  # the policy needs gradients of the logits
     policy = count(lambda: schedule.before_optimizer_step(training.optimizer), device)
     parts = {"draw": draw, "policy": policy, "schedule": count(schedule.step, device), "step": step}
     depth = {"layers": 2 * sum(blocks) + 2, "sites": sum(blocks), "way": way}
@@ -118,7 +119,7 @@ def _launches(blocks: tuple[int, ...], way: str, batch: Batch, options: Options)
 def _profile(
     network: str, way: str, candidates: tuple[str, ...], batch: Batch, options: Options
 ) -> list[dict[str, Any]]:
-    training = _training(NETWORKS[network], way, batch, options, candidates)
+    training = _training(BLOCKS[network], way, batch, options, candidates)
     found = {"eager, on the host": functions_of_run(training.step)}
     training.capture()
     found["graph"] = kernels_of_run(training.step, options.where)

@@ -1,9 +1,9 @@
-"""What the routed activation costs on a CPU, against the plain way of writing it.
+"""Time and memory of the routed activation on a CPU, compared with plain torch operations.
 
     python benchmarks/op_cpu.py [--out results/op_cpu.csv] [--repeats 15]
 
-(128, 64, 32, 32) float32 and the paper's five candidates. What is compared runs in turns within one process, and the
-figures are medians, so that a busy machine slows both down alike; the ratios are what counts. OMP_NUM_THREADS sets the
+The input has shape (128, 64, 32, 32) in float32, and there are the paper's five candidates. Both sides run in turns in
+one process, so a busy machine slows both down and the ratios stay valid. Times are medians. OMP_NUM_THREADS sets the
 number of threads.
 """
 
@@ -35,7 +35,7 @@ SHAPE = (128, 64, 32, 32)
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. The target bounds the ratio, or the value itself where it says so."""
+    """One comparison. `target` bounds the ratio or the value."""
 
     measurement: str
     value: float
@@ -49,8 +49,8 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/op_cpu.csv"), help="where the CSV goes")
-    parser.add_argument("--repeats", type=int, default=15, help="how often each side is timed (medians are taken)")
+    parser.add_argument("--out", type=Path, default=Path("results/op_cpu.csv"), help="the CSV file to write")
+    parser.add_argument("--repeats", type=int, default=15, help="timings of each side; the median counts")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def _saved(name: str, h: Tensor) -> Row:
 
 
 def _saved_bytes(forward: Callable[[], object]) -> int:
-    """The memory that a forward pass keeps for its backward pass; what several nodes share counts once."""
+    """Return the bytes that a forward pass saves for its backward pass; shared storage counts once."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _committed(name: str, h: Tensor, delta: Tensor, repeats: int) -> Row:
 
 
 def _medians(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """The median times of two calls that take turns, each going first half of the time."""
+    """Return the median times of two calls that run in turns and alternate in going first."""
     times: dict[Callable[[], object], list[float]] = {first: [], second: []}
     first(), second()  # warm up
     for repeat in range(repeats):

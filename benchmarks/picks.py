@@ -1,10 +1,10 @@
-"""How often the default policy picks the truth, over the conditions of docs/policy.md.
+"""Count how often the default policy picks the true function, under the conditions of docs/policy.md.
 
     python benchmarks/picks.py [CONDITION ...] [--out results/synthetic]
 
-Runs `flexact reproduce synthetic --models flexact-default` once a condition and writes each run's results.csv as
-CONDITION.csv, and a summary picks.csv with the command that made each line. The last conditions are those in which the
-policy fails. About four minutes on two cores.
+Runs `flexact reproduce synthetic --models flexact-default` once per condition. Writes the results.csv of each run as
+CONDITION.csv, and a summary, picks.csv, with the command of each line. The policy fails under the last three of the
+conditions. Takes about four minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from flexact.io import csv_rows
 from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import provenance
-from flexact.studies.synthetic.store import read_results
+from flexact.studies.synthetic.store import Result
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic"
 HOMOGENEOUS = "--truths relu,leaky_relu,identity"
@@ -46,8 +47,8 @@ CONDITIONS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("conditions", nargs="*", metavar="CONDITION", help=f"of {', '.join(CONDITIONS)}; all of them")
-    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the CSVs")
+    parser.add_argument("conditions", nargs="*", metavar="CONDITION", help=f"{', '.join(CONDITIONS)}; all by default")
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder for the CSV files")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.conditions if name not in CONDITIONS]
     if unknown:
@@ -66,7 +67,7 @@ def main() -> None:
             command = [sys.executable, "-m", "flexact", *words, "--out", f"{folder}/run", "--quiet"]
             subprocess.run(command, check=True)
             shutil.copy(f"{folder}/run/results.csv", out / f"{name}.csv")
-        rows = read_results(out / f"{name}.csv")
+        rows = csv_rows.read(out / f"{name}.csv", Result)
         lines[name] = {
             "condition": name,
             "right": sum(row.pick == row.truth for row in rows),

@@ -1,12 +1,12 @@
-"""Which reading of the paper comes nearest its first table: what it leaves open, tried.
+"""Compare readings of the paper: which choices, where it leaves one open, come closest to its tables?
 
     python benchmarks/readings.py [--out results/paper_readings.csv] [--seeds 5]
 
-Each reading runs at α = 0.3 and at α = 0 on the five truths, and at α = 0.1 on Sigmoid, which the paper's sweep has
-found there. Its distance from the paper is the mean over these eleven cells of |log₁₀((ours + 10⁻⁴)/(paper's + 10⁻⁴))|:
-0 is the paper's tables, 1 is ten times off in every cell. Rows are sorted by it, and FlexConfig.paper() is among the
-first: what is left between these is which of ReLU and LeakyReLU a seed falls on. Whether the norm in ḡ is taken per
-sample or per element is not among the readings: on one unit a sample has one element, and both are the same.
+Each reading runs at α = 0.3 and α = 0 on the five true functions, and at α = 0.1 on Sigmoid, which the paper's sweep
+picks there. Its distance from the paper is the mean of |log₁₀((ours + 10⁻⁴)/(paper's + 10⁻⁴))| over these eleven cells:
+0 means the paper's errors, 1 a factor of ten in every cell. Rows are sorted by distance. FlexConfig.paper() is among
+the first, which differ only in whether a seed picks ReLU or LeakyReLU. The norm in ḡ could be taken per sample or per
+element. This is not varied, because a single unit has one element per sample, so both are equal.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ EPOCHS = 100
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the paper: the fields of FlexConfig that it leaves open."""
+    """One interpretation of the paper: values for the fields of FlexConfig that it leaves open."""
 
     fields: dict[str, Any]
     seeds: int
 
 
 Outcome = dict[float, dict[str, tuple[float, int]]]
-"""By α, then by truth: mean error and right picks."""
+"""α → truth → mean error and number of right picks."""
 
 CELLS = {0.3: PAPER_CANDIDATES, 0.0: PAPER_CANDIDATES, 0.1: ("sigmoid",)}
 
 
 def readings(seeds: int) -> Iterator[Reading]:
-    """All that are tried, the nearest neighbours of FlexConfig.paper() among them."""
+    """Yield all readings, including the neighbours of FlexConfig.paper()."""
     for kl_on, lam, schedule, commit_at in product(
         ("pi", "p"), ("temperature", 1.0, 0.3), ("constant", "falling"), (None, 0.7, 0.5)
     ):
@@ -66,12 +66,12 @@ def readings(seeds: int) -> Iterator[Reading]:
 
 
 def outcome(reading: Reading) -> Outcome:
-    """Train a reading on everything it is judged by."""
+    """Train a reading on all cells of the comparison."""
     return {alpha: _trained(reading.seeds, truths, alpha=alpha, **reading.fields) for alpha, truths in CELLS.items()}
 
 
 def _config(fields: dict[str, Any]) -> FlexConfig:
-    """The paper's config with the fields of a reading, all but one of which are the policy's."""
+    """Return the paper's config with the fields of a reading. All fields except `commit_at` belong to the policy."""
     policy = {name: value for name, value in fields.items() if name != "commit_at"}
     return FlexConfig.paper(commit_at=fields["commit_at"], granularity="channel").with_policy(**policy)
 
@@ -89,7 +89,7 @@ def _trained(seeds: int, truths: tuple[str, ...], **fields: Any) -> dict[str, tu
     }
 
 
-def _papers(alpha: float, truth: str) -> float:
+def _paper_error(alpha: float, truth: str) -> float:
     if alpha == 0.1:
         return ALPHA[alpha][0]
     return float(SYNTHETIC[f"flexact-a{alpha:g}"][truth].split()[0])
@@ -97,7 +97,7 @@ def _papers(alpha: float, truth: str) -> float:
 
 def _row(reading: Reading, found: Outcome) -> dict[str, Any]:
     cells = [(alpha, truth, *found[alpha][truth]) for alpha, truths in CELLS.items() for truth in truths]
-    apart = [abs(math.log10((error + 1e-4) / (_papers(alpha, truth) + 1e-4))) for alpha, truth, error, _ in cells]
+    apart = [abs(math.log10((error + 1e-4) / (_paper_error(alpha, truth) + 1e-4))) for alpha, truth, error, _ in cells]
     row = {**reading.fields, "distance": f"{sum(apart) / len(apart):.3f}"}
     for alpha, truths in CELLS.items():
         right = sum(count for _, count in found[alpha].values())
@@ -110,8 +110,8 @@ def _row(reading: Reading, found: Outcome) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/paper_readings.csv"), help="where the CSV goes")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds a truth")
+    parser.add_argument("--out", type=Path, default=Path("results/paper_readings.csv"), help="the CSV file to write")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds per truth")
     arguments = parser.parse_args()
 
     tried = list(readings(arguments.seeds))

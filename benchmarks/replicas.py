@@ -1,9 +1,9 @@
-"""What training replicas together saves, against training them one after another.
+"""Time the training of replicas in one network against training them one after another.
 
     python benchmarks/replicas.py [--out results/replicas.csv] [--epochs 4] [--seeds 5] [--repeats 3]
 
-The first table's cells (5 truths, 5 seeds) for each kind of model. Both ways run in turns within one process on one
-thread, and the figures are medians, so that a busy machine slows both down alike; the ratio is what counts.
+Trains the cells of the first table (5 truths, 5 seeds) for each kind of model. Both ways run in turns in one thread, so
+a busy machine slows both down and the ratio stays valid. Times are medians.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/replicas.csv"), help="where the CSV goes")
-    parser.add_argument("--epochs", type=int, default=4, help="how long each replica is trained")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds a truth")
-    parser.add_argument("--repeats", type=int, default=3, help="how often each side is timed (medians are taken)")
+    parser.add_argument("--out", type=Path, default=Path("results/replicas.csv"), help="the CSV file to write")
+    parser.add_argument("--epochs", type=int, default=4, help="training epochs of each replica")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds per truth")
+    parser.add_argument("--repeats", type=int, default=3, help="timings of each side; the median counts")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
     options = Options(seeds=arguments.seeds, epochs=arguments.epochs)
-    _together("flexact-default", replace(options, epochs=1))  # the first call loads what torch loads late
+    _together("flexact-default", replace(options, epochs=1))  # the first call includes torch's lazy initialisation
     rows = [_row(model, options, arguments.repeats) for model in MODELS]
     for row in rows:
         print(

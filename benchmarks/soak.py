@@ -1,13 +1,13 @@
-"""A long run of a small converted network: whether memory stays flat, numbers stay finite and steps stay as fast.
+"""Soak test: over a long run, do memory use and step time stay constant, and the loss finite?
 
     python benchmarks/soak.py [--steps 20000] [--out results/reliability/soak.csv]
 
-Three runs, each a process of its own, with a penalty, noise, a Recorder on disk and a checkpoint every 2,000 steps:
-"memory" goes through a whole schedule, elimination and commitment in it, and counts with tracemalloc; "routing" never
-commits and "committed" commits at once, and both are timed in turns with the same network with ReLU, in blocks of ten
-steps. Times are of the processor, so that other programs do not count, and what slows the processor down slows both
-alike; that of a thousand steps is the median over their blocks. Memory may grow by 1 % from step 1,000 to the end; the
-last thousand steps may be 5 % off the first thousand, as ratios to ReLU. About fifteen minutes on one core.
+A small converted network trains with a penalty, noise, a Recorder on disk and a checkpoint every 2,000 steps. There are
+three runs, each in its own process. "memory" runs a whole schedule, including elimination and commitment, under
+tracemalloc. "routing" never commits, and "committed" commits at once; both alternate with the same network with ReLU,
+in blocks of ten steps. Times are CPU times, so other programs do not count, and the value for a thousand steps is the
+median over blocks. Memory may grow by 1 % from step 1,000 to the end. The time of the last thousand steps, relative to
+ReLU, may differ by 5 % from that of the first thousand. Takes about fifteen minutes on one core.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ POLICIES: dict[str, dict[str, object]] = {
     "committed": {"round_steps": 1},
 }
 MEMORY, SPEED = 0.01, 0.05
-"""How far the end of a run may be from its beginning."""
+"""Maximum relative change from the beginning of a run to its end."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A thousand steps of a run, at their end."""
+    """The state of a run after another thousand steps, and the times of these steps."""
 
     run: str
     step: int
     loss: float
     candidates: int
-    """Still in, over all sites; one a site after the commitment."""
+    """Remaining candidates over all sites; one per site after the commitment."""
     routed_ms: float
     relu_ms: float
     ratio: float
-    """The median over blocks of the routed time by ReLU's."""
+    """Routed time divided by ReLU's, median over blocks."""
     traced_kb: float
-    """What Python holds, by tracemalloc; 0 where it is off."""
+    """Memory that Python has allocated, from tracemalloc; 0 if it is off."""
     rss_kb: float
-    """What the process holds."""
+    """Resident memory of the process."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--every", type=int, default=1000, help="steps from one line of the CSV to the next")
+    parser.add_argument("--every", type=int, default=1000, help="steps per line of the CSV")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "reliability" / "soak.csv")
-    parser.add_argument("--run", choices=POLICIES, help="one run alone, in this process")
+    parser.add_argument("--run", choices=POLICIES, help="run only this one, in this process")
     arguments = parser.parse_args()
     if arguments.run is None:
         _all(arguments)
         return
     if arguments.run == "memory":
-        tracemalloc.start()  # before torch is imported: what it holds is part of what must not grow
+        tracemalloc.start()  # before the import of torch, so that its memory is traced too
     from flexact.io.atomic_files import write_rows
     from flexact.studies.provenance import processor, provenance
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def samples(run: str, steps: int, every: int) -> Iterator[Sample]:
-    """Train, and tell how it goes after every so many steps; an error where a loss is no number."""
+    """Train, and yield a sample every `every` steps. Exits with an error if the loss is not finite."""
     import torch
     from torch import nn
 
@@ -138,7 +138,7 @@ def _network() -> "nn.Module":  # noqa: F821, UP037  # torch is imported late
 
 
 def _timed(step: Callable[[], None]) -> float:
-    """Milliseconds a step of this process on one core, over a block."""
+    """Return the CPU milliseconds per step over one block."""
     begun = time.process_time()
     for _ in range(BLOCK):
         step()
@@ -163,7 +163,7 @@ def _sample(run: str, step: int, loss: float, candidates: int, blocks: list[tupl
 
 
 def _all(arguments: argparse.Namespace) -> None:
-    """Every run in a process of its own, one CSV, and whether the targets are met."""
+    """Execute each run in its own process, write one CSV, and exit with 1 if a limit is exceeded."""
     from flexact.io.atomic_files import write_rows
 
     rows: list[dict[str, str]] = []
@@ -175,19 +175,20 @@ def _all(arguments: argparse.Namespace) -> None:
             with own.open(newline="") as file:
                 rows += csv.DictReader(file)
         write_rows(arguments.out, rows)
-    met = [_judged(run, [row for row in rows if row["run"] == run]) for run in POLICIES]
+    met = [_within_limits(run, [row for row in rows if row["run"] == run]) for run in POLICIES]
     sys.exit(not all(met))
 
 
-def _judged(run: str, rows: list[dict[str, str]]) -> bool:
-    """Print how the end of a run compares with its beginning; whether that is within bounds."""
+def _within_limits(run: str, rows: list[dict[str, str]]) -> bool:
+    """Print the change from the beginning of a run to its end, and return whether it is within the limits."""
     columns = {"memory": ("traced_kb", "rss_kb")}.get(run, ("ratio", "rss_kb"))
     met = True
     for column in columns:
         first, last = float(rows[0][column]), float(rows[-1][column])
-        change, most = last / first - 1, SPEED if column == "ratio" else MEMORY
-        met &= abs(change) <= most
-        print(f"{run}: {column} {first:g} at step {rows[0]['step']}, {last:g} at the end: {change:+.2%} of {most:.0%}")
+        change, limit = last / first - 1, SPEED if column == "ratio" else MEMORY
+        met &= abs(change) <= limit
+        span = f"{first:g} at step {rows[0]['step']}, {last:g} at the end"
+        print(f"{run}: {column} {span}: {change:+.2%} (limit {limit:.0%})")
     return met
 
 

@@ -1,9 +1,9 @@
-"""The routed activation alone, and a training step against the number of candidates and against depth.
+"""Time the routed activation alone, and a training step by number of candidates and by depth.
 
     python benchmarks/sweeps.py [--out results/overhead]
 
-Writes operation.csv, candidates.csv and depth.csv. All contenders of a table are alive at once and run in turns; a
-figure is the median over rounds with its 10th and 90th percentiles, and a ratio to ReLU is taken within a round.
+Writes operation.csv, candidates.csv and depth.csv. All contenders of a table are in memory and run in turns. Times are
+medians over rounds, with the 10th and 90th percentiles, and ratios to ReLU are computed within a round.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flexact.io.atomic_files import write_rows
-from flexact.ops import SENSITIVITY, dispatch, routed_activation
+from flexact.ops import dispatch, routed_activation
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead.networks import build, check_kernels, plain_blend
-from flexact.studies.overhead.options import BASELINE, NETWORKS, WAYS, Options, chosen
+from flexact.studies.overhead.options import BASELINE, WAYS, Options, chosen
 from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
 from flexact.studies.overhead.training import WARM_UP, Batch, Training
 from flexact.studies.provenance import provenance
@@ -30,9 +31,9 @@ CANDIDATES = (
     *("relu", "sigmoid", "tanh", "leaky_relu", "identity", "gelu", "silu", "elu", "softplus", "mish", "selu"),
     *("hardswish", "relu6", "softsign", "relu_squared", "sine"),
 )
-"""All built-in ones, the paper's five first; K of them are the first K."""
+"""As many as a site can have in the kernels, the paper's five first; K of them are the first K."""
 TENSORS = {"forward": 2, "backward": 3, "both": 5}
-"""How many times the size of the tensor a direction reads or writes at least: h and x; h, δ and ∂h."""
+"""The minimum number of tensors that a direction reads and writes: h and x forward; h, δ and ∂h backward."""
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {
         "elements": 1 << 26,
@@ -47,7 +48,7 @@ Key = tuple[Any, ...]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder of the CSV files")
+    parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     parser.add_argument("--repeats", type=int, help="rounds")
     given = parser.parse_args()
     options = chosen(None, quick=False, repeats=given.repeats)
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def operations(options: Options, elements: int, modes: Sequence[str]) -> list[dict[str, Any]]:
-    """ReLU, GELU, a copy and every way of the routed activation, in each direction."""
+    """Time ReLU, GELU, a copy and every way of the routed activation, in each direction."""
     h, delta = tensors(elements, options)
     target = torch.empty_like(delta)
     named: dict[str, Callable[[], Operation]] = {BASELINE: lambda: Operation(h, delta, F.relu)}
@@ -86,7 +87,7 @@ def operations(options: Options, elements: int, modes: Sequence[str]) -> list[di
 
 
 def against_candidates(options: Options, sizes: dict[str, Any], mode: str) -> list[dict[str, Any]]:
-    """The operation alone, and a training step of ResNet-18 with all sites routed, for each K."""
+    """Time the operation alone, and a training step of ResNet-18 with all sites routed, for each K."""
     h, delta = tensors(sizes["elements"], options)
     ways = [way for way in options.ways if way.startswith("fused")] or list(options.ways[-1:])
     columns = ("what", "way", "mode", "candidates")
@@ -99,7 +100,7 @@ def against_candidates(options: Options, sizes: dict[str, Any], mode: str) -> li
                 routed(way, h, delta, k).both, way, mode, options
             )
     rows = timed(alone, options, lambda key: ("operation", BASELINE, mode, 1), columns)
-    blocks = NETWORKS["resnet18"]
+    blocks = BLOCKS["resnet18"]
     steps: dict[Key, Callable[[], Run]] = {
         ("step", BASELINE, mode, 1): lambda: step(blocks, BASELINE, mode, 5, options)
     }
@@ -115,7 +116,7 @@ def against_candidates(options: Options, sizes: dict[str, Any], mode: str) -> li
 
 
 def against_depth(options: Options, depths: Any, modes: Sequence[str]) -> list[dict[str, Any]]:
-    """A training step of networks from one block to the deepest, all sites routed, each against its own ReLU."""
+    """Time a training step of networks of different depth with all sites routed, relative to ReLU at that depth."""
     ways = [BASELINE, *([way for way in options.ways if way.startswith("fused")] or options.ways[-1:])]
     rows = []
     for mode in modes:
@@ -131,7 +132,7 @@ def against_depth(options: Options, depths: Any, modes: Sequence[str]) -> list[d
 
 
 class Operation:
-    """An activation and its gradients on one tensor: `forward`, `backward` and `both` are timed."""
+    """An activation of one tensor, with the calls to time: `forward`, `backward` and `both`."""
 
     def __init__(self, h: Tensor, delta: Tensor, blend: Callable[[Tensor], Any], *parameters: Tensor) -> None:
         self.h, self.delta, self.blend, self.inputs = h, delta, blend, (h, *parameters)
@@ -152,7 +153,7 @@ class Operation:
 
 
 def routed(way: str, h: Tensor, delta: Tensor, k: int) -> Operation:
-    """A routed activation of the first k candidates, with the statistics of the default policy."""
+    """Return a routed activation of the first k candidates, with the statistics of the default policy."""
     names = CANDIDATES[:k]
     logits = torch.zeros(k, device=h.device, requires_grad=True)
     temperature = torch.ones((), device=h.device)
@@ -163,13 +164,13 @@ def routed(way: str, h: Tensor, delta: Tensor, k: int) -> Operation:
 
     def blend(h: Tensor) -> Any:
         dispatch.use(WAYS[way].kernels)
-        return routed_activation(h, logits, p, p, temperature, names, range(k), 1, SENSITIVITY)
+        return routed_activation(h, logits, p, p, temperature, names, range(k), statistics=True)
 
     return Operation(h, delta, blend, logits)
 
 
 def tensors(elements: int, options: Options) -> tuple[Tensor, Tensor]:
-    """h, which needs a gradient, and δ: 64 channels of 32×32, channels-last."""
+    """Return h, which requires a gradient, and δ, with 64 channels of 32×32 in channels-last layout."""
     generator = torch.Generator().manual_seed(0)
 
     def random() -> Tensor:
@@ -180,7 +181,7 @@ def tensors(elements: int, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def step(blocks: tuple[int, ...], way: str, mode: str, k: int, options: Options) -> Run:
-    """A training step, warmed up, and captured where a graph is asked for."""
+    """Return a training step after its warm-up, captured if the mode is "graph"."""
     placement = BASELINE if way == BASELINE else "all"
     network = build(blocks, options.width, placement, way, options.where, CANDIDATES[:k])
     training = Training(network, way, Batch(options.batch, options.where, options.dtype), compiled=False)
@@ -191,7 +192,7 @@ def step(blocks: tuple[int, ...], way: str, mode: str, k: int, options: Options)
 
 
 def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> Run:
-    """An operation, warmed up, and captured where a graph is asked for."""
+    """Return an operation after its warm-up, captured if the mode is "graph"."""
     if way in WAYS:
         dispatch.use(WAYS[way].kernels)
     for _ in range(WARM_UP):
@@ -204,7 +205,7 @@ def prepared(run: Callable[[], Any], way: str, mode: str, options: Options) -> R
 def timed(
     makers: dict[Key, Callable[[], Run]], options: Options, base: Callable[[Key], Key], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Time contenders against each other; one row each, with its ratio to the baseline's or its error."""
+    """Time contenders in turns. Return one row each, with its ratio to the baseline, or its error."""
     runs: dict[Key, Run] = {}
     errors: dict[Key, Exception] = {}
     for key, make in makers.items():

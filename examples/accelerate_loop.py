@@ -1,7 +1,7 @@
-"""A loop with Hugging Face accelerate, stopped half-way and resumed. About five seconds on a CPU.
+"""Train with Hugging Face accelerate, stop half-way and resume. Takes about five seconds on a CPU.
 
-Start it alone or with `accelerate launch`: ranks share the picks. The model is converted before `prepare`, the schedule
-is registered so that `save_state` and `load_state` carry it, and the plain network comes out of `unwrap_model`.
+Run it directly or with `accelerate launch`; all ranks make the same picks. The model is converted before `prepare`, the
+schedule is registered so that `save_state` and `load_state` include it, and the unwrapped model is extracted.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ EPOCHS = 30
 
 
 class Run:
-    """What a program builds at its start, whether it begins or goes on."""
+    """Everything that a program builds before it starts or resumes a run."""
 
     def __init__(self, data: TensorDataset) -> None:
         set_seed(0)
         self.accelerator = Accelerator(gradient_accumulation_steps=2)
         net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         net = flexact.convert(net)
-        optimizer = torch.optim.AdamW(flexact.param_groups(net, weight_decay=0.01), lr=3e-3)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.01)
         loader = DataLoader(data, batch_size=32, shuffle=True)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(net, optimizer, loader)
-        steps = -(-len(self.loader) // self.accelerator.gradient_accumulation_steps)  # of the optimizer, an epoch
+        steps = -(-len(self.loader) // self.accelerator.gradient_accumulation_steps)  # optimizer steps per epoch
         self.schedule = flexact.Schedule(net, total_steps=EPOCHS * steps, optimizer=optimizer)
         self.accelerator.register_for_checkpointing(self.schedule)
 
@@ -46,9 +46,9 @@ class Run:
                 with self.accelerator.accumulate(self.model):
                     loss = nn.functional.cross_entropy(self.model(batch), target) + flexact.penalty(self.model)
                     self.accelerator.backward(loss)
-                    self.optimizer.step()  # accelerate leaves it out until the gradients are accumulated,
+                    self.optimizer.step()  # accelerate skips it until the gradients are accumulated
                     self.optimizer.zero_grad()
-                if self.accelerator.sync_gradients:  # and the schedule counts what is left
+                if self.accelerator.sync_gradients:  # the optimizer has made a step
                     self.schedule.step(loss)
 
     @property
@@ -63,7 +63,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as own:
         first = Run(TensorDataset(x, y))
-        (folder,) = broadcast_object_list([own])  # that of the first rank
+        (folder,) = broadcast_object_list([own])  # the folder of the first rank
         first.train(range(12))
         first.accelerator.save_state(folder)
 

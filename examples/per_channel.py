@@ -1,6 +1,7 @@
-"""Picks by channel: each channel of a convolution picks for itself. About ten seconds on a CPU.
+"""Per-channel picks: each channel of a convolution picks independently. Takes about ten seconds on a CPU.
 
-A site then has one row of logits a channel, and the extracted network has a `ChannelPicks` where channels differ.
+A site then has one row of logits per channel. The extracted network has a `ChannelPicks` where the channels of a site
+picked different functions.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def main() -> None:
         nn.Linear(256, 10),
     )
 
-    # A forward with example_inputs tells how many channels there are; channel_dim says where they are (1 by default).
+    # convert runs a forward with example_inputs to count the channels in dimension channel_dim (1 by default).
     config = flexact.FlexConfig(granularity="channel", candidates=("relu", "silu", "tanh", "sigmoid"))
     model = flexact.convert(model, config=config, example_inputs=x[:1].float())
-    optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.01), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = flexact.Schedule(model, total_steps=EPOCHS * len(loader), optimizer=optimizer)
     for _ in range(EPOCHS):
         for batch, target in loader:
@@ -47,7 +48,7 @@ def main() -> None:
             schedule.step(loss)
 
     rows = flexact.selection(model)
-    print(rows)  # a row a channel: site:channel
+    print(rows)  # one row per channel, named site:channel
     for site in dict.fromkeys(row.site for row in rows):
         print(f"\nsite {site}: {dict(Counter(row.pick for row in rows if row.site == site))}", end="")
     plain = flexact.extract(model).eval()

@@ -1,8 +1,8 @@
-"""A timm model with every activation of its blocks picking, on scikit-learn's digits. About ten seconds on a CPU.
+"""A timm model whose blocks pick their activations, on scikit-learn's digits. Takes about ten seconds on a CPU.
 
-ResNet-10-T has no pretrained weights here, so that the example runs offline: with a network, `pretrained=True` and your
-own data make it a fine-tune. `init="original"` starts every site at what timm put there, as a fine-tune wants it.
-A real run needs more steps to pick, as the Schedule warns.
+ResNet-10-T starts from random weights, so the example runs offline. To fine-tune, set `pretrained=True` and use your
+own data. `init="original"` starts every site at its original activation, which pretrained weights need. Picking needs
+more steps than this example has, so the Schedule warns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
     config = flexact.FlexConfig(candidates=("relu", "gelu", "silu", "tanh"), init="original")
     model = flexact.convert(model, where="layer*", config=config, example_inputs=x[:2])  # the blocks, not the stem
-    optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.05), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = flexact.Schedule(model, total_steps=EPOCHS * len(loader), optimizer=optimizer)
     for epoch in range(EPOCHS):
         for batch, target in loader:
@@ -42,7 +42,7 @@ def main() -> None:
         print(f"epoch {epoch + 1}: loss {loss:.3f}, {'committed' if schedule.committed else 'still picking'}")
 
     print(flexact.selection(model))
-    plain = flexact.extract(model).eval()  # a timm model like any other: save it, export it
+    plain = flexact.extract(model).eval()  # an ordinary timm model, to save or export
     with torch.no_grad():
         accuracy = (plain(test_x).argmax(1) == test_y).float().mean()
     print(f"\nAccuracy of the plain {type(plain).__name__} on test digits: {100 * accuracy:.1f} %")

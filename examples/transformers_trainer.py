@@ -1,8 +1,8 @@
-"""The Hugging Face Trainer with a tiny BERT on made-up sentences. About ten seconds on a CPU.
+"""The Hugging Face Trainer with a tiny BERT on synthetic sentences. Takes about ten seconds on a CPU.
 
-Random weights and synthetic tokens, so that it runs offline; with `from_pretrained` and your own data the three lines
-of flexact stay the same. A row of tokens has the label 1 where one certain token occurs in it.
-A real run needs more steps to pick, as the Schedule warns.
+The weights and tokens are random, so the example runs offline. With `from_pretrained` and your own data the three lines
+of Flex-Act stay the same. A row has the label 1 if it contains the token WORD. Picking needs more steps than this
+example has, so the Schedule warns.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ WORD = 7
 
 
 class Sentences(Dataset):  # type: ignore[type-arg]
-    """Rows of eight random tokens; WORD is put into about half of them."""
+    """Rows of eight random tokens, about half of which contain WORD."""
 
     def __init__(self, rows: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.ids = torch.randint(10, 60, (rows, 8), generator=generator)
         self.labels = torch.randint(0, 2, (rows,), generator=generator)
-        place = torch.randint(1, 8, (rows,), generator=generator)
-        self.ids[self.labels == 1, place[self.labels == 1]] = WORD
+        position = torch.randint(1, 8, (rows,), generator=generator)
+        self.ids[self.labels == 1, position[self.labels == 1]] = WORD
 
     def __len__(self) -> int:
         return len(self.ids)

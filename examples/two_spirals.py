@@ -1,6 +1,6 @@
-"""Two spirals, two hidden layers: which activation does the network pick?
+"""Classify two spirals with two hidden layers, which pick their activation.
 
-A few seconds on a CPU; its progress bar needs `pip install 'flexact[cli]'`.
+Takes a few seconds on a CPU. The progress bar needs `pip install 'flexact[cli]'`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS = 1500
 
 
 def spirals(points: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points (n, 2) on two interleaved spirals, and which of the two each lies on."""
+    """Return points (n, 2) on two interleaved spirals, and the label of the spiral of each point."""
     turn = 3 * math.pi * torch.rand(points, generator=generator).sqrt()
     label = torch.randint(0, 2, (points,), generator=generator)
     angle = turn + math.pi * label
@@ -32,7 +32,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 
     model = flexact.convert(model)
-    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = flexact.Schedule(model, network_steps=STEPS, optimizer=optimizer)
     for _ in track(range(schedule.total_steps), description="training"):
         batch = torch.randint(0, len(x), (128,), generator=generator)

@@ -79,6 +79,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     if request.param == "cpu" and not dispatch.interpreting():
+        assert torch.cuda.is_available(), "Triton's interpreter is off: something changed TRITON_INTERPRET"
         pytest.skip("Triton's interpreter is off where there is a CUDA device")
     return torch.device(request.param)
 
@@ -87,7 +88,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Triton's kernels wherever they can run; a test fails when they were given up in it without its doing."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
     yield
     assert not dispatch._broken
 

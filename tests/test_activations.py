@@ -18,7 +18,18 @@ from flexact.activations import (
     key_of,
     module_of_call,
 )
-from flexact.candidates import ReLUSquared, Sine, known_names, lookup
+from flexact.candidates import BUILT_IN, known_names, lookup
+from flexact.elementwise import (
+    ClippedGELU,
+    HardMish,
+    Laplace,
+    QuickGELU,
+    ReLUSquared,
+    Sine,
+    Snake,
+    SqrtSoftplus,
+    StarReLU,
+)
 
 POINTS = torch.linspace(-7, 7, 141)
 
@@ -38,6 +49,19 @@ BY_NAME = {
     "softsign": nn.Softsign(),
     "relu_squared": ReLUSquared(),
     "sine": Sine(),
+    "hardsigmoid": nn.Hardsigmoid(),
+    "hardtanh": nn.Hardtanh(),
+    "logsigmoid": nn.LogSigmoid(),
+    "tanhshrink": nn.Tanhshrink(),
+    "hardshrink": nn.Hardshrink(),
+    "softshrink": nn.Softshrink(),
+    "quick_gelu": QuickGELU(),
+    "clipped_gelu": ClippedGELU(),
+    "hard_mish": HardMish(),
+    "laplace": Laplace(),
+    "sqrt_softplus": SqrtSoftplus(),
+    "star_relu": StarReLU(),
+    "snake": Snake(),
 }
 
 
@@ -46,6 +70,12 @@ def test_every_type_of_the_candidate_list_is_its_candidate(name: str) -> None:
     assert is_activation(BY_NAME[name])
     assert key_of(BY_NAME[name]) == name
     assert function_name(BY_NAME[name]) == name
+
+
+def test_the_list_above_has_every_candidate_with_a_type_of_its_own() -> None:
+    assert BY_NAME.keys() == {own.name for own in BUILT_IN} - {"identity", "gelu_tanh"}
+    assert key_of(nn.GELU("tanh")) == "gelu_tanh"
+    assert key_of(nn.CELU()) == "elu"
 
 
 @pytest.mark.parametrize("module", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.LeakyReLU(inplace=True)])
@@ -57,8 +87,11 @@ def test_in_place_is_not_a_setting_of_the_function(module: nn.Module) -> None:
     "module",
     [
         nn.LeakyReLU(0.2),
-        nn.GELU(approximate="tanh"),
         nn.ELU(alpha=0.5),
+        nn.CELU(alpha=0.5),
+        nn.Hardtanh(0, 20),
+        nn.Hardshrink(0.1),
+        nn.Softshrink(0.1),
         nn.Softplus(beta=2.0),
         nn.Softplus(threshold=5),
     ],
@@ -100,7 +133,7 @@ def test_transformers_squared_relu_is_a_candidate() -> None:
     assert torch.equal(lookup("relu_squared").function(POINTS), ACT2FN["relu2"](POINTS))
 
 
-@pytest.mark.parametrize("name", ["relu_squared", "sine"])
+@pytest.mark.parametrize("name", ["relu_squared", "sine", "snake", "gelu_tanh", "star_relu", "hard_mish"])
 def test_an_extracted_network_with_a_module_of_flexacts_can_be_converted_again(name: str) -> None:
     config = flexact.FlexConfig(candidates=("relu", name))
     model = flexact.convert(nn.Sequential(nn.Linear(3, 3), lookup(name).module()), config=config)
@@ -151,11 +184,37 @@ def test_no_activation_of_timm_or_transformers_is_missed_in_silence(library: str
             h = torch.randn(5, 3)
             with torch.no_grad():
                 torch.testing.assert_close(converted(h), act(converted[0](h)), atol=1e-4, rtol=0, msg=name)
-    expected = {
-        "timm": {"celu", "prelu", "hard_sigmoid", "hardsigmoid", "hard_mish"},
-        "transformers": {"prelu", "xielu"},
-    }
+    expected = {"timm": {"prelu"}, "transformers": {"prelu", "xielu"}}  # which have weights
     assert no_sites == expected[library]
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_every_activation_of_timm_and_transformers_without_weights_is_a_built_in_candidate(library: str) -> None:
+    """By its name, by its type, in its values and in its slopes."""
+    from timm.layers import create_act
+    from transformers.activations import ACT2FN
+
+    points = torch.linspace(-12, 12, 481, dtype=torch.float64)
+    layers = {**create_act._ACT_LAYER_DEFAULT, **create_act._ACT_LAYER_ME}
+    for name in _timm_activations() if library == "timm" else _transformers_activations():
+        if name in ("prelu", "xielu"):
+            continue
+        for act in (layers[name](), create_act._ACT_LAYER_DEFAULT[name]()) if library == "timm" else (ACT2FN[name],):
+            own = lookup(name)
+            assert own is lookup(key_of(act)), name
+            h = points.clone().requires_grad_()
+            value = act(h)
+            (slope,) = torch.autograd.grad(value.sum(), h)
+            torch.testing.assert_close(own.function(points), value.detach(), rtol=1e-9, atol=1e-9, msg=name)
+            torch.testing.assert_close(own.derivative(points, own.function(points)), slope, rtol=1e-9, atol=1e-8)
+
+
+def test_every_elementwise_module_of_torch_without_weights_and_needed_settings_is_a_built_in_candidate() -> None:
+    homes = [getattr(nn.modules.activation, name) for name in nn.modules.activation.__all__]
+    without = {nn.Threshold, nn.RReLU, nn.PReLU, nn.GLU, nn.MultiheadAttention}  # settings, noise, weights, halves
+    without |= {nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin}  # not elementwise
+    for kind in set(homes) - without:
+        assert key_of(kind()) in known_names(), kind
 
 
 @pytest.mark.parametrize(
@@ -180,30 +239,42 @@ def test_no_activation_of_timm_or_transformers_is_missed_in_silence(library: str
         (F.relu6, (), {}, nn.ReLU6()),
         (F.hardswish, (), {}, nn.Hardswish()),
         (F.softsign, (), {}, nn.Softsign()),
+        (F.celu, (), {}, nn.CELU()),
+        (F.celu, (0.5,), {}, nn.CELU(0.5)),
+        (F.celu_, (), {}, nn.CELU()),
+        (F.hardsigmoid, (), {}, nn.Hardsigmoid()),
+        (F.hardtanh, (0, 20), {}, nn.Hardtanh(0, 20)),
+        (F.hardtanh, (), {"min_val": -2.0, "max_val": 2.0}, nn.Hardtanh(-2.0, 2.0)),
+        (F.hardtanh_, (), {}, nn.Hardtanh()),
+        (F.logsigmoid, (), {}, nn.LogSigmoid()),
+        (F.tanhshrink, (), {}, nn.Tanhshrink()),
+        (F.hardshrink, (0.1,), {}, nn.Hardshrink(0.1)),
+        (torch.hardshrink, (), {}, nn.Hardshrink()),
+        (F.softshrink, (), {"lambd": 0.2}, nn.Softshrink(0.2)),
     ],
 )
 def test_a_functional_call_and_its_module_compute_the_same(function, args, kwargs, expected) -> None:
-    module = module_of_call("call_function", function, args, kwargs)
+    module = module_of_call(function, args, kwargs)
     assert repr(module) == repr(expected)
     assert torch.equal(module(POINTS), function(POINTS.clone(), *args, **kwargs))
 
 
 @pytest.mark.parametrize("name", ["relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"])
 def test_a_method_and_its_module_compute_the_same(name: str) -> None:
-    module = module_of_call("call_method", name, (), {})
+    module = module_of_call(name, (), {})
     assert is_method(name)
     assert torch.equal(module(POINTS), getattr(POINTS.clone(), name)())
 
 
 def test_a_call_with_a_computed_setting_or_an_output_is_no_site() -> None:
-    assert module_of_call("call_function", F.leaky_relu, (torch.tensor(0.1),), {}) is None
-    assert module_of_call("call_function", torch.tanh, (), {"out": torch.empty(3)}) is None
+    assert module_of_call(F.leaky_relu, (torch.tensor(0.1),), {}) is None
+    assert module_of_call(torch.tanh, (), {"out": torch.empty(3)}) is None
 
 
 def test_a_sine_that_is_called_is_no_site() -> None:
     """Positional encodings and rotary embeddings are made with it."""
-    assert module_of_call("call_function", torch.sin, (), {}) is None
-    assert module_of_call("call_method", "sin", (), {}) is None
+    assert module_of_call(torch.sin, (), {}) is None
+    assert module_of_call("sin", (), {}) is None
     assert not is_method("sin")
 
 

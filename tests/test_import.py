@@ -15,7 +15,6 @@ OPTIONAL = (
     "timm",
     "torchvision",
     "tensorboard",
-    "plotly",
     "rich",
     "typer",
     "scipy",

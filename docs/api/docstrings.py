@@ -1,7 +1,7 @@
-"""What mkdocs reads of the package: a docstring's parameters as a list, its examples as code, an option's choices.
+"""A griffe extension that converts the package's docstrings to Markdown for mkdocs.
 
-The docstrings name a parameter as `name: what it is` on a line of its own and show examples as doctests. Markdown would
-run the one together into a paragraph and take the other for a quotation.
+The docstrings describe a parameter as `name: description` on its own line, and show examples as doctests. Unconverted,
+Markdown would join the parameters into one paragraph and render the examples as quotations.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _CODE = re.compile(r"(`[^`]*`)")
 
 
 class Docstrings(griffe.Extension):
-    """Changes what was read before it is shown."""
+    """Converts docstrings and annotations before they are rendered."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Any object: its docstring."""
+        """Convert the docstring of any object."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value, _parameters(obj))
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """A field whose type is a name for a few choices, as `Anneal` is: the choices."""
+        """Replace the alias of a Literal type, such as `Correction`, by its choices."""
         alias = attr.module.members.get(str(attr.annotation))
         if isinstance(alias, griffe.Attribute) and str(alias.value).startswith("Literal["):
             attr.annotation = alias.value
 
 
 def as_markdown(text: str, parameters: set[str]) -> str:
-    """A docstring as Markdown; a parameter's text may go on over several lines."""
+    """Return a docstring as Markdown. The description of a parameter may span several lines."""
     lines: list[str] = []
-    of = ""  # what the line before is part of: a parameter, an example, or nothing
+    of = ""  # the part that the previous line belongs to: "parameter", "example" or ""
     for line in text.splitlines():
         named = _PARAMETERS.match(line)
         if of != "example" and line.startswith(">>> "):
@@ -55,7 +55,7 @@ def as_markdown(text: str, parameters: set[str]) -> str:
 
 
 def _literal(line: str) -> str:
-    """A line whose stars are stars ("layer4.*"), and no emphasis."""
+    """Escape the asterisks of a line ("layer4.*") so that they do not start emphasis."""
     parts = _CODE.split(line)
     return "".join(part if part.startswith("`") else part.replace("*", r"\*") for part in parts)
 

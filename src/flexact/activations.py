@@ -1,6 +1,6 @@
 """Which modules and functions of a model are activations, and which candidate each of them is.
 
-Known by the path of their type, so that no optional package is imported to recognise its classes.
+Types are recognised by their import path, so that optional packages need not be imported.
 """
 
 from __future__ import annotations
@@ -12,113 +12,100 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.candidates import lookup, original, plain_setting
+from flexact.candidates import BUILT_IN, original, plain_setting
 
-# Types whose function is a candidate's when their settings are the ones given here.
-_MODULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "torch.nn.modules.activation.ReLU": ("relu", {}),
-    "torch.nn.modules.activation.LeakyReLU": ("leaky_relu", {"negative_slope": 0.01}),
-    "torch.nn.modules.activation.Sigmoid": ("sigmoid", {}),
-    "torch.nn.modules.activation.Tanh": ("tanh", {}),
-    "torch.nn.modules.activation.GELU": ("gelu", {"approximate": "none"}),
-    "torch.nn.modules.activation.SiLU": ("silu", {}),
-    "torch.nn.modules.activation.Mish": ("mish", {}),
-    "torch.nn.modules.activation.ELU": ("elu", {"alpha": 1.0}),
-    "torch.nn.modules.activation.SELU": ("selu", {}),
-    "torch.nn.modules.activation.Softplus": ("softplus", {"beta": 1.0, "threshold": 20.0}),
-    "torch.nn.modules.activation.Hardswish": ("hardswish", {}),
-    "torch.nn.modules.activation.ReLU6": ("relu6", {}),
-    "torch.nn.modules.activation.Softsign": ("softsign", {}),
-    "torch.nn.modules.linear.Identity": ("identity", {}),
-    "timm.layers.activations.Swish": ("silu", {}),
-    "timm.layers.activations.Mish": ("mish", {}),
-    "timm.layers.activations.Sigmoid": ("sigmoid", {}),
-    "timm.layers.activations.Tanh": ("tanh", {}),
-    "timm.layers.activations.HardSwish": ("hardswish", {}),
-    "timm.layers.activations.GELU": ("gelu", {}),
-    "timm.layers.activations_me.SwishMe": ("silu", {}),
-    "timm.layers.activations_me.MishMe": ("mish", {}),
-    "timm.layers.activations_me.HardSwishMe": ("hardswish", {}),
-    "transformers.activations.GELUActivation": ("gelu", {}),
-    "transformers.activations.SiLUActivation": ("silu", {}),
-    "transformers.activations.MishActivation": ("mish", {}),
-    "transformers.activations.ReLUSquaredActivation": ("relu_squared", {}),
-    "flexact.candidates.ReLUSquared": ("relu_squared", {}),
-    "flexact.candidates.Sine": ("sine", {}),
+
+def _type_path(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# The settings with which a module computes the candidate's function.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "leaky_relu": {"negative_slope": 0.01},
+    "gelu": {"approximate": "none"},
+    "gelu_tanh": {"approximate": "tanh"},
+    "elu": {"alpha": 1.0},
+    "softplus": {"beta": 1.0, "threshold": 20.0},
+    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
+    "hardshrink": {"lambd": 0.5},
+    "softshrink": {"lambd": 0.5},
 }
 
-# Elementwise activations without a candidate of their own: sites all the same, with "original" as their function.
-_OTHER_MODULES = {
-    "timm.layers.activations.GELUTanh",
-    "timm.layers.activations.QuickGELU",
-    "transformers.activations.GELUTanh",
-    "transformers.activations.NewGELUActivation",
-    "transformers.activations.FastGELUActivation",
-    "transformers.activations.QuickGELUActivation",
-    "transformers.activations.ClippedGELUActivation",
-    "transformers.activations.AccurateGELUActivation",
-    "transformers.activations.LaplaceActivation",
-    "transformers.activations.SqrtSoftplusActivation",
+_Kinds = tuple[tuple[str, dict[str, Any]], ...]
+
+
+def _own_modules() -> dict[str, _Kinds]:
+    """Return the candidates' own types; nn.GELU is the type of two candidates."""
+    found: dict[str, _Kinds] = {}
+    for own in BUILT_IN:
+        path = _type_path(type(own.module()))
+        found[path] = (*found.get(path, ()), (own.name, _SETTINGS.get(own.name, {})))
+    return found
+
+
+# Types that compute a candidate's function, and the settings with which they do.
+_MODULES: dict[str, _Kinds] = {
+    **_own_modules(),
+    "torch.nn.modules.activation.CELU": (("elu", {"alpha": 1.0}),),
+    "timm.layers.activations.Swish": (("silu", {}),),
+    "timm.layers.activations.Mish": (("mish", {}),),
+    "timm.layers.activations.Sigmoid": (("sigmoid", {}),),
+    "timm.layers.activations.Tanh": (("tanh", {}),),
+    "timm.layers.activations.HardSwish": (("hardswish", {}),),
+    "timm.layers.activations.HardSigmoid": (("hardsigmoid", {}),),
+    "timm.layers.activations.HardMish": (("hard_mish", {}),),
+    "timm.layers.activations.GELU": (("gelu", {}),),
+    "timm.layers.activations.GELUTanh": (("gelu_tanh", {}),),
+    "timm.layers.activations.QuickGELU": (("quick_gelu", {}),),
+    "timm.layers.activations_me.SwishMe": (("silu", {}),),
+    "timm.layers.activations_me.MishMe": (("mish", {}),),
+    "timm.layers.activations_me.HardSwishMe": (("hardswish", {}),),
+    "timm.layers.activations_me.HardSigmoidMe": (("hardsigmoid", {}),),
+    "timm.layers.activations_me.HardMishMe": (("hard_mish", {}),),
+    "transformers.activations.GELUActivation": (("gelu", {}),),
+    "transformers.activations.SiLUActivation": (("silu", {}),),
+    "transformers.activations.MishActivation": (("mish", {}),),
+    "transformers.activations.ReLUSquaredActivation": (("relu_squared", {}),),
+    "transformers.activations.GELUTanh": (("gelu_tanh", {}),),
+    "transformers.activations.NewGELUActivation": (("gelu_tanh", {}),),
+    "transformers.activations.FastGELUActivation": (("gelu_tanh", {}),),
+    "transformers.activations.AccurateGELUActivation": (("gelu_tanh", {}),),
+    "transformers.activations.QuickGELUActivation": (("quick_gelu", {}),),
+    "transformers.activations.ClippedGELUActivation": (("clipped_gelu", {"min": -10, "max": 10}),),
+    "transformers.activations.LaplaceActivation": (("laplace", {}),),
+    "transformers.activations.SqrtSoftplusActivation": (("sqrt_softplus", {}),),
 }
 
-# Without torch.sin: in most models that call it, it makes positional encodings.
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    F.relu: "relu",
-    F.relu_: "relu",
-    torch.relu: "relu",
-    torch.relu_: "relu",
-    F.leaky_relu: "leaky_relu",
-    F.leaky_relu_: "leaky_relu",
-    F.sigmoid: "sigmoid",
-    torch.sigmoid: "sigmoid",
-    torch.sigmoid_: "sigmoid",
-    torch.special.expit: "sigmoid",
-    F.tanh: "tanh",
-    torch.tanh: "tanh",
-    torch.tanh_: "tanh",
-    F.gelu: "gelu",
-    F.silu: "silu",
-    F.mish: "mish",
-    F.elu: "elu",
-    F.elu_: "elu",
-    F.selu: "selu",
-    F.selu_: "selu",
-    torch.selu: "selu",
-    torch.selu_: "selu",
-    F.softplus: "softplus",
-    F.hardswish: "hardswish",
-    F.relu6: "relu6",
-    F.softsign: "softsign",
-}
+# Functions, and the module types that compute the same. torch.sin is left out: most models that call it use it for
+# positional encodings.
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., nn.Module]] = {
+    getattr(home, name + suffix): build
+    for name, build in [*((own.name, own.module) for own in BUILT_IN), ("celu", nn.CELU)]
+    for home in (F, torch)
+    for suffix in ("", "_")
+    if hasattr(home, name + suffix)
+} | {torch.special.expit: nn.Sigmoid}
 
 _METHODS = {
-    "relu": "relu",
-    "relu_": "relu",
-    "sigmoid": "sigmoid",
-    "sigmoid_": "sigmoid",
-    "tanh": "tanh",
-    "tanh_": "tanh",
+    name + suffix: build
+    for name, build in (("relu", nn.ReLU), ("sigmoid", nn.Sigmoid), ("tanh", nn.Tanh))
+    for suffix in ("", "_")
 }
+_WITH_SETTINGS = (nn.LeakyReLU, nn.GELU, nn.ELU, nn.CELU, nn.Softplus, nn.Hardtanh, nn.Hardshrink, nn.Softshrink)
 
 ELEMENTWISE = {
     *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
     *("softsign", "hardswish", "hardtanh", "tanh", "tanhshrink", "softshrink", "hardshrink", "threshold"),
+    "log_sigmoid",
 }
-"""How torch calls the functions that may be hidden activations, be they candidates or not."""
+"""torch's names of the functions that may be hidden activations, whether or not they are candidates."""
 SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
-"""Those that are gates and outputs."""
-
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "leaky_relu": nn.LeakyReLU,
-    "gelu": nn.GELU,
-    "elu": nn.ELU,
-    "softplus": nn.Softplus,
-}
+"""torch's names of the functions that are treated as gates or outputs."""
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation that a site can take the place of: of a known type and its forward, and
-    without tensors."""
+    """Whether a module is an activation that a site can replace: it has a known type, that type's forward, and no
+    tensors."""
     if not is_activation_type(type(module)) or "forward" in vars(module):
         return False
     held = (*vars(module).values(), *module._parameters.values(), *module._buffers.values())
@@ -126,45 +113,46 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_activation_type(cls: type) -> bool:
-    """Whether modules of a type are. nn.Identity is not: it stands for "nothing here" far more often."""
-    path = _type_path(cls)
-    return (path in _MODULES or path in _OTHER_MODULES) and cls is not nn.Identity
+    """Whether modules of a type are activations. nn.Identity is not: it usually stands for a missing layer."""
+    return _type_path(cls) in _MODULES and cls is not nn.Identity
 
 
 def key_of(module: nn.Module) -> str:
-    """The candidate's name whose function a module computes, or the key of its own function ("original")."""
-    name, settings = _MODULES.get(_type_path(type(module)), (None, {}))
-    if name is not None and all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
-        return name
-    return original(module)
+    """The name of the candidate whose function a module computes, or the key of its own function ("original")."""
+    return _candidate_of(module) or original(module)
 
 
-def _type_path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _candidate_of(module: nn.Module) -> str | None:
+    """The candidate whose function a module computes with its settings; None if there is none."""
+    for name, settings in _MODULES.get(_type_path(type(module)), ()):
+        if all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
+            return name
+    return None
 
 
-def module_of_call(kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
-    """The module that does what a functional call does to its first argument; None if it is no activation.
+def module_of_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
+    """Return a module that computes the same as a call; None if the call is not an activation.
 
-    kind: "call_function" or "call_method", as torch.fx has it; args: those after the tensor. A call whose settings are
-    computed (a learnt slope), or that writes to a tensor of the caller's, is none.
+    target: a function, the name of a tensor's method, or a module; args: those after the tensor. A call whose settings
+    are not constants (a learnt slope), or that takes a tensor to write to (`out=`), is not an activation.
     """
-    name = _METHODS.get(target) if kind == "call_method" else _FUNCTIONS.get(target) if callable(target) else None
     args = tuple(plain_setting(arg) for arg in args)
     settings = {key: plain_setting(value) for key, value in kwargs.items() if key not in ("inplace", "input")}
-    if name is None or not all(isinstance(value, (int, float, str)) for value in (*args, *settings.values())):
+    if isinstance(target, nn.Module):
+        return None if args or settings else target
+    build = _METHODS.get(target) if isinstance(target, str) else _FUNCTIONS.get(target)
+    if build is None or not all(isinstance(value, (int, float, str)) for value in (*args, *settings.values())):
         return None
-    build = _BUILDERS.get(name)
-    if build is None:
-        return lookup(name).module()
-    return build(*[arg for arg in args if not isinstance(arg, bool)], **settings)
+    return (
+        build(*[arg for arg in args if not isinstance(arg, bool)], **settings) if build in _WITH_SETTINGS else build()
+    )
 
 
 def is_activation_function(value: Any) -> bool:
     """Whether a plain function (an attribute such as `self.activation = F.relu`) is an activation."""
     try:
         return value in _FUNCTIONS
-    except TypeError:  # not hashable
+    except Exception:  # not hashable, or no comparison
         return False
 
 
@@ -174,13 +162,18 @@ def is_method(name: str) -> bool:
 
 
 def function_name(module: nn.Module) -> str:
-    """How a module's function is called: the candidate's name, or the type's."""
-    name, _ = _MODULES.get(_type_path(type(module)), (None, {}))
-    return name if name is not None else type(module).__name__.lower()
+    """The name of a module's function, whatever its settings: the candidate's name, or the type's in lower case."""
+    cls = type(module)
+    return _MODULES[_type_path(cls)][0][0] if _type_path(cls) in _MODULES else cls.__name__.lower()
+
+
+def spelling(name: str) -> str:
+    """The name of a function or of its module, spelled alike: "leakyrelu" for leaky_relu_ and for LeakyReLU."""
+    return "sigmoid" if name == "special_expit" else name.replace("_", "").lower()
 
 
 def is_kind_of_activation(module: nn.Module) -> bool:
-    """Whether a module is an elementwise activation of torch, timm or transformers, be it a candidate or not."""
+    """Whether a module is an elementwise activation of torch, timm or transformers, even if it is not a candidate."""
     return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
 
 

@@ -1,14 +1,15 @@
 """The candidates: value, exact derivative, and the module that replaces a site.
 
-A candidate is elementwise. Its derivative is given the input *and* the value, so that sigmoid, tanh and their like need
+A candidate is elementwise. Its derivative is given the input *and* the value, so that sigmoid, tanh and the like need
 no second exponential. At a kink (relu at 0) the derivative is the one torch's own backward uses.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flexact import elementwise as own
 from flexact.errors import FlexActError, suggestion
 
 SELU_ALPHA = 1.6732632423543772848170429916717
@@ -32,10 +34,12 @@ class Candidate:
     """(h, function(h)) -> the derivative at h."""
     module: Callable[[], nn.Module]
     """Builds the plain module that extraction puts in the site's place."""
+    init: Callable[[nn.Module], object] | None = None
+    """Initialises the layer before the site; see `register_candidate`."""
 
 
 class _Function(nn.Module):
-    """Stands for a registered candidate that came without a module of its own."""
+    """The module of a registered candidate that was registered without one."""
 
     def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -46,25 +50,6 @@ class _Function(nn.Module):
 
     def extra_repr(self) -> str:
         return self.name
-
-
-class ReLUSquared(nn.Module):
-    """max(h, 0)², the module of the candidate "relu_squared": torch has none."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return relu_squared(h)
-
-
-class Sine(nn.Module):
-    """sin(h), the module of the candidate "sine": torch has none. A frequency belongs to the weights before it."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.sin(h)
-
-
-def relu_squared(h: Tensor) -> Tensor:
-    """max(h, 0)²; infinite where that overflows, in float16 from 256 on."""
-    return torch.square(F.relu(h))
 
 
 def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -87,14 +72,17 @@ def _one(h: Tensor) -> Tensor:
     return h.new_ones(()).expand_as(h)
 
 
-def _softsign_derivative(h: Tensor, value: Tensor) -> Tensor:
-    return (1 + h.abs()).reciprocal().square()
+def _slope_of_shrinkage(h: Tensor, a: Tensor) -> Tensor:
+    """1 outside of ±0.5. torch's own backward operator cannot be compiled for dynamic shapes."""
+    return (~(h.abs() <= 0.5)).to(h.dtype)
 
 
-# torch's own backward operators: the same at every kink, and ten times as fast as a torch.where on a CPU.
+# torch's own backward operators agree with autograd at kinks, and are ten times as fast as torch.where on a CPU. The
+# formulas of softsign and tanhshrink avoid the cancellation in torch's own backward, and that of hardsigmoid has 1/6 in
+# full precision in float64.
 _aten = torch.ops.aten
 
-_BUILT_IN = (
+BUILT_IN = (
     Candidate("relu", F.relu, lambda h, a: _aten.threshold_backward(_one(h), h, 0), nn.ReLU),
     Candidate(
         "leaky_relu", F.leaky_relu, lambda h, a: _aten.leaky_relu_backward(_one(h), h, 0.01, False), nn.LeakyReLU
@@ -110,15 +98,49 @@ _BUILT_IN = (
     Candidate("softplus", F.softplus, lambda h, a: _aten.softplus_backward(_one(h), h, 1, 20), nn.Softplus),
     Candidate("hardswish", F.hardswish, lambda h, a: _aten.hardswish_backward(_one(h), h), nn.Hardswish),
     Candidate("relu6", F.relu6, lambda h, a: _aten.hardtanh_backward(_one(h), h, 0, 6), nn.ReLU6),
-    Candidate("softsign", F.softsign, _softsign_derivative, nn.Softsign),
-    Candidate("relu_squared", relu_squared, lambda h, a: 2 * F.relu(h), ReLUSquared),
-    Candidate("sine", torch.sin, lambda h, a: torch.cos(h), Sine),
+    Candidate("softsign", F.softsign, lambda h, a: (1 + h.abs()).reciprocal().square(), nn.Softsign),
+    Candidate("relu_squared", own.relu_squared, own.relu_squared_derivative, own.ReLUSquared),
+    Candidate("sine", torch.sin, own.sine_derivative, own.Sine),
+    Candidate("hardsigmoid", own.hardsigmoid, lambda h, a: (h.abs() < 3).to(h.dtype) / 6, nn.Hardsigmoid),
+    Candidate("hardtanh", F.hardtanh, lambda h, a: _aten.hardtanh_backward(_one(h), h, -1, 1), nn.Hardtanh),
+    Candidate("logsigmoid", F.logsigmoid, lambda h, a: torch.sigmoid(-h), nn.LogSigmoid),
+    Candidate("tanhshrink", F.tanhshrink, lambda h, a: torch.tanh(h).square(), nn.Tanhshrink),
+    Candidate("hardshrink", F.hardshrink, _slope_of_shrinkage, nn.Hardshrink),
+    Candidate("softshrink", F.softshrink, _slope_of_shrinkage, nn.Softshrink),
+    Candidate("gelu_tanh", own.gelu_tanh, own.gelu_tanh_derivative, functools.partial(nn.GELU, "tanh")),
+    Candidate("quick_gelu", own.quick_gelu, own.quick_gelu_derivative, own.QuickGELU),
+    Candidate("clipped_gelu", own.clipped_gelu, own.clipped_gelu_derivative, own.ClippedGELU),
+    Candidate("hard_mish", own.hard_mish, own.hard_mish_derivative, own.HardMish),
+    Candidate("laplace", own.laplace, own.laplace_derivative, own.Laplace),
+    Candidate("sqrt_softplus", own.sqrt_softplus, own.sqrt_softplus_derivative, own.SqrtSoftplus),
+    Candidate("star_relu", own.star_relu, own.star_relu_derivative, own.StarReLU),
+    Candidate("snake", own.snake, own.snake_derivative, own.Snake),
 )
 
-ORIGINAL = "original"
-"""The name of what a site had before, where that is none of the registered candidates."""
+ALIASES = {
+    "swish": "silu",
+    "hard_swish": "hardswish",
+    "hard_sigmoid": "hardsigmoid",
+    "celu": "elu",  # with its α of 1
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_10": "clipped_gelu",
+    "relu2": "relu_squared",
+    "squared_relu": "relu_squared",
+    "sqrtsoftplus": "sqrt_softplus",
+    "linear": "identity",
+    "sin": "sine",
+}
+"""Other names of built-in candidates, in torch, timm and transformers."""
 
-_registry: dict[str, Candidate] = {candidate.name: candidate for candidate in _BUILT_IN}
+ORIGINAL = "original"
+"""The name of a site's previous function if it is not a registered candidate."""
+
+_registry: dict[str, Candidate] = {candidate.name: candidate for candidate in BUILT_IN}
 _originals: dict[str, Candidate] = {}
 
 
@@ -128,20 +150,19 @@ def known_names() -> list[str]:
 
 
 def lookup(key: str) -> Candidate:
-    """The candidate registered under a name, or under the key of a model's own function (see `original`)."""
-    found = _registry.get(key) or _originals.get(key)
+    """Return the candidate with this name, alias, or key of a model's own function (see `original`)."""
+    found = _registry.get(ALIASES.get(key, key)) or _originals.get(key)
     if found is None:
-        raise FlexActError(
-            f"unknown candidate {key!r}{suggestion(key, _registry)} Known: {', '.join(known_names())}, and "
-            f"{ORIGINAL!r} in a converted model. Add your own with flexact.register_candidate."
-        )
+        meant = suggestion(key, [*_registry, *ALIASES])
+        known = f" Known: {', '.join(known_names())}, and {ORIGINAL!r} in a converted model." if meant == "." else ""
+        raise FlexActError(f"unknown candidate {key!r}{meant}{known} Add your own with flexact.register_candidate.")
     return found
 
 
 def original(module: nn.Module) -> str:
     """Make the function that a model had at a site available as a candidate, and return its key.
 
-    The module must be elementwise and hold no tensors; two of one type with the same settings are the same function.
+    The module must be elementwise and hold no tensors. Modules of one type with equal settings are the same function.
     """
     public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
     settings = {
@@ -159,13 +180,13 @@ def original(module: nn.Module) -> str:
 
 
 def plain_setting(value: Any) -> Any:
-    """A setting as a number of Python where it is one of numpy's; anything else as it is."""
+    """Return a numpy scalar as a Python number, and any other setting unchanged."""
     is_number = getattr(value, "shape", None) == () and not isinstance(value, Tensor)
     return value.item() if is_number else value
 
 
 def bare_copy(module: nn.Module) -> nn.Module:
-    """A copy without the hooks that a user put on this one module; they may hold the whole model."""
+    """Return a copy without the module's own hooks, which may hold references to the whole model."""
     bare = copy.copy(module)
     for name, value in vars(module).items():
         if "_hooks" in name and isinstance(value, dict):
@@ -178,12 +199,16 @@ def register_candidate(
     fn: Callable[[Tensor], Tensor],
     derivative: Callable[[Tensor], Tensor] | None = None,
     module: Callable[[], nn.Module] | None = None,
+    init: Callable[[nn.Module], object] | None = None,
 ) -> None:
-    """Add an elementwise function to what a site can pick.
+    """Register an elementwise function as a candidate that sites can pick.
 
     fn: from a tensor to a tensor of the same shape and dtype.
-    derivative: its derivative at h; by autograd where it is left out.
-    module: builds the plain module that extraction puts in place; by default one that calls `fn`.
+    derivative: its derivative at h; computed by autograd if it is omitted.
+    module: builds the plain module that extraction puts in the site's place; by default one that calls `fn`.
+    init: an initialisation that changes a given linear layer or convolution in place, such as SIREN's for a sine. It
+    is called on the layer before a site when this candidate starts alone from the initial weights: at the rewind after
+    a commitment to it, and at its start in a trial. The other layers keep the weights that the run began with.
 
     The derivative is compared with a numerical one here, and the module with the function, so that a wrong one never
     trains a network.
@@ -198,12 +223,14 @@ def register_candidate(
             f"a candidate's name must be a Python identifier other than {ORIGINAL!r}; got {name!r}. Try "
             "'my_activation'."
         )
+    if name in ALIASES:
+        raise FlexActError(f"{name!r} is another name of the candidate {ALIASES[name]!r}; choose another name.")
     if name in _registry:
         raise FlexActError(f"candidate {name!r} is registered already; choose another name.")
-    for role, given in (("function", fn), ("derivative", derivative), ("module", module)):
+    for role, given in (("function", fn), ("derivative", derivative), ("module", module), ("init", init)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
-    slope = autograd_derivative(fn) if derivative is None else _without_value(derivative)
+    slope = autograd_derivative(fn) if derivative is None else functools.partial(_at, derivative)
     try:
         _check_function(name, fn)
         _check_derivative(name, fn, slope)
@@ -217,15 +244,26 @@ def register_candidate(
             "and module must take a float64 tensor of any shape."
         ) from error
     build = module if module is not None else (lambda: _Function(name, fn))
-    _registry[name] = Candidate(name, fn, slope, build)
+    _registry[name] = Candidate(name, fn, slope, build, init)
 
 
-def _without_value(derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda h, value: derivative(h)
+def registered_candidates() -> dict[str, Candidate]:
+    """The candidates that were registered in this process, for `restore_candidates` in another one."""
+    return {name: one for name, one in _registry.items() if one not in BUILT_IN}
+
+
+def restore_candidates(candidates: Mapping[str, Candidate]) -> None:
+    """Register candidates of another process, except under names that are already registered in this one."""
+    for name, one in candidates.items():
+        _registry.setdefault(name, one)
+
+
+def _at(derivative: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+    return derivative(h)
 
 
 def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
-    """Refuse a function that is not elementwise, writes to its input, or is not finite."""
+    """Raise if a function is not elementwise, writes to its input, or is not finite."""
     for shape in ((7,), (2, 3, 5)):
         h = torch.linspace(-3, 3, math.prod(shape), dtype=torch.float64).reshape(shape)
         untouched = h.clone()
@@ -259,7 +297,7 @@ def _check_function(name: str, fn: Callable[[Tensor], Tensor]) -> None:
 
 
 def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[], nn.Module]) -> None:
-    """What extraction puts in place must compute the function that was trained."""
+    """Raise if the module, which extraction inserts, does not compute the function that is trained."""
     module = build()
     if not isinstance(module, nn.Module):
         raise FlexActError(f"the module of candidate {name!r} must build a torch.nn.Module; it gave {module!r}.")
@@ -272,15 +310,15 @@ def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[],
     if not torch.allclose(value, expected, rtol=1e-4, atol=1e-6):
         worst = int(torch.where(difference.isnan(), torch.inf, difference).argmax())
         raise FlexActError(
-            f"the module of candidate {name!r} is another function than the one given: at h = {h[worst]:.4g} it gives "
-            f"{value[worst]:.6g}, the function {expected[worst]:.6g}."
+            f"the module of candidate {name!r} does not compute the given function: at h = {h[worst]:.4g} it gives "
+            f"{value[worst]:.6g}, but the function gives {expected[worst]:.6g}."
         )
 
 
 def _check_derivative(
     name: str, fn: Callable[[Tensor], Tensor], derivative: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """Compare with central differences off the usual kinks; irrational spacing keeps clear of round numbers."""
+    """Compare with central differences. The points avoid round numbers, where functions usually have their kinks."""
     h = torch.linspace(-6.1234567, 6.2345678, 400, dtype=torch.float64)
     step = 1e-6
     numerical = (fn(h + step) - fn(h - step)) / (2 * step)
@@ -295,5 +333,5 @@ def _check_derivative(
         raise FlexActError(
             f"the derivative of candidate {name!r} is wrong at {int(wrong.sum())} of {h.numel()} points in "
             f"[{h[0]:.2f}, {h[-1]:.2f}]; worst at h = {h[worst]:.4f}: given {given[worst]:.6g}, numerical "
-            f"{numerical[worst]:.6g}. Correct it, or leave it out to have it by autograd."
+            f"{numerical[worst]:.6g}. Correct it, or omit it to use autograd."
         )

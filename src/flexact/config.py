@@ -1,4 +1,4 @@
-"""FlexConfig and Policy: what a user decides, and how the logits are drawn, corrected and moved."""
+"""FlexConfig and Policy: the settings of a run, and how its logits are sampled, corrected and moved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexact.io.json_input import parsed_json
 VERSION = 2
 
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it nothing changes any more: the likeliest candidate has all of the probability."""
+"""Minimum temperature, at which the likeliest candidate already has all of the probability."""
 
 PAPER_CANDIDATES = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 DEFAULT_CANDIDATES = (ORIGINAL, "relu", "gelu", "silu", "elu", "tanh")
@@ -27,9 +27,9 @@ Eliminate = Literal["half", "one", "none"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How the routing draws, corrects and moves its logits.
+    """How the routing samples from its logits, corrects their gradients and moves them.
 
-    `Policy()` is the best one known, `Policy.paper()` the paper's, and `Policy.literal()` the paper's formulas read
+    `Policy()` is the best policy known, `Policy.paper()` the paper's, and `Policy.literal()` the paper's formulas read
     literally.
 
     >>> import flexact
@@ -39,9 +39,9 @@ class Policy:
     """
 
     forward: Literal["soft", "hard"] = "soft"
-    """In training, "soft" blends the candidates; "hard" runs the likeliest one with the gradient of the blend."""
+    """In training, "soft" blends the candidates; "hard" runs the likeliest one, with the gradient of the blend."""
     noise: float = 0.0
-    """Scale of the Gumbel noise in training: 1 is the paper's, 0 is none. Eval mode has no noise."""
+    """Scale of the Gumbel noise in training: 1 as in the paper, 0 for none. Eval mode has no noise."""
     temperature: float = 1.0
     """τ at the first step."""
     final_temperature: float = 1.0
@@ -62,12 +62,12 @@ class Policy:
     clip: float = 1.0
     """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and of "clipped_norm_kl" (each ḡ)."""
     logit_step: Literal["paced", "optimizer"] = "paced"
-    """Whether the Schedule moves the logits itself (see `flexact.policy.running_gradient`), or your optimizer does."""
+    """Whether the Schedule moves the logits ("paced"; see `flexact.policy.running_gradient`) or your optimizer does."""
     pace: float = 10.0
     """How far a paced logit can move in one elimination round once the weights have settled."""
     settle: float = 0.5
-    """The fraction of each round but the first in which paced logits do not move, so that the weights adapt to the
-    last drop."""
+    """The fraction at the start of each round, except the first, in which paced logits do not move, so that the weights
+    adapt to the last drop."""
 
     @classmethod
     def paper(cls, **changes: Any) -> Policy:
@@ -77,8 +77,8 @@ class Policy:
         >>> flexact.Policy.paper(alpha=0.1).noise
         1.0
         """
-        own: dict[str, Any] = {"noise": 1.0, "final_temperature": 0.1, "alpha": 0.3, "alpha_kind": "absolute"}
-        return cls(**(own | {"logit_step": "optimizer"} | changes))
+        fields: dict[str, Any] = {"noise": 1.0, "final_temperature": 0.1, "alpha": 0.3, "alpha_kind": "absolute"}
+        return cls(**(fields | {"logit_step": "optimizer"} | changes))
 
     @classmethod
     def literal(cls, **changes: Any) -> Policy:
@@ -102,7 +102,7 @@ class Policy:
 
     @property
     def uses_kl(self) -> bool:
-        """Whether a KL corrects the routing; only then are sensitivities gathered."""
+        """Whether the correction is a KL, which needs the sensitivities of all calls."""
         return self.correction in ("grad_norm_kl", "clipped_norm_kl") and self.alpha > 0
 
     @property
@@ -117,13 +117,13 @@ class Policy:
 
     @property
     def acts_before_steps(self) -> bool:
-        """Whether anything is done to the logit gradients between the backward pass and the optimizer's step."""
+        """Whether the policy changes logits or their gradients between the backward pass and the optimizer step."""
         return self.logit_step == "paced" or self.correction == "clip_logit_gradient" or self.pulls_logits
 
 
 @dataclass(frozen=True)
 class FlexConfig:
-    """What a user decides. `FlexConfig()` is the best configuration known, `FlexConfig.paper()` the paper's.
+    """The settings of a run. `FlexConfig()` is the best configuration known, `FlexConfig.paper()` the paper's.
 
     >>> import flexact
     >>> config = flexact.FlexConfig(candidates=("relu", "gelu", "silu"), seed=3)
@@ -132,48 +132,48 @@ class FlexConfig:
     """
 
     candidates: tuple[str, ...] = DEFAULT_CANDIDATES
-    """What a site can pick. "original" stands for the function it had before conversion; a FlexAct built alone has
-    none."""
+    """The functions that a site can pick. "original" is the function that the site replaced; a FlexAct that was not
+    created by `convert` has none."""
     eval: Literal["blend", "pick"] = "blend"
-    """What eval mode runs before the commitment: the blend of π, or the current argmax ("pick")."""
+    """What eval mode runs before the commitment: the blend with π, or the likeliest candidate ("pick")."""
     pick_by: Literal["auto", "blend", "trial"] = "auto"
-    """"blend": sites blend their candidates, and drop those that the loss asks for least. "trial": candidates are
-    trained alone, one after another from the same start, and compared by their loss; this needs `share="model"` and
+    """"blend": sites blend their candidates, and drop the least likely ones. "trial": each candidate is trained
+    alone from the same initial weights, and they are compared by their loss; this needs `share="model"` and
     `schedule.step(loss)`. "auto": a trial in a network without normalisation layers, a blend in others."""
     share: Literal["model", "site"] = "model"
-    """"model": sites with the same candidates pick together, by the evidence of all. "site": each for itself."""
+    """"model": sites with the same candidates pick together, with their combined evidence. "site": each picks alone."""
     trial_steps: int = 420
-    """Training steps of each of the last two candidates of a trial."""
-    eliminate: Eliminate | None = None
+    """The number of steps after which the last two candidates of a trial are compared."""
+    eliminate: Literal[Eliminate, None] = None
     """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
-    candidates, the weakest "one", or "none" before the commitment. None: half where sites pick together, else one."""
+    candidates, the weakest "one", or "none" before the commitment. None: "half" if sites pick together, else "one"."""
     warmup: float = 0.0
-    """The fraction of the run before elimination and annealing begin. With init="original" and paced logits every site
-    runs its original function alone until then."""
+    """The fraction of the run before elimination and annealing start. With init="original" and paced logits, every site
+    only runs its original function until then."""
     round_steps: int | Literal["fill"] | None = None
-    """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 where sites pick
-    together, 400 where each picks for itself. "fill" lets the rounds fill the time until `commit_at`."""
+    """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 if sites pick
+    together, otherwise 400. "fill": the rounds fill the time until `commit_at`."""
     commit_at: float | None = 0.7
-    """The fraction of the run after which each site runs its pick alone, at the latest; None never commits."""
+    """The latest commitment, as a fraction of the run; from then on each site runs only its pick. None: never."""
     rewind: bool | None = None
-    """Whether the commitment puts the weights back to where the run began and clears the optimizer's state, so that the
-    rest of the run trains the picks as if they had been there from the start. A copy of the weights stays in host
-    memory until then. None: where at least half of the run is left to train the picks."""
+    """Whether the commitment restores the initial weights and optimizer state, so that the rest of the run trains the
+    picks from the start. A copy of the initial weights is kept in host memory until then. None: rewind if at least half
+    of the run remains, and always if the Schedule is given network_steps."""
     granularity: Literal["layer", "channel"] = "layer"
-    """One pick per site, or one per channel of it."""
+    """One pick per site ("layer"), or one per channel of each site."""
     channel_dim: int = 1
     """The dimension of a site's input that holds the channels, for granularity="channel"."""
     init: Literal["uniform", "original"] = "uniform"
-    """Where routing starts: undecided, or at the original function, which is added to the candidates if missing."""
+    """The initial probabilities: uniform, or almost all on the original function, which is added to the candidates."""
     init_probability: float = 0.999
-    """π of the original function at the start, with init="original"."""
+    """The initial π of the original function, with init="original"."""
     seed: int = 0
     """Seed of the noise; the same seed repeats a run."""
     policy: Policy = field(default_factory=Policy)
-    """How the routing draws, corrects and moves its logits."""
+    """How the routing samples from its logits, corrects their gradients and moves them."""
 
     def __new__(cls, *args: Any, **given: Any) -> FlexConfig:
-        """Refuse fields of Policy here, where a dataclass would raise a TypeError."""
+        """Raise a FlexActError for fields of Policy, for which a dataclass would raise a TypeError."""
         for name in given.keys() & _names(Policy):
             raise FlexActError(f"{name} is a field of Policy; give policy=Policy({name}={given[name]!r:.80}).")
         return super().__new__(cls)
@@ -182,16 +182,16 @@ class FlexConfig:
     def paper(cls, **changes: Any) -> FlexConfig:
         """The paper's configuration: its five candidates and policy, a commitment half-way, no elimination.
 
-        What the paper leaves open is read as comes nearest its tables; benchmarks/readings.py tries the readings, and
-        results/paper_readings.csv has what they give.
+        Where the paper is ambiguous, this is the reading whose results are closest to its tables;
+        benchmarks/readings.py compares the readings, and results/paper_readings.csv has the results.
 
         >>> import flexact
         >>> flexact.FlexConfig.paper(seed=1).policy.noise
         1.0
         """
-        own: dict[str, Any] = {"candidates": PAPER_CANDIDATES, "pick_by": "blend", "share": "site", "eliminate": "none"}
-        own |= {"commit_at": 0.5, "rewind": False, "policy": Policy.paper()}
-        return cls(**(own | changes))
+        fields: dict[str, Any] = {"candidates": PAPER_CANDIDATES, "pick_by": "blend", "share": "site"}
+        fields |= {"eliminate": "none", "commit_at": 0.5, "rewind": False, "policy": Policy.paper()}
+        return cls(**(fields | changes))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "candidates", _checked_candidates(self.candidates))
@@ -215,31 +215,22 @@ class FlexConfig:
         self._check_agreement()
 
     def _check_agreement(self) -> None:
-        """Refuse choices that contradict each other."""
+        """Raise if settings contradict each other."""
         if self.commit_at is not None and self.warmup >= self.commit_at:
-            raise FlexActError(
-                f"warmup={self.warmup} must end before commit_at={self.commit_at}; both are fractions of the run."
-            )
+            raise FlexActError(f"warmup={self.warmup} must end before commit_at={self.commit_at}.")
         if self.commit_at is None and self.eliminate not in (None, "none"):
-            raise FlexActError(
-                f"eliminate={self.eliminate!r} ends in a commitment, and commit_at is None. Give commit_at, or set "
-                "eliminate='none'."
-            )
+            raise FlexActError(f"eliminate={self.eliminate!r} needs a commitment. Give commit_at, or eliminate='none'.")
         if self.commit_at is None and self.rewind:
-            raise FlexActError(
-                "rewind=True happens at the commitment, and commit_at=None never commits. Give commit_at, or set "
-                "rewind=False."
-            )
+            raise FlexActError("rewind=True needs a commitment, but commit_at=None. Give commit_at, or rewind=False.")
         if self.pick_by == "trial" and (not self.picks_together or self.rewind is False or self.commit_at is None):
             raise FlexActError(
-                f"pick_by='trial' trains the whole network with one candidate after another and commits to the best, "
-                f"and this config has share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r}, "
-                f"commit_at={self.commit_at!r}. Use share='model', granularity='layer', leave rewind out and give "
-                "commit_at, or use pick_by='blend'."
+                "pick_by='trial' needs share='model', granularity='layer', a rewind and a commitment; got "
+                f"share={self.share!r}, granularity={self.granularity!r}, rewind={self.rewind!r} and "
+                f"commit_at={self.commit_at!r}. Change these, or use pick_by='blend'."
             )
 
     def with_policy(self, **changes: Any) -> FlexConfig:
-        """The same config with these fields of its policy changed.
+        """Return a copy of the config with these fields of its policy changed.
 
         >>> import flexact
         >>> flexact.FlexConfig.paper().with_policy(alpha=0.1).policy.alpha
@@ -258,7 +249,7 @@ class FlexConfig:
 
     @property
     def round_length(self) -> int | None:
-        """Maximum steps per round; None where rounds fill the time until `commit_at`. See `round_steps`."""
+        """Maximum steps per round; None if the rounds fill the time until `commit_at`. See `round_steps`."""
         if self.round_steps == "fill":
             return None
         return self.round_steps if self.round_steps is not None else 350 if self.picks_together else 400
@@ -269,21 +260,18 @@ class FlexConfig:
         return self.share == "model" and self.granularity == "layer"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version."""
+        """Return the config in plain JSON types, with the version of the format."""
         return {"flexact_config": VERSION, **dataclasses.asdict(self), "candidates": list(self.candidates)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FlexConfig:
-        """The inverse of `to_dict`; fields it does not name keep their defaults."""
+        """Return the config that `to_dict` described; missing fields have their defaults."""
         if not isinstance(data, dict) or "flexact_config" not in data:
-            raise FlexActError(
-                f"not a FlexConfig: expected a dictionary with the key 'flexact_config'; got {data!r:.60}."
-            )
+            raise FlexActError(f"a FlexConfig is a dictionary with the key 'flexact_config'; got {data!r:.60}.")
         version = data["flexact_config"]
         if isinstance(version, bool) or version != VERSION:
             raise FlexActError(
-                f"this config has version {version!r:.80}, and this flexact reads version {VERSION} only. Use the "
-                "flexact that wrote it, or write it again with FlexConfig.to_dict()."
+                f"this config has version {version!r:.80}; this flexact only reads version {VERSION}. Create it again."
             )
         fields = _known_fields(cls, {key: value for key, value in data.items() if key != "flexact_config"})
         if isinstance(fields.get("policy"), dict):
@@ -291,7 +279,7 @@ class FlexConfig:
         return cls(**fields)
 
     def to_json(self) -> str:
-        """`to_dict` as text.
+        """Return `to_dict` as JSON text.
 
         >>> import flexact
         >>> flexact.FlexConfig.from_json(flexact.FlexConfig(seed=4).to_json()).seed
@@ -301,16 +289,11 @@ class FlexConfig:
 
     @classmethod
     def from_json(cls, text: str) -> FlexConfig:
-        """The inverse of `to_json`."""
+        """Return the config that `to_json` described."""
         try:
             data = parsed_json(text)
-        except json.JSONDecodeError as error:
-            raise FlexActError(
-                f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); "
-                "the file may be cut off or hand-edited: write it again with FlexConfig.to_json."
-            ) from None
         except (TypeError, ValueError) as error:
-            raise FlexActError(f"not the text of a config: {error}.") from None
+            raise FlexActError(f"not the JSON text that FlexConfig.to_json writes: {error}.") from None
         return cls.from_dict(data)
 
 
@@ -320,7 +303,7 @@ def _names(kind: Any) -> frozenset[str]:
 
 
 def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The given fields, all of which the dataclass must have."""
+    """Return the given fields. Raise if the dataclass does not have one of them."""
     for key in given:
         if key not in _names(kind):
             known = sorted(_names(kind))
@@ -332,13 +315,8 @@ def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _choices(kind: Any) -> dict[str, tuple[str | None, ...]]:
-    """The values of each field that is annotated as a Literal, or as a Literal or None."""
-    found: dict[str, tuple[str | None, ...]] = {}
-    for name, hint in get_type_hints(kind).items():
-        parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
-        if parts and all(get_origin(part) is Literal or part is type(None) for part in parts):
-            found[name] = tuple(word for part in parts for word in (get_args(part) or (None,)))
-    return found
+    """Return the allowed values of each field that is annotated as a Literal."""
+    return {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
 
 
 def _check_choices(config: Any) -> None:
@@ -358,17 +336,14 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise FlexActError(
-                f"a candidate is given by its name; got {name!r:.60}. Register a function with "
-                "flexact.register_candidate and name it here."
+                f"candidates are given by name; got {name!r:.60}. Register it with flexact.register_candidate first."
             )
-        if name != ORIGINAL:
-            lookup(name)
+    names = [name if name == ORIGINAL else lookup(name).name for name in names]  # aliases resolved
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise FlexActError(f"each candidate may be named once; repeated: {', '.join(repeated)}.")
     if len(names) < 2:
         raise FlexActError(
-            f"a pick needs at least two candidates; got {len(names)}: {list(names)}. With one there is nothing to "
-            "choose: use that activation itself."
+            f"a pick needs at least two candidates; got {len(names)}: {names}. Use a single activation directly."
         )
     return tuple(names)

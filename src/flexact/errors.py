@@ -1,4 +1,4 @@
-"""The exception that flexact raises for bad input, and helpers that word its messages."""
+"""The exception that flexact raises for bad input, and parts of its messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class FlexActError(Exception):
     ...     flexact.FlexAct(candidates=("relu", "tahn"))
     ... except flexact.FlexActError as error:
     ...     print(error)
-    unknown candidate 'tahn'; did you mean 'tanh'? Known: ...
+    unknown candidate 'tahn'; did you mean 'tanh'? Add your own with flexact.register_candidate.
     """
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'tanh'?" with the closest known word, or "." if none is close."""
-    closest = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {closest[0]!r}?" if closest else "."
+    """Return "; did you mean 'tanh'?" with the closest known word in any case, or "." if none is close."""
+    names = {name.lower(): name for name in known}
+    closest = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"; did you mean {names[closest[0]]!r}?" if closest else "."
 
 
 def missing_extra(package: str, extra: str) -> FlexActError:

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import pytest
+import torch
 
+import flexact
 from flexact.cli.app import main
 
 TINY = ["--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu,flexact-default"]
@@ -44,7 +47,7 @@ def told(capsys, *arguments: str) -> str:
         (["--models", "flexact-a0,flexact-a0.0"], "--models may name each once; repeated: flexact-a0"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--epochs", "0"], "--epochs must be"),
-        (["--resume", "--overwrite"], "give one of the two"),
+        (["--resume", "--overwrite"], "give only one of the two"),
     ],
 )
 @pytest.mark.parametrize("study", ["synthetic", "alpha", "corrections"])
@@ -64,7 +67,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     for name in ("config.json", "results.csv", "history.csv", "curves.csv", "table.md", "report.html"):
         assert (tmp_path / "run" / name).stat().st_size > 0
 
-    assert "already; continue it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
+    assert "continue it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
     assert "study 'synthetic', not of 'alpha'" in told(capsys, "reproduce", "alpha", "--out", out)
     assert "epochs: 1 → 2" in told(capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume")
     results = tmp_path / "run" / "results.csv"
@@ -81,7 +84,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
 
 
 def test_without_what_the_page_needs_nothing_is_trained(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
     message = told(capsys, "reproduce", "synthetic", *TINY, "--out", str(tmp_path / "run"))
     assert "pip install 'flexact[report]'" in message
     assert not (tmp_path / "run").exists()
@@ -130,3 +133,72 @@ def test_help_lists_the_studies():
     assert done.returncode == 0
     for study in ("synthetic", "alpha", "corrections"):
         assert study in done.stdout
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"flexact {version('flexact')}\n"
+
+
+NETS = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Sigmoid())
+
+def with_inputs():
+    return build(), torch.randn(5, 3)
+
+def of_width(width):
+    return nn.Linear(width, width)
+
+ready = build()
+number = 3
+"""
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """A folder with a file of models, in which the command runs."""
+    name = f"nets_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+@pytest.mark.parametrize("build", ["build", "with_inputs", "ready"])
+def test_inspect_prints_the_table_of_a_model(capsys, nets, build):
+    with pytest.raises(SystemExit) as exit_:
+        main(["inspect", f"{nets}:{build}"])
+    assert exit_.value.code == 0
+    module = sys.modules[nets]
+    inputs = torch.randn(5, 3) if build == "with_inputs" else None
+    assert capsys.readouterr().out == f"{flexact.inspect(module.build(), example_inputs=inputs)}\n"
+    assert not any(isinstance(one, flexact.FlexAct) for one in module.ready.modules())
+
+
+def test_inspect_takes_where(capsys, nets):
+    with pytest.raises(SystemExit):
+        main(["inspect", f"{nets}:build", "--where", "1", "--where", "3"])
+    assert "where does not select it" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["inspect", f"{nets}:build", "--where", "3"])
+    assert "where does not select it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nets", "got 'nets' as a function. Give module:name"),
+        ("no_such_module:build", "there is no module 'no_such_module'"),
+        ("NETS:biuld", "has no 'biuld'; did you mean 'build'?"),
+        ("NETS:of_width", "of_width() raised TypeError: of_width() missing 1 required positional argument"),
+        ("NETS:number", "must be a torch.nn.Module, or a function that returns one"),
+    ],
+)
+def test_inspect_says_what_is_wrong_with_a_name(capsys, nets, given, message):
+    assert message in told(capsys, "inspect", given.replace("NETS", nets))

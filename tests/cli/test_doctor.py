@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -15,33 +15,46 @@ from flexact.ops import dispatch
 
 
 def test_it_names_versions_devices_and_kernels() -> None:
-    found = doctor.examine()
-    assert found.versions["torch"] == torch.__version__
-    assert found.versions["flexact"] == version("flexact")
-    assert list(found.versions) == ["flexact", "python", "torch", "triton", "CUDA", "cuDNN"]
-    processor = found.devices[0]
-    assert (processor.name, processor.kernels, processor.reason) == ("cpu", *dispatch.active("cpu"))
-    assert re.match(r"\d+ cores, \d+ threads, ", processor.about)
+    found = dict(line.split(": ", 1) for line in doctor.lines())
+    assert found["torch"] == torch.__version__
+    assert found["flexact"] == version("flexact")
+    assert list(found)[:6] == ["flexact", "python", "torch", "triton", "CUDA", "cuDNN"]
+    kernels, reason = dispatch.active("cpu")
+    assert found["cpu kernels"] == (f"{kernels} ({reason})" if reason else kernels)
+    assert re.match(r"(1 core|\d+ cores), (1 thread|\d+ threads), ", found["cpu"])
 
 
 def test_it_says_why_no_faster_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXACT_KERNELS", "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    text = doctor.lines(doctor.examine())
     assert (
-        "cpu kernels: closed_form (triton was asked for, but Triton's kernels run on CUDA tensors, not on cpu)" in text
+        "cpu kernels: closed_form (triton was requested, but Triton's kernels run on CUDA tensors, not on cpu)"
+        in doctor.lines()
     )
 
 
 def test_a_wrong_choice_of_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXACT_KERNELS", "trition")
     with pytest.raises(flexact.FlexActError, match="did you mean 'triton'"):
-        doctor.examine()
+        doctor.lines()
 
 
-def test_a_missing_package_names_its_extra() -> None:
-    missing = doctor.Findings({}, [], [doctor.Package("pandas", "frame", None), doctor.Package("rich", "cli", "13.0")])
-    assert doctor.lines(missing) == ["pandas: not installed; pip install 'flexact[frame]'", "rich: 13.0"]
+def _without_packages(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """What it says on a machine that lacks some packages."""
+
+    def installed(name: str) -> str:
+        if name in names:
+            raise PackageNotFoundError(name)
+        return "13.0"
+
+    monkeypatch.setattr(doctor, "version", installed)
+    return doctor.lines()
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _without_packages(monkeypatch, "pandas")
+    assert "pandas: not installed; pip install 'flexact[frame]'" in told
+    assert "rich: 13.0" in told
 
 
 def test_the_packages_are_those_of_the_extras() -> None:
@@ -52,9 +65,18 @@ def test_the_packages_are_those_of_the_extras() -> None:
         for extra, requirements in project["optional-dependencies"].items()
         if extra != "dev"
     }
+    extras[""] = {"torchvision", "timm", "onnx"}  # a user installs them
     assert set(doctor.PACKAGES) == set().union(*extras.values())
     for package, extra in doctor.PACKAGES.items():
         assert package in extras[extra]
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision", "onnx"])
+def test_packages_that_no_extra_installs_are_listed_with_their_version(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"{package}: {version(package)}" in doctor.lines()
+    assert f"{package}: not installed; pip install {package}" in _without_packages(monkeypatch, package)
 
 
 def test_a_card_is_shown_with_its_memory_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +89,9 @@ def test_a_card_is_shown_with_its_memory_and_capability(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         dispatch, "active", lambda device: dispatch.Active("closed_form", "triton 2.1 is older than 3.2")
     )
-    assert doctor.examine().devices[1] == doctor.Device(
-        "cuda:0", "NVIDIA H200, 140.0 GiB, compute capability 9.0", "closed_form", "triton 2.1 is older than 3.2"
-    )
+    told = doctor.lines()
+    assert "cuda:0: NVIDIA H200, 140.0 GiB, compute capability 9.0" in told
+    assert "cuda:0 kernels: closed_form (triton 2.1 is older than 3.2)" in told
 
 
 def test_the_command_prints_plain_lines() -> None:

@@ -7,6 +7,7 @@ in `GIVEN`.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -39,7 +40,6 @@ GIVEN = {
 
 BETWEEN = {
     # The second fragment is another way of calling convert: its model is a plain one again.
-    ("README.md", 2): "model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())",
     # It is about a checkpoint whose layers differ, and so few steps leave all of them at the original.
     ("docs/text.md", 2): """
         model = flexact.convert(AutoModelForSequenceClassification.from_pretrained("bert-base-uncased"))
@@ -53,7 +53,13 @@ BETWEEN = {
 """What happens before a page's block of this number."""
 
 
-SHORTER = {"docs/start.md": ("epochs = 80", "epochs = 4")}
+SHORTER = {
+    "docs/start.md": ("epochs = 80", "epochs = 4"),
+    "docs/comparing.md": (
+        'if __name__ == "__main__":\n    print(flexact.compare(build, train,',
+        'EPOCHS = 1\nif True:\n    print(flexact.compare(build, train, engine="inline",',
+    ),
+}
 """What a page's run is made shorter by."""
 
 
@@ -110,6 +116,21 @@ def test_the_python_of_a_page_runs(page: str) -> None:
             # Compiled under the page's own name and lines, so that an error points into the page.
             text = block.text.replace(*SHORTER[page]) if page in SHORTER else block.text
             exec(compile("\n" * (block.line - 1) + text, str(ROOT / page), "exec"), names)
+
+
+def _without_optimizer(text: str) -> list[str]:
+    """The calls of Schedule in a program that pass no optimizer."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    schedules = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "Schedule"]
+    passed = [len(call.args) > 2 or "optimizer" in {one.arg for one in call.keywords} for call in schedules]
+    return [ast.unparse(call) for call, passes in zip(schedules, passed, strict=True) if not passes]
+
+
+def test_every_schedule_of_the_docs_and_examples_is_given_its_optimizer() -> None:
+    programs = {f"{block.page}:{block.line}": block.text for block in PYTHON}
+    programs |= {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    assert sum("Schedule(" in text for text in programs.values()) >= 12
+    assert {name: calls for name, text in programs.items() if (calls := _without_optimizer(text))} == {}
 
 
 def test_what_does_not_run_is_rare_and_says_why() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import flexact
 from flexact import baselines
+from flexact.observe import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -129,10 +130,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
     [
         *(f"flexact.{name}" for name in flexact.__all__),
         *(f"flexact.baselines.{name}" for name in baselines.__all__),
-        *(
-            f"flexact.observe.figures.{name}"
-            for name in ("picks", "probabilities", "final_picks", "numbers", "history_pictures")
-        ),
+        *(f"flexact.observe.figures.{name}" for name in figures.__all__),
         *(f"flexact.integrations.{name}.FlexActCallback" for name in INTEGRATIONS),
     ],
 )

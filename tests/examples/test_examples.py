@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,12 @@ EXAMPLES = {
     "accelerate_loop": (2, r"Accuracy of the plain network on test digits: ([\d.]+) %", 90),
     "per_channel": (24, r"Accuracy of the plain network on test digits: ([\d.]+) %", 90),
     "custom_candidate": (1, r"Mean squared error of the plain network: ([\d.]+)", 0),
+}
+WORKED = {
+    # The number of steps; the figures of the network with its own activation and with Flex-Act after them.
+    "siren_image": ("60", r"seed 0: ReLU ([\d.]+), Flex-Act ([\d.]+) dB on unseen pixels"),
+    "byte_gpt": ("60", r"seed 0: GELU ([\d.]+), Flex-Act ([\d.]+) nats per byte of new text"),
+    "physics_informed": ("60", r"seed 0: Tanh ([\d.]+), Flex-Act ([\d.]+) dB of signal to error"),
 }
 NEEDS = {"timm_finetune": "timm", "transformers_trainer": "transformers", "lightning_module": "lightning"}
 TITLES = re.compile(r"site pick lead z steps runner-up (z \(original\) )?dropped \(at step\)")
@@ -46,7 +54,29 @@ def picks(text: str) -> dict[str, str]:
 
 
 def test_all_examples_are_here() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*EXAMPLES, *WORKED, "compare"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKED)
+def test_a_worked_example_prints_both_figures_and_draws_its_picture(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    steps, measure = WORKED[name]
+    picture = tmp_path / "picture.png"
+    (text,) = forked.outputs(
+        forked.Program(
+            ROOT / "examples" / f"{name}.py",
+            *("--seeds", "1", "--steps", steps, "--picture", picture),
+            settings={"COLUMNS": 200},
+            folder=tmp_path,
+        ),
+        timeout=300,
+    )
+    assert re.search(measure, text)
+    assert len(picks(text)) >= 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [picture]
+    assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 120
 
 
 @pytest.mark.slow
@@ -62,10 +92,27 @@ def test_an_example_picks_commits_and_gives_a_plain_network_that_works(name: str
     assert "FlexAct(" not in text  # the network that is printed is plain
     assert float(found[1]) >= least
     if name == "custom_candidate":
-        assert table == {"1": "snake"}
+        assert table == {"1": "snake_3"}
         assert float(found[1]) < 0.01
-        assert "(1): Snake()" in text
+        assert "(1): Snake3()" in text
     if name == "per_channel":
         assert len(set(table.values())) > 1
         assert "ChannelPicks(" in text
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+@pytest.mark.slow
+def test_the_comparison_prints_a_row_per_method_and_is_the_code_of_its_page(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "compare.py"
+    ended = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    rows = {line.split()[1]: line for line in ended.stdout.splitlines() if line.startswith("| ")}
+    for method in ("original", "fixed-gelu", "fixed-tanh", "flexact", "flexact-alone"):
+        found = re.search(r"\| +5 \| ([\d.]+) ± [\d.]+ \|", rows[method])
+        assert found is not None
+        assert float(found[1]) > 90
+    assert "seed 4" in ended.stdout
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    functions = path.read_text(encoding="utf-8").partition("EPOCHS = 40")[2].partition("if __name__")[0]
+    assert functions.strip()
+    assert functions in (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")

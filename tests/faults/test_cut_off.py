@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.study import Result, Store
 from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar_data import data
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.glue.train import read_outcome
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.store import Moment as StudyMoment
@@ -98,7 +100,8 @@ def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
             left[0] -= 1
             return left[0] < 0
 
-        return train_cell(CELL, PROTOCOL, images, tmp_path, torch.device("cpu"), stop=stop, blocks=(1, 1))
+        with mock.patch.dict(BLOCKS, {"resnet18": (1, 1)}):
+            return train_cell(CELL, PROTOCOL, images, tmp_path, torch.device("cpu"), stop=stop)
 
     yield train
     torch.set_num_threads(before)
@@ -152,7 +155,7 @@ def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path
         else:
             with pytest.raises(FlexActError, match=r"history\.jsonl"):
                 Recorder.load(path)
-        again = Recorder(model, path)  # going on: what a kill left of a line was never a record
+        again = Recorder(model, path, resume=True)  # going on: what a kill left of a line was never a record
         again.close()
         assert again.history == whole[: max(lines - 1, 0)]
 
@@ -235,7 +238,7 @@ def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: P
 
 def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from flexact.integrations.transformers import SCHEDULE, _load_schedule
+    from flexact.integrations.transformers_resuming import SCHEDULE, load_schedule
 
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     schedule = flexact.Schedule(model, total_steps=10)
@@ -249,7 +252,7 @@ def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is
     def read() -> None:
         schedule.load_state_dict(schedule.state_dict() | {"step": 1})
         try:
-            _load_schedule(tmp_path, schedule)
+            load_schedule(tmp_path, schedule)
         except FlexActError:
             assert schedule.steps_done == 1
             raise

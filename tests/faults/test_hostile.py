@@ -77,7 +77,10 @@ def _checkpoint(folder: Path) -> object:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a checkpoint": ("checkpoint.json", _checkpoint),
     "a history": ("history.jsonl", lambda folder: Recorder.load(folder / "history.jsonl")),
-    "a history to go on with": ("history.jsonl", lambda folder: Recorder(network(), folder / "history.jsonl")),
+    "a history to go on with": (
+        "history.jsonl",
+        lambda folder: Recorder(network(), folder / "history.jsonl", resume=True),
+    ),
     "picks": ("flexact.json", lambda folder: flexact.load_picks(network(), folder)),
     "picks in a configuration": ("config.json", lambda folder: flexact.load_picks(network(), folder)),
     "a report of a study": ("config.json", report.build),
@@ -307,7 +310,7 @@ def test_no_script_of_a_folder_runs_in_its_page(tmp_path: Path) -> None:
     try:
         browser.get(page.as_uri())
         until = time.monotonic() + 30
-        while not browser.execute_script("return document.querySelectorAll('.chart svg.main-svg').length"):
+        while not browser.execute_script("return document.querySelectorAll('.chart path').length"):
             assert time.monotonic() < until
             time.sleep(0.1)
         browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")

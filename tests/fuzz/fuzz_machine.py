@@ -364,7 +364,8 @@ class PublicApi(RuleBasedStateMachine):
         path = Path(self.folder.name) / "history.jsonl" if on_disk else None
         if self.recorder is not None:
             self.recorder.close()
-        self.recorder = flexact.Recorder(self.model, path)
+        self.recorder = self.attempt(lambda: flexact.Recorder(self.model, path, resume=True))
+        assert (self.recorder is not None) == self.has_sites
 
     @precondition(lambda self: self.recorder is not None)
     @rule(

@@ -90,7 +90,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     """What a refused call must leave as it was: every tensor to the bit, every type, flag and hook."""
     tensors = {name: _told(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     modules = {
-        name: (type(module), module.training, len(module._forward_pre_hooks), sorted(module._modules))
+        name: (type(module), module.training, _own_hooks(module), sorted(module._modules))
         for name, module in model.named_modules(remove_duplicate=False)
     }
     sites = {
@@ -99,6 +99,12 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         if isinstance(module, flexact.FlexAct)
     }
     return {"tensors": tensors, "modules": modules, "sites": sites}
+
+
+def _own_hooks(module: nn.Module) -> int:
+    """The number of forward pre-hooks, without those that watch a first forward and then remove themselves."""
+    hooks = module._forward_pre_hooks.values()
+    return sum(type(hook).__module__ != "flexact.surgery.watching" for hook in hooks)
 
 
 def _told(tensor: Tensor) -> tuple[Any, ...]:

@@ -16,7 +16,8 @@ import flexact
 from flexact.routing.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
-from flexact.integrations.transformers import SCHEDULE, FlexActCallback  # noqa: E402
+from flexact.integrations.transformers import FlexActCallback  # noqa: E402
+from flexact.integrations.transformers_resuming import SCHEDULE  # noqa: E402
 
 Build = Callable[..., Any]
 
@@ -172,8 +173,8 @@ def test_picks_by_channel(tiny_bert: Build, trainer_of: Build) -> None:
         FlexActCallback().wrap(trainer_of(model))
 
 
-def test_an_optimizer_that_decays_the_logits_or_has_none(routed: Build, trainer_of: Build) -> None:
-    model = routed()
+def test_an_optimizer_that_decays_the_logits_it_moves_or_has_none(routed: Build, trainer_of: Build) -> None:
+    model = routed(logit_step="optimizer")
     decaying = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     with pytest.raises(flexact.FlexActError, match=r"weight_decay=0.1.*flexact\.param_groups"):
         FlexActCallback().wrap(trainer_of(model, optimizers=(decaying, None))).train()
@@ -193,7 +194,7 @@ def test_a_checkpoint_that_is_not_one_of_ours(routed: Build, trainer_of: Build, 
         trainer = FlexActCallback().wrap(trainer_of(routed(), **settings))
         trainer.train(resume_from_checkpoint=str(schedule.parent))
 
-    with pytest.raises(flexact.FlexActError, match=r"12 steps .*18"):
+    with pytest.raises(flexact.FlexActError, match=r"12 steps, .*18"):
         resume(num_train_epochs=3)
     whole = schedule.read_text()
     schedule.write_text(json.dumps(json.loads(whole) | {"step": 3}))

@@ -20,7 +20,7 @@ from flexact.surgery.picks_file import described, write_picks
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
-from flexact.integrations.transformers_config import LOUD, say_picks  # noqa: E402
+from flexact.integrations.transformers_config import UNPICKED, record_picks  # noqa: E402
 
 IDS = torch.arange(3, 33).view(6, 5)
 Build = Callable[..., Any]
@@ -61,7 +61,7 @@ def trained(
     def train(picks: dict[str, str], where: Any = "all") -> tuple[Any, Path]:
         how = repr((picks, where))
         if how not in runs:
-            model = set_picks(routed(where, candidates=PAPER_CANDIDATES), picks)
+            model = set_picks(routed(where, candidates=(*PAPER_CANDIDATES, "relu_squared", "gelu_tanh")), picks)
             trainer = FlexActCallback().wrap(trainer_of(model, num_train_epochs=1))
             trainer.train()
             runs[how] = trainer.model, tmp_path_factory.mktemp("trained")
@@ -79,6 +79,8 @@ def trained(
         ({}, "gelu"),
         ({LAYER.format(0): "relu", LAYER.format(1): "relu"}, "relu"),
         ({LAYER.format(0): "identity", LAYER.format(1): "identity"}, "linear"),
+        ({LAYER.format(0): "relu_squared", LAYER.format(1): "relu_squared"}, "relu2"),
+        ({LAYER.format(0): "gelu_tanh", LAYER.format(1): "gelu_tanh"}, "gelu_pytorch_tanh"),
     ],
 )
 def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
@@ -107,7 +109,7 @@ def test_where_it_cannot_load_picks_puts_them_in(picks: dict[str, str], trained:
     model, folder = trained(picks)
     told = json.loads((folder / "flexact.json").read_text())["picks"]
     assert {site: told[site] for site in picks} == picks
-    assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
+    assert json.loads((folder / "config.json").read_text())["hidden_act"] == UNPICKED
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
         outputs(loaded)
@@ -228,7 +230,7 @@ def test_t5_is_trained_saved_and_loaded(
 
 def test_without_flexact_such_a_checkpoint_does_not_load(trained: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = trained({LAYER.format(0): "relu"})
-    monkeypatch.delitem(transformers.activations.ACT2FN, LOUD)  # all that importing flexact changes in transformers
+    monkeypatch.delitem(transformers.activations.ACT2FN, UNPICKED)  # all that importing flexact changes in transformers
     with pytest.raises(KeyError, match=r"flexact\.load_picks\(model, folder\)"):
         transformers.BertForSequenceClassification.from_pretrained(folder)
 
@@ -241,7 +243,7 @@ def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: 
     assert {type(layer) for layer in layers} == {type(named)}  # one pick in all layers, which the config names
     before, after = tmp_path / "out" / "checkpoint-4", tmp_path / "out" / "checkpoint-12"
     for folder in (before, after):
-        assert json.loads((folder / "config.json").read_text())["hidden_act"] == LOUD
+        assert json.loads((folder / "config.json").read_text())["hidden_act"] == UNPICKED
     loaded = transformers.BertForSequenceClassification.from_pretrained(before)
     with pytest.raises(flexact.FlexActError, match="not committed"):
         flexact.load_picks(loaded, before)
@@ -339,7 +341,7 @@ def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, train
     FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=2)).train()
     flexact.extract(model).save_pretrained(tmp_path / "own")
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "own")
-    with pytest.raises(flexact.FlexActError, match="by channel"):
+    with pytest.raises(flexact.FlexActError, match="per channel"):
         flexact.load_picks(loaded, tmp_path / "own")
 
 
@@ -373,7 +375,7 @@ def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, tra
 
 def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
     model, folder = trained({LAYER.format(0): "relu"})
-    say_picks(model, {LAYER.format(1): "relu"})
+    record_picks(model, {LAYER.format(1): "relu"})
     model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
     with pytest.raises(flexact.FlexActError, match="different picks"):
@@ -408,7 +410,7 @@ def test_functional_activations_take_their_picks(tmp_path: Path) -> None:
     (head,) = [site.name for site in sites_of(model) if site.name.startswith("classifier")]
     picks = flexact.selection(set_picks(model, {head: "relu"})).picks
     plain = flexact.extract(model)
-    description = say_picks(plain, picks)
+    description = record_picks(plain, picks)
     assert description is not None
     plain.save_pretrained(tmp_path)
     write_picks(tmp_path, description)

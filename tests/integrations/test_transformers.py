@@ -28,7 +28,7 @@ def losses(trainer: Any) -> list[float]:
 
 
 def final_logits(trainer: Any) -> torch.Tensor:
-    return torch.cat([site.logits.detach() for site in trainer.flexact._sites])
+    return torch.cat([site.logits.detach() for site in trainer.flexact.schedule.router.sites])
 
 
 def test_three_lines_train_commit_and_leave_a_plain_model(routed: Build, trainer_of: Build) -> None:

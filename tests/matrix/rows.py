@@ -74,7 +74,7 @@ ROWS = (
         "trains like one process within 1e-5, saves, loads, resumes bit-identically, extracts",
         (
             "Order: `convert`, `fully_shard`, `param_groups`, `Schedule`. Functions that read a sharded model "
-            "(`selection`, `Recorder.record`, `commit`) gather its logits, so call them on every rank.",
+            "(`selection`, `Recorder`, `Recorder.record`, `commit`) gather its logits, so call them on every rank.",
             "With a mixed-precision policy, first call `fully_shard(site)` on each `FlexAct` without that policy. "
             "Logits in half precision raise an error.",
             "`extract` raises for a sharded model. Collect the state with `get_model_state_dict`, load it into a model "

@@ -51,4 +51,4 @@ def test_under_a_mixed_precision_policy_sites_sharded_by_themselves_stay_in_floa
 ) -> None:
     for one in found:
         assert column.is_site or one["half"] == {torch.float32}
-        assert "shard each FlexAct site by itself first" in one["half, told"]
+        assert "first shard each FlexAct site" in one["half, told"]

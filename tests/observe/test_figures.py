@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import io
 import math
+import sys
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ from matplotlib.figure import Figure
 
 from flexact import FlexActError
 from flexact.observe.figures import history as plots
-from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names, value_range
+from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names
 from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.observe.figures.network_map import GREY, MOST_PANELS, margins, network, stages
+from flexact.observe.figures.outcomes import outcomes
 from flexact.observe.figures.picture import Picture
+from flexact.observe.figures.svg_backend import charts
 from flexact.policy.evidence import Contest
 
 
@@ -36,8 +41,6 @@ def test_pick_map_shows_who_leads_at_each_site_and_step() -> None:
     names = [name for name, _ in panel.grid.categories]
     leaders = [[names[int(i)] for i in row] for row in panel.grid.values]
     assert leaders == [["relu", "relu", "undecided", "tanh", "tanh"], ["relu"] * 5]
-    assert panel.grid.notes[0][-1] == "tanh, probability 1.000"
-    assert panel.grid.notes[0][2] == "relu or tanh, probability 0.500"
 
 
 def test_only_a_map_with_a_tie_has_undecided_in_its_legend_and_it_is_white() -> None:
@@ -90,13 +93,6 @@ def test_a_map_is_as_high_as_its_sites_take() -> None:
     assert 1.5 < inches(8) < 3.0
 
 
-def test_totals_stand_at_the_end_of_stacked_bars() -> None:
-    bars = [Bars("a", [1.0, 0.0], "#0072b2"), Bars("b", [0.5, 2.0], "#d55e00")]
-    (axes,) = Picture("p", "t", "s", [Panel(rows=["x", "y"], bars=bars, stacked=True, totals=True)]).figure().axes
-    assert [(text.get_text(), text.xy) for text in axes.texts] == [("1.50", (1.5, 0)), ("2.00", (2.0, 1))]
-    assert axes.get_axisbelow() is True
-
-
 def test_probabilities_have_one_heat_map_a_candidate() -> None:
     panels = plots.probabilities(_history()).panels
     assert [panel.title for panel in panels] == ["relu", "tanh"]
@@ -104,10 +100,8 @@ def test_probabilities_have_one_heat_map_a_candidate() -> None:
     assert panels[1].grid.values == [[0.0, 0.25, 0.5, 0.75, 1.0], [0.1] * 5]
 
 
-def test_final_bars_are_the_last_record() -> None:
-    (panel,) = plots.final_picks(_history()).panels
-    assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.0, 0.9], "tanh": [1.0, 0.1]}
-    first, second = plots.outcomes(_history())
+def test_outcomes_are_the_last_record() -> None:
+    first, second = outcomes(_history())
     assert (first.site, first.pick, first.probability, first.runner_up, first.margin) == ("a", "tanh", 1.0, None, 1.0)
     assert (second.site, second.pick, second.probability, second.runner_up) == ("b", "relu", 0.9, "tanh")
     assert second.margin == pytest.approx(0.8)
@@ -120,10 +114,10 @@ def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record
     history[1] |= {"drops": {"a": {"relu": drop}}}
     history[3] |= {"decisions": {"a": {"runner_up": "relu", "decided": True}}}
     history[4] |= {
-        "drops": {"b": {"tanh": dict.fromkeys(drop)}},
+        "drops": {"b": {"tanh": dict.fromkeys(drop) | {"step": 9}}},
         "decisions": {"b": {"runner_up": "tanh", "decided": False}},
     }
-    first, second = plots.outcomes(history)
+    first, second = outcomes(history)
     assert (first.runner_up, first.lead, first.decision) == ("relu", Contest(0.5, 0.25, 40), "decided")
     assert (second.runner_up, second.lead, second.decision) == ("tanh", None, "undecided")
     assert "drops" not in [panel.title for picture in plots.history_pictures(history) for panel in picture.panels]
@@ -132,16 +126,26 @@ def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record
 def test_a_site_that_picks_by_channel_tells_how_many_are_decided() -> None:
     sites = {f"a:{i}": {"relu": 1.0, "tanh": 0.0} for i in range(3)}
     decisions = {f"a:{i}": {"runner_up": "tanh", "decided": i > 0} for i in range(3)}
-    (only,) = plots.outcomes([{"step": 0, "sites": sites, "decisions": decisions}])
+    (only,) = outcomes([{"step": 0, "sites": sites, "decisions": decisions}])
     assert (only.site, only.decision, only.decided, only.lead) == ("a", "2 of 3 channels decided", False, None)
 
 
 def test_channels_of_a_site_are_shown_as_their_mean() -> None:
     history = [{"step": 0, "sites": {"a:0": {"relu": 1.0, "tanh": 0.0}, "a:1": {"relu": 0.5, "tanh": 0.5}}}]
-    (panel,) = plots.final_picks(history).panels
-    assert panel.rows == ["a"]
-    assert {bars.name: list(bars.values) for bars in panel.bars} == {"relu": [0.75], "tanh": [0.25]}
+    assert [panel.rows for panel in plots.probabilities(history).panels] == [["a"], ["a"]]
+    assert {line.name: list(line.y) for line in plots.curves(history).panels[0].lines} == {
+        "relu": [0.75],
+        "tanh": [0.25],
+    }
     assert "mean over its channels" in plots.picks(history).sentence
+
+
+def test_a_history_of_sites_that_pick_by_channel_has_no_empty_picture_of_margins() -> None:
+    drop = {"step": 9, "margin": 0.5, "standard_error": 0.25, "steps": 40}
+    sites = {f"a:{i}": {"relu": 0.0, "tanh": 1.0} for i in range(2)}
+    pictures = plots.history_pictures([{"step": 9, "sites": sites, "drops": {site: {"relu": drop} for site in sites}}])
+    assert "Margin at each drop" not in [picture.title for picture in pictures]
+    assert all(picture.panels for picture in pictures)
 
 
 def test_candidate_that_a_site_does_not_have_is_an_empty_cell() -> None:
@@ -163,6 +167,165 @@ def test_numbers_are_curves_of_their_own() -> None:
     assert [panel.title for panel in plots.numbers(_history(loss=1.0, accuracy=0.5)).panels] == ["loss", "accuracy"]
     with pytest.raises(FlexActError, match="no numbers"):
         plots.numbers(_history())
+
+
+def _decided() -> list[dict[str, Any]]:
+    """Three sites of two stages that drop two of three candidates: two together and surely, one alone and unsurely."""
+    names = [f"stage.{i}.act" for i in range(2)] + ["head.0", "head.1"]
+    history = [
+        {"step": s, "sites": {name: dict.fromkeys(("relu", "tanh", "elu"), 1 / 3) for name in names}} for s in (0, 5)
+    ]
+    sure = {
+        "elu": {"step": 3, "margin": 0.6, "standard_error": 0.2, "steps": 9},
+        "relu": {"step": 7, "margin": 0.196, "standard_error": 0.1, "steps": 9},
+    }
+    unsure = {"elu": dict.fromkeys(sure["elu"]) | {"step": 3}, "relu": sure["relu"] | {"margin": -0.05}}
+    drops = {name: unsure if name == "head.1" else sure for name in names}
+    history[1]["drops"] = {name: {"elu": one["elu"]} for name, one in drops.items()}
+    last = {
+        "step": 10,
+        "sites": {name: {"relu": 0.0, "tanh": 1.0, "elu": 0.0} for name in names},
+        "drops": {name: {"relu": one["relu"]} for name, one in drops.items()},
+        "decisions": {name: {"original": "tanh", "runner_up": "relu", "decided": name != "head.1"} for name in names},
+    }
+    return [*history, last]
+
+
+def test_the_map_has_a_line_a_stage_and_is_as_opaque_as_the_evidence_is_sure() -> None:
+    (panel,) = network(_decided()).panels
+    assert panel.rows == ["stage", "head"]
+    assert panel.grid is not None
+    assert panel.grid.categories == [("tanh", candidate_colours(["tanh"])["tanh"])]
+    assert [[value for value in row if not math.isnan(value)] for row in panel.grid.values] == [[0.0, 0.0], [0.0, 0.0]]
+    sure, unsure = panel.grid.opacity[1][:2]
+    assert sure == pytest.approx(0.2 + 0.8 * (2 * NormalDist().cdf(1.96) - 1))
+    assert unsure == 0.2
+    assert panel.grid.notes[1][1].splitlines() == ["head.1", "tanh, lead -0.05 ± 0.10", "undecided, confidence 0.00"]
+
+
+def test_a_long_stage_goes_on_in_the_next_line() -> None:
+    history = [{"step": 0, "sites": {f"blocks.{i}.act": {"relu": 0.75, "tanh": 0.25} for i in range(20)}}]
+    (panel,) = network(history).panels
+    assert panel.rows == ["blocks", ""]
+    assert panel.grid is not None
+    assert [sum(not math.isnan(value) for value in row) for row in panel.grid.values] == [16, 4]
+    assert panel.grid.opacity[0][0] == pytest.approx(0.2 + 0.8 * 0.5)
+
+
+def test_a_site_without_a_leader_is_grey_on_the_map() -> None:
+    history = [{"step": 0, "sites": {"a": {"relu": 0.5, "tanh": 0.5}, "b": {"relu": 0.4, "tanh": 0.6}}}]
+    grid = network(history).panels[0].grid
+    assert grid is not None
+    assert [name for name, _ in grid.categories] == ["undecided", "tanh"]
+    assert grid.categories[0][1] == GREY
+
+
+@pytest.mark.parametrize(
+    ("sites", "names"),
+    [
+        (
+            ["relu", "layer1.0.relu", "layer1.1.relu", "layer2.0.relu", "layer2.1.relu", "layer2.2.relu"],
+            ["", "layer1", "layer2"],
+        ),
+        (
+            [*(f"bert.encoder.layer.{i}.intermediate.act" for i in range(12)), "bert.pooler.act"],
+            ["bert.encoder", "bert.pooler"],
+        ),
+        ([f"stages.{i}.blocks.{j}.act" for i in range(4) for j in range(3)], [f"stages.{i}" for i in range(4)]),
+        (["1", "3", "5"], [""]),
+        (["act"], [""]),
+    ],
+)
+def test_stages_are_the_parts_that_an_author_named(sites: list[str], names: list[str]) -> None:
+    found = stages(sites)
+    assert [name for name, _ in found] == names
+    assert [site for _, members in found for site in members] == sites
+
+
+def test_margins_have_a_row_a_drop_and_sites_that_picked_together_share_a_panel() -> None:
+    together, alone = margins(_decided()).panels
+    assert (together.title, alone.title) == ("3 sites: tanh", "head.1: tanh (undecided)")
+    assert together.rows == ["elu at 3", "relu at 7"]
+    assert alone.rows == ["elu at 3 (no evidence)", "relu at 7"]
+    elu, relu = together.bars
+    assert (elu.values[0], elu.errors) == (0.6, [0.2, 0.0])
+    assert (relu.values[1], relu.errors) == (0.196, [0.0, 0.1])
+    assert relu.colour == candidate_colours(["relu"])["relu"]
+    assert [bars.colour for bars in alone.bars] == [GREY]
+
+
+def test_the_legend_of_margins_has_the_colours_of_candidates_and_of_undecided_sites() -> None:
+    history = _decided()
+    for entry in history:  # the undecided site is the first one
+        for part in ("sites", "drops", "decisions"):
+            if part in entry:
+                entry[part] = {key: entry[part][key] for key in sorted(entry[part], key=lambda key: key != "head.1")}
+    legend = margins(history).legend
+    colours = {name: item.colour for name, item in legend.items() if isinstance(item, Bars)}
+    assert colours == {"undecided": GREY, **candidate_colours(["elu", "relu"])}
+
+
+def test_the_tiles_of_the_map_and_its_first_stage_have_names() -> None:
+    names = ["relu", *(f"layer1.{i}.relu" for i in range(3)), "layer2.0.relu", "layer2.a_long_module_name.relu"]
+    (panel,) = network([{"step": 1, "sites": {name: {"relu": 1.0} for name in names}}]).panels
+    assert panel.rows == ["relu", "layer1", "layer2"]
+    assert panel.grid is not None
+    assert [[label for label in row if label] for row in panel.grid.labels] == [["relu"], ["0", "1", "2"], ["0"]]
+    (panel,) = network([{"step": 1, "sites": {name: {"relu": 1.0} for name in ("1", "3")}}]).panels
+    assert panel.rows == ["top level"]
+    figure = network([{"step": 1, "sites": {name: {"relu": 1.0} for name in ("1", "3")}}]).figure()
+    assert {"1", "3"} <= {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_in_a_trial_each_candidate_has_a_line_of_its_own() -> None:
+    sites = {"1": {"relu": 0.5, "gelu": 0.5}}
+    trial = [
+        {"step": i, "sites": sites, "loss": float(i), "trying": name}
+        for i, name in enumerate(["relu"] * 2 + ["gelu"] * 2)
+    ]
+    (panel,) = plots.numbers([*trial, {"step": 9, "sites": sites, "loss": 9.0}]).panels
+    assert [(line.name, list(line.x)) for line in panel.lines] == [("relu", [0, 1]), ("gelu", [2, 3]), ("loss", [9])]
+    assert [line.colour for line in panel.lines] == [*candidate_colours(["relu", "gelu"]).values(), "ink"]
+
+
+def test_a_panel_of_drops_without_any_evidence_says_so() -> None:
+    history = _decided()
+    for entry in history[1:]:
+        entry["drops"]["head.1"] = {
+            name: dict.fromkeys(drop) | {"step": drop["step"]} for name, drop in entry["drops"]["head.1"].items()
+        }
+    picture = margins(history)
+    assert picture.panels[1].rows == ["elu at 3 (no evidence)", "relu at 7 (no evidence)"]
+    assert len(charts(picture)) == len([ax for ax in picture.figure().axes if ax.axison]) == 2
+
+
+def test_the_closest_of_many_margins_are_shown() -> None:
+    sites = [f"s{i}" for i in range(60)]
+    drops = {s: {"relu": {"step": 1, "margin": i / 10, "standard_error": 0.1, "steps": 9}} for i, s in enumerate(sites)}
+    decisions = {site: {"original": "relu", "runner_up": "relu", "decided": True} for site in sites}
+    pis = {site: {"relu": 0.0, "tanh": 1.0} for site in sites}
+    picture = margins([{"step": 1, "sites": pis, "drops": drops, "decisions": decisions}])
+    assert [panel.title for panel in picture.panels] == [f"s{i}: tanh" for i in range(MOST_PANELS)]
+    assert "36 panels" in picture.sentence
+
+
+def test_curves_over_steps_have_every_drop_and_the_commitment_marked() -> None:
+    history = [entry | {"loss": 1.0} for entry in _decided()]
+    for picture in (plots.numbers(history), plots.curves(history)):
+        marked = [(event.x, event.name, event.label, event.note) for event in picture.panels[0].events]
+        assert marked == [(3, "drop", "elu", "elu at 4 sites"), (7, "commitment", "relu", "relu at 4 sites")]
+        assert {"drop", "commitment"} <= set(picture.legend)
+    assert [event.name for event in plots.numbers(history[:2]).panels[0].events] == ["drop"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
+    history = [
+        {"step": i, "sites": {"a": {"relu": 1.0}}, "loss": math.sin(i) + 50.0 * (i == 3333)} for i in range(20000)
+    ]
+    (line,) = plots.numbers(history).panels[0].lines
+    assert len(line.x) <= plots.MOST_POINTS
+    assert list(line.x) == sorted(line.x)
+    assert (3333, history[3333]["loss"]) in zip(line.x, line.y, strict=True)
 
 
 def test_empty_history_says_what_to_do() -> None:
@@ -194,7 +357,7 @@ def test_names_are_drawn_as_they_are() -> None:
 
 def test_whisker_that_reaches_zero_ends_at_the_edge_of_a_logarithmic_axis() -> None:
     panel = Panel(rows=["a"], bars=[Bars("ours", [0.01], "#0072b2", [0.02])], log_values=True)
-    limits = value_range(panel)
+    limits = panel.limits
     assert limits is not None
     assert 0 < limits[0] < 0.01 < 0.03 < limits[1]
     (axes,) = Picture("p", "t", "s", [panel]).figure().axes
@@ -249,6 +412,7 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
         return real(name, *args, **kwargs)
 
     picture = plots.picks(_history())
+    monkeypatch.delitem(sys.modules, "flexact.observe.figures.matplotlib_backend")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(FlexActError, match=r"flexact\[plots\]"):
         picture.figure()

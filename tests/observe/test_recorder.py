@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from flexact import FlexActError, FlexConfig, Recorder, convert, selection
+from flexact import FlexActError, FlexConfig, Recorder, Schedule, convert, selection
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 CONFIG = FlexConfig(candidates=FIVE, share="site", pick_by="blend", rewind=False)
@@ -73,10 +73,10 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
     assert len(Recorder.load(path)) == 3
 
 
-def test_an_existing_file_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_existing_file_is_appended_to_on_resuming(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, 3)
-    with Recorder(model, path) as recorder:
+    with Recorder(model, path, resume=True) as recorder:
         assert [entry["step"] for entry in recorder.history] == [0, 1, 2]
         recorder.record(3)
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2, 3]
@@ -89,7 +89,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
     path.write_text(text[:-25])
     with pytest.raises(FlexActError, match=r"history\.jsonl, line 4"):
         Recorder.load(path)
-    with Recorder(model, path) as recorder:
+    with Recorder(model, path, resume=True) as recorder:
         assert [entry["step"] for entry in recorder.history] == [0, 1]
         recorder.record(2)
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
@@ -112,7 +112,7 @@ def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, lin
     lines[2] = line
     path.write_text("\n".join(lines) + "\n")
     before = path.read_text()
-    for read in (Recorder.load, lambda path: Recorder(model, path)):
+    for read in (Recorder.load, lambda path: Recorder(model, path, resume=True)):
         with pytest.raises(FlexActError, match=r"history\.jsonl, line 3"):
             read(path)
     assert path.read_text() == before
@@ -137,7 +137,7 @@ def test_a_missing_file_is_an_error_on_loading(tmp_path: Path) -> None:
 def test_rewinding_forgets_what_came_after_a_step_in_memory_and_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, 5)
-    with Recorder(model, path) as recorder:
+    with Recorder(model, path, resume=True) as recorder:
         recorder.rewind(2)
         assert [entry["step"] for entry in recorder.history] == [0, 1, 2]
         assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
@@ -173,8 +173,8 @@ def test_drops_and_decisions_are_recorded_once_with_their_evidence(tmp_path: Pat
     }
     assert "decisions" not in second
     assert fourth["drops"] == {"1": {"relu": {"step": 9, "margin": 0.25, "standard_error": 0.25, "steps": 30}}}
-    assert fourth["decisions"] == {"1": {"runner_up": "relu", "decided": False}}
-    with Recorder(model, path) as recorder:
+    assert fourth["decisions"] == {"1": {"original": "relu", "runner_up": "relu", "decided": False}}
+    with Recorder(model, path, resume=True) as recorder:
         recorder.record(10)
         assert not {"drops", "decisions"} & set(recorder.history[-1])
         recorder.rewind(8)
@@ -302,21 +302,64 @@ def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: o
     assert Recorder.load(path) == []
 
 
-def test_a_second_run_into_the_same_file_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_second_run_into_the_same_file_is_an_error_when_the_recorder_is_built(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, steps=3)
-    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="A new run needs a new file"):
-        recorder.record(1)
+    before = path.read_text()
+    with pytest.raises(FlexActError, match=r"3 records already, up to step 2\. Give resume=True .* overwrite=True"):
+        Recorder(model, path)
+    with pytest.raises(FlexActError, match="give only one of resume=True and overwrite=True"):
+        Recorder(model, path, resume=True, overwrite=True)
+    assert path.read_text() == before
 
 
-def test_the_history_of_another_network_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_overwriting_replaces_a_history_even_of_another_network_or_with_a_corrupt_line(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    recorded(path, steps=3)
+    path.write_text(path.read_text() + "corrupt\n")
+    other = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), config=CONFIG)
+    with Recorder(other, path, overwrite=True) as recorder:
+        assert recorder.history == []
+        recorder.record(0)
+    assert [list(entry["sites"]) for entry in Recorder.load(path)] == [["1"]]
+
+
+def test_overwriting_leaves_a_file_alone_that_is_no_history(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine\n")
+    with pytest.raises(FlexActError, match="not a history"):
+        Recorder(network(), path, overwrite=True)
+    assert path.read_text() == "mine\n"
+
+
+def test_the_history_of_another_network_is_an_error_when_the_recorder_is_built(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     recorded(path, steps=3)
     before = path.read_text()
     other = convert(nn.Sequential(*(nn.ReLU() for _ in range(7))), config=CONFIG)
-    with (
-        Recorder(other, path) as recorder,
-        pytest.raises(FlexActError, match=r"sites 1, 3, and .* has 0, 1, .* 2 more"),
-    ):
-        recorder.record(3)
+    with pytest.raises(FlexActError, match=r"sites 1, 3, and .* has 0, 1, .* 2 more"):
+        Recorder(other, path, resume=True)
     assert path.read_text() == before
+
+
+def test_what_cannot_be_recorded_is_an_error_when_the_recorder_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlexActError, match="cannot write"):
+        Recorder(network(), tmp_path / "file" / "history.jsonl")
+    with pytest.raises(FlexActError, match="no FlexAct sites"):
+        Recorder(nn.Linear(2, 2))
+
+
+def test_the_loss_is_that_of_the_schedule_unless_it_is_given() -> None:
+    model = network()
+    schedule = Schedule(model, total_steps=50)
+    recorder = Recorder(model)
+    recorder.record(0)
+    for step, loss in ((1, torch.tensor(0.5, requires_grad=True)), (2, 0.25)):
+        schedule.step(loss)
+        recorder.record(step, accuracy=0.9)
+    recorder.record(3, loss=7.0)
+    schedule.step()
+    recorder.record(4)
+    assert [entry.get("loss") for entry in recorder.history] == [None, 0.5, 0.25, 7.0, None]
+    assert recorder.history[1]["accuracy"] == 0.9

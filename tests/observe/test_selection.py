@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, Policy, convert, selection
+from flexact import FlexAct, FlexActError, FlexConfig, Policy, convert, extract, selection
 from flexact.observe.selection import Selection
 from flexact.policy.evidence import Contest
 
@@ -359,6 +359,18 @@ def test_it_prints_as_an_aligned_table() -> None:
     assert "?" not in str(selection(model))
 
 
+def test_a_name_that_extraction_makes_misleading_is_told() -> None:
+    model = nn.Sequential()
+    for name in ("gelu", "relu1", "act"):
+        model.add_module(name, nn.GELU())
+    model = convert(model, "*", config=FlexConfig(candidates=("relu", "gelu"), share="site"))
+    assert "extract keeps" not in str(selection(model))  # nothing is picked yet
+    for site in model:
+        site.commit(candidate=site.candidates.index("relu"))
+    assert str(selection(model)).splitlines()[-1] == ("extract keeps module names: the module named gelu is now a relu")
+    assert "(gelu): ReLU()" in str(extract(model))
+
+
 def test_names_are_those_of_the_plain_model_under_compilation() -> None:
     model = network()
     assert [row.key for row in selection(torch.compile(model))] == ["1", "3"]
@@ -457,3 +469,13 @@ def test_what_is_no_selection_is_refused(data: object, told: str) -> None:
 def test_only_modules_have_a_selection(value: object) -> None:
     with pytest.raises(FlexActError, match=r"torch\.nn\.Module"):
         selection(value)
+
+
+def test_a_negative_lead_is_explained() -> None:
+    model = lone_site(candidates=("relu", "tanh"))
+    evidence = torch.tensor([[[math.nan] * 3, [-0.5, 0.5, 40.0]]])
+    model[1].drop(torch.tensor([[False, True]]), 3, evidence)
+    notes = str(selection(model)).splitlines()
+    assert "lead: the pick's advantage over the runner-up when the runner-up was dropped" in notes[-3]
+    assert notes[-2].startswith("(undecided): no significant lead (z >= 2) over the original, or over the runner-up if")
+    assert notes[-1].startswith("A negative lead means that the runner-up had the better evidence: the original stayed")

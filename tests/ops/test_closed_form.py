@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flexact.candidates import lookup
-from flexact.ops import _routed_activation, closed_form, reference, routed_activation
+from flexact.ops import _plain, closed_form, reference, routed_activation
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
-ALL = (
+SIXTEEN = (
     *FIVE, "gelu", "silu", "mish", "elu", "selu", "softplus", "hardswish", "relu6", "softsign", "relu_squared", "sine"
 )  # fmt: skip
+MORE = (
+    "hardsigmoid", "hardtanh", "logsigmoid", "tanhshrink", "hardshrink", "softshrink", "gelu_tanh", "quick_gelu",
+    "clipped_gelu", "hard_mish", "laplace", "sqrt_softplus", "star_relu", "snake"
+)  # fmt: skip
+ALL = (*SIXTEEN, *MORE)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DENSE = ("contiguous", "permuted", "channels_last", "offset")
 GAPPED = ("slice", "permuted slice", "expanded")
@@ -42,7 +47,7 @@ class Case:
     def size(self) -> Tensor:
         """How large a candidate's value can be at each element: 1 + 1.1·|h|, or 1 + h²."""
         h = self.h.double().abs()
-        return 1 + (torch.maximum(1.1 * h, h.square()) if "relu_squared" in self.names else 1.1 * h)
+        return 1 + (torch.maximum(1.1 * h, h.square()) if {"relu_squared", "star_relu"} & {*self.names} else 1.1 * h)
 
     def p(self) -> Tensor:
         log_pi = torch.log_softmax(self.logits.masked_fill(~self.alive, -torch.inf), -1)
@@ -266,12 +271,12 @@ def test_opcheck(layout: str, rows: int) -> None:
     logits = torch.randn(rows * 3, requires_grad=True)
     p = torch.softmax(logits.detach().view(rows, 3), -1)
     arguments = (h, logits, p, p, torch.tensor(0.5), "relu\nsigmoid\ngelu", [0, 1, 2], 1, True)
-    torch.library.opcheck(_routed_activation, arguments)
+    torch.library.opcheck(_plain.operator, arguments)
 
 
 def test_opcheck_of_a_zero_dimensional_input() -> None:
     h, logits, p = torch.randn((), requires_grad=True), torch.zeros(2, requires_grad=True), torch.full((1, 2), 0.5)
-    torch.library.opcheck(_routed_activation, (h, logits, p, p, torch.ones(()), "relu\ntanh", [0, 1], 1, 0))
+    torch.library.opcheck(_plain.operator, (h, logits, p, p, torch.ones(()), "relu\ntanh", [0, 1], 1, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["layer", "channel"])

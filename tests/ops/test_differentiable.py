@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexact.candidates import _BUILT_IN
+from flexact.candidates import BUILT_IN
 from flexact.ops import routed_activation
 
-NAMES = [candidate.name for candidate in _BUILT_IN]
-KINKS = (0.0, 3.0, -3.0, 6.0)
+NAMES = [candidate.name for candidate in BUILT_IN]
+KINKS = (0.0, 0.5, -0.5, 1.0, -1.0, -2.0, 3.0, -3.0, 6.0)
 
 
 def away_from_kinks(size: int) -> Tensor:

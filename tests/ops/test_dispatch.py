@@ -18,6 +18,7 @@ import torch
 import flexact
 from flexact import FlexActError
 from flexact.ops import closed_form, dispatch, inductor_form, routed_activation
+from flexact.ops.blending import Blending
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -27,7 +28,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nothing forced, nothing given up, nothing remembered, and a card that is new enough."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "_forced", None)
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     forget()
     yield monkeypatch
@@ -81,7 +82,7 @@ def test_cuda_tensors_take_triton() -> None:
     assert dispatch.active(CUDA) == ("triton", "")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was asked for"), ("compiled", "")])
+@pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was requested"), ("compiled", "")])
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_the_variable_forces_one(name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -105,7 +106,7 @@ def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pyte
     assert dispatch.active(CPU) == ("triton", "")
     no_interpreter(fresh)
     assert dispatch.active(CPU).name == "closed_form"
-    assert dispatch.active(CPU).reason == "triton was asked for, but Triton's kernels run on CUDA tensors, not on cpu"
+    assert dispatch.active(CPU).reason == "triton was requested, but Triton's kernels run on CUDA tensors, not on cpu"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest))
     assert dispatch.active(CUDA) == ("closed_form", "the package triton is not installed")
     dispatch.use("triton")
-    assert dispatch.active(CUDA).reason == "triton was asked for, but the package triton is not installed"
+    assert dispatch.active(CUDA).reason == "triton was requested, but the package triton is not installed"
 
 
 @pytest.mark.parametrize(("version", "runs"), [("3.2.0", False), ("2.10.0", False), ("3.3.0", True), ("3.10.1", True)])
@@ -175,10 +176,10 @@ def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) 
 
 def test_giving_up_is_said_once_and_lasts() -> None:
     with pytest.warns(UserWarning, match=r"OSError: no compiler.*falls back"):
-        dispatch.give_up_triton(OSError("no compiler"))
+        dispatch.give_up("triton", "a Triton kernel failed to build", OSError("no compiler"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dispatch.give_up_triton(OSError("again"))
+        dispatch.give_up("triton", "a Triton kernel failed to build", OSError("again"))
     assert dispatch.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
 
 
@@ -197,7 +198,6 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
     def fail(*_: Any) -> Any:
         raise error
 
-    fresh.setattr(dispatch, "_broken_compiler", "")
     fresh.setattr(dispatch, "_forced", "compiled")
     fresh.setattr(dispatch, "has_compiler", lambda: True)
     fresh.setattr(inductor_form, "forward", fail)
@@ -212,8 +212,7 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
 
 
 def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(dispatch, "_broken", "a reason")
-    fresh.setattr(dispatch, "_broken_compiler", "another one")
+    fresh.setattr(dispatch, "_broken", {"triton": "a reason", "compiled": "another one"})
     fresh.setattr(dispatch, "has_compiler", lambda: True)
     assert dispatch.active(CUDA).reason == "a reason"
     dispatch.use("triton")
@@ -253,7 +252,7 @@ def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
 def test_every_choice_computes_the_same_on_the_cpu(name: Any) -> None:
     torch.manual_seed(0)
     h, p, names = torch.randn(4, 6), torch.softmax(torch.randn(1, 3), -1), ("relu", "tanh", "gelu")
-    expected, statistics = closed_form.forward(h, p, names, range(3), 1, True)
+    expected, statistics = closed_form.forward(h, Blending(p, p, torch.ones(()), names, (0, 1, 2), 1, True))
     dispatch.use(name)
     x, gathered = routed_activation(h, torch.zeros(3), p, p, torch.ones(()), names, range(3), statistics=True)
     torch.testing.assert_close(x, expected)

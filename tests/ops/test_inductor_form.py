@@ -7,10 +7,11 @@ import shutil
 import pytest
 import torch
 
-from flexact.candidates import _BUILT_IN
+from flexact.candidates import BUILT_IN
 from flexact.ops import closed_form, inductor_form
+from flexact.ops.blending import Blending
 
-NAMES = tuple(candidate.name for candidate in _BUILT_IN)
+NAMES = tuple(candidate.name for candidate in BUILT_IN)
 
 needs_a_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch.compile needs a C++ compiler on a CPU"
@@ -24,14 +25,15 @@ def test_all_candidates_compile_to_what_the_sweep_computes(dtype: torch.dtype) -
     names = NAMES if dtype == torch.float32 else NAMES[::3]  # compiling takes a second a candidate
     generator, k = torch.Generator().manual_seed(0), len(names)
     h, delta = (3 * torch.randn(40, 50, generator=generator).to(dtype) for _ in range(2))
-    p, everyone, tau = torch.softmax(torch.randn(1, k, generator=generator), -1), range(k), torch.tensor(0.7)
+    p = torch.softmax(torch.randn(1, k, generator=generator), -1)
+    blending = Blending(p, p, torch.tensor(0.7), names, tuple(range(k)), 1, True)
     rounding = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
-    x, statistics = inductor_form.forward(h, p, NAMES, everyone, 1, True)
-    expected_x, expected_statistics = closed_form.forward(h, p, NAMES, everyone, 1, True)
+    x, statistics = inductor_form.forward(h, blending)
+    expected_x, expected_statistics = closed_form.forward(h, blending)
     torch.testing.assert_close(x, expected_x, **rounding)
     torch.testing.assert_close(statistics, expected_statistics, rtol=1e-5, atol=1e-5)
-    to_h, to_logits = inductor_form.backward(delta, h, p, p, tau, names, everyone, 1, True)
-    expected_to_h, expected_to_logits = closed_form.backward(delta, h, p, p, tau, names, everyone, 1, True)
+    to_h, to_logits = inductor_form.backward(delta, h, blending, True)
+    expected_to_h, expected_to_logits = closed_form.backward(delta, h, blending, True)
     torch.testing.assert_close(to_h, expected_to_h, **rounding)
     torch.testing.assert_close(to_logits, expected_to_logits, rtol=1e-4, atol=1e-3)
 
@@ -40,8 +42,8 @@ def test_all_candidates_compile_to_what_the_sweep_computes(dtype: torch.dtype) -
 def test_a_candidate_without_weight_has_no_part_even_where_it_overflows() -> None:
     h, keys = torch.tensor([[torch.inf, 1.0]]), ("identity", "relu_squared", "silu", "sigmoid", "tanh")
     p = torch.tensor([[0.0, 0.0, 0.0, 0.5, 0.5], [0.1, 0.2, 0.1, 0.3, 0.3]])
-    everyone = range(5)
-    x, _ = inductor_form.forward(h, p, keys, everyone, 1, 0)
-    to_h, to_logits = inductor_form.backward(torch.ones(1, 2), h, p, p, torch.ones(()), keys, everyone, 1, True)
+    blending = Blending(p, p, torch.ones(()), keys, tuple(range(5)), 1, False)
+    x, _ = inductor_form.forward(h, blending)
+    to_h, to_logits = inductor_form.backward(torch.ones(1, 2), h, blending, True)
     assert (x[0, 0].item(), to_h[0, 0].item()) == (1.0, 0.0)
     assert to_logits.isfinite().all()

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexact import FlexActError
 from flexact.policy.evidence import Evidence
 
 CPU = torch.device("cpu")
@@ -65,28 +64,3 @@ def test_a_reset_forgets_the_round() -> None:
     for step in numbers[10:]:
         evidence.add(torch.from_numpy(step).float())
     torch.testing.assert_close(evidence.leads(torch.tensor([0])), gathered(numbers[10:]).leads(torch.tensor([0])))
-
-
-def test_a_saved_round_goes_on() -> None:
-    numbers = numpy.random.default_rng(0).normal(size=(20, 2, 3))
-    saved = {name: tensor.clone() for name, tensor in gathered(numbers[:12]).state_dict().items()}
-    evidence = Evidence(2, 3, CPU)
-    evidence.load_state_dict(saved)
-    for step in numbers[12:]:
-        evidence.add(torch.from_numpy(step).float())
-    leader = torch.tensor([0, 2])
-    for ours, theirs in zip(evidence.leads(leader), gathered(numbers).leads(leader), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("damage", ["missing", "no tensor", "another shape"])
-def test_a_state_of_other_sites_is_refused_and_changes_nothing(damage: str) -> None:
-    evidence = gathered(numpy.ones((4, 2, 3)))
-    state = dict(Evidence(2, 3, CPU).state_dict())
-    if damage == "missing":
-        del state["evidence_total"]
-    else:
-        state["evidence_total"] = [[0.0]] if damage == "no tensor" else torch.zeros(1, 3)
-    with pytest.raises(FlexActError, match=r"'evidence_total' .*\(2, 3\)"):
-        evidence.load_state_dict(state)
-    assert evidence.count.tolist() == [[4.0], [4.0]]

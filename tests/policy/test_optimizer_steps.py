@@ -390,3 +390,49 @@ def test_a_schedule_that_is_collected_in_the_middle_of_a_step_does_not_disturb_i
         hook.remove()
     assert not sites_of(model)[0].at_start()
     assert not kept.committed
+
+
+def test_the_optimizer_of_another_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Schedule allocates nothing before its step, which may be captured in a CUDA graph at that moment."""
+    model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+    schedule = flexact.Schedule(model, 100)
+    other = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other(torch.ones(1, 2)).sum().backward()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "tensor", lambda *args, **kwargs: pytest.fail("a tensor was made"))
+        optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0, equal_nan=True)
+    assert schedule.steps_done == 0
+
+
+def test_a_run_whose_optimizers_step_at_different_rates_resumes_exactly() -> None:
+    config = flexact.FlexConfig(share="site", pick_by="blend", rewind=False, candidates=("relu", "tanh", "gelu"))
+
+    def make() -> tuple[nn.Module, list[torch.optim.Optimizer], flexact.Schedule]:
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)]
+        model = flexact.convert(nn.Sequential(*layers), config=config)
+        halves = (model[:3].parameters(), model[3:].parameters())
+        return model, [torch.optim.SGD(half, lr=0.01) for half in halves], flexact.Schedule(model, 400)
+
+    def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], schedule: flexact.Schedule, on: range) -> None:
+        for step in on:
+            x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+            loss = (model(x).squeeze() - x[:, 0].tanh()).square().mean()
+            model.zero_grad()
+            loss.backward()
+            for every, optimizer in enumerate(optimizers, 1):
+                if step % every == 0:
+                    optimizer.step()
+            schedule.step(loss.detach())
+
+    whole, resumed = make(), make()
+    train(*whole, range(30))
+    resumed[0].load_state_dict(whole[0].state_dict())
+    resumed[2].load_state_dict(whole[2].state_dict())
+    train(*whole, range(30, 40))
+    train(*resumed, range(30, 40))
+    for ours, theirs in zip(resumed[0].parameters(), whole[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)

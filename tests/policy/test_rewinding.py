@@ -307,7 +307,8 @@ def test_on_a_gpu_the_run_is_that_of_the_plain_network(options: dict[str, bool])
             scaler.update()
             losses.append(loss.item())
             if runs is not None:
-                assert runs.rewound_at is not None or not any(one.is_cuda for one in runs._start._tensors.values())
+                start = runs._start._start or {"tensors": {}}
+                assert runs.rewound_at is not None or not any(one.is_cuda for one in start["tensors"].values())
                 runs.step()
         return losses
 
@@ -641,7 +642,9 @@ def test_a_state_with_a_starting_point_survives_a_file_without_code_in_it(tmp_pa
     optimizer = torch.optim.Adagrad(param_groups(fresh), lr=0.05)
     again = Schedule(fresh, STEPS, optimizer, rewinds=[_warmed_up(optimizer), AveragedModel(fresh)])
     again.load_state_dict(state)
-    assert_equal(again._start._tensors or {}, schedule._start._tensors or {"": torch.ones(())})
+    assert again._start._start is not None
+    assert schedule._start._start is not None
+    assert_equal(again._start._start["tensors"], schedule._start._start["tensors"])
 
 
 def test_an_earlier_state_can_be_loaded_after_the_rewind() -> None:
@@ -684,8 +687,8 @@ def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
     good = schedule(True).state_dict()
     for wrong, told in (
         ({**good, "rewound_at": "three"}, "'rewound_at' must be a step or None"),
-        ({**good, "start": 7}, "'start' must have the tensors"),
-        ({**good, "start": {**good["start"], "tensors": {}}}, "is not the one that the Schedule was made for"),
+        ({**good, "start": 7}, "'start' must have the initial tensors"),
+        ({**good, "start": {**good["start"], "tensors": {}}}, "has changed since the Schedule was created"),
         ({**good, "start": {**good["start"], "others": [3]}}, "further objects"),
     ):
         with pytest.raises(FlexActError, match=told):
@@ -706,10 +709,10 @@ def test_no_commitment_no_rewind() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't allocate memory: no room")])
 def test_no_room_for_a_second_copy_is_told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(tensor: Tensor) -> Tensor:
+    def fails(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         raise error
 
-    monkeypatch.setattr(rewinding_file, "_on_host", fails)
+    monkeypatch.setattr(rewinding_file, "host_copies", fails)
     model = convert(Network(), config=CONFIG)
     with pytest.raises(FlexActError, match=r"copies the weights .*no room.*rewind=False"):
         Schedule(model, STEPS)

@@ -382,7 +382,7 @@ def test_a_step_beyond_the_end_warns_once_and_changes_nothing(commit_at: float |
             schedule.step()
     (message,) = {str(one.message) for one in told}
     assert len(told) == 1
-    assert "made for 2 steps, and all of them are done" in message
+    assert "created for 2 steps, which are done" in message
     assert (str(schedule.state_dict()), str(model.state_dict())) == (before, state)
     assert len(draws) == (3 if commit_at is None else 1)  # an undecided network goes on with a draw a step
     assert not model[1].router.gathered._calls
@@ -438,7 +438,7 @@ def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once(confi
             model(torch.randn(4, 3)).sum().backward()
             stranger.step()
             schedule.step()
-    assert ["what is dropped now is arbitrary" in str(warning.message) for warning in told] == [True]
+    assert ["the candidates that are dropped now are arbitrary" in str(warning.message) for warning in told] == [True]
     assert told[0].filename == __file__
 
 
@@ -477,7 +477,7 @@ def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None
             optimizer.zero_grad()
             schedule.step()
     (warning,) = told
-    assert "no gradient came to 1 of 2 sites so far (idle)" in str(warning.message)
+    assert "1 of 2 sites have received no gradient so far (idle)" in str(warning.message)
     assert warning.filename == __file__
 
 
@@ -509,7 +509,7 @@ def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(20):
-            model(torch.randn(4, 3)).sum().backward()
+            (model(torch.randn(4, 3)).sum() + flexact.penalty(model)).backward()
             optimizer.step()
             schedule.step()
     assert schedule.committed
@@ -566,12 +566,16 @@ def test_the_order_of_loading_model_and_schedule_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"total_steps": 30}, "saved run has 30 steps and this one 20"),
-        ({"version": 99}, "version 99, and this flexact reads version 2 only"),
+        ({"total_steps": 30}, "saved run has 30 steps, but this one 20"),
+        ({"version": 99}, "version 99, but this flexact only reads version 2"),
         ({"step": 21}, "step 21 is outside"),
         ({"step": -1}, "step -1 is outside"),
         ({"step": "3"}, "not a Schedule's state: step"),
         ({"version": None}, "not a Schedule's state: version"),
+        ({"evidence_total": None}, r"'evidence_total' .*\(1, 5\)"),
+        ({"evidence_total": [[0.0]]}, r"'evidence_total' .*\(1, 5\)"),
+        ({"evidence_total": torch.zeros(1, 3)}, r"'evidence_total' .*\(1, 5\)"),
+        ({"protected": torch.ones(2)}, r"'protected' .*\(1,\)"),
     ],
 )
 def test_a_wrong_state_is_an_error_and_changes_nothing(change: dict[str, object], told: str) -> None:

@@ -183,7 +183,7 @@ def test_sites_of_different_sizes_share_one_padded_table() -> None:
     router = bind(nn.ModuleList(sites), sites)
     for i, site in enumerate(sites):
         nn.init.constant_(site.logits, i + 1)
-    router.place()
+    router.move_to_device()
     assert router.logits().tolist() == [[1, 1, 1], [2, 2, 0], [2, 2, 0], [3, 3, 0]]
     assert router.alive().tolist() == [[True] * 3, *[[True, True, False]] * 3]
     parts = router.split(router.logits())
@@ -201,7 +201,7 @@ def test_padding_has_no_probability_and_rows_sum_to_one() -> None:
 def test_gradients_go_through_the_table_to_each_site() -> None:
     sites = mixed_sites()
     router = bind(nn.ModuleList(sites), sites)
-    router.place()
+    router.move_to_device()
     (router.logits() * torch.arange(12.0).view(4, 3)).sum().backward()
     grads = [site.logits.grad.tolist() for site in sites if site.logits.grad is not None]
     assert grads == [[0, 1, 2], [3, 4, 6, 7], [9, 10]]
@@ -211,7 +211,7 @@ def test_each_row_has_its_sites_temperature() -> None:
     sites = mixed_sites()
     router = bind(nn.ModuleList(sites), sites)
     sites[1].temperature.fill_(0.5)
-    router.place()
+    router.move_to_device()
     assert router.temperature().flatten().tolist() == [1.0, 0.5, 0.5, 1.0]
 
 

@@ -151,7 +151,7 @@ def test_accumulated_micro_batches_move_a_group_as_the_whole_batch_does() -> Non
         ({"share": 3}, "share must be 'model', 'site', or a function from a site's name to its group; got 3"),
         (
             {"share": by_depth, "config": FlexConfig(granularity="channel"), "example_inputs": torch.zeros(2, 6)},
-            "granularity='channel' lets every channel pick for itself",
+            "granularity='channel' every channel picks alone",
         ),
     ],
     ids=["no site", "misspelt", "no function", "channels"],

@@ -85,6 +85,43 @@ def corrections_folder(folder: Path) -> Path:
     return study_folder(folder, "corrections", list(CORRECTIONS), ["sigmoid"], table)
 
 
+class Block(nn.Module):
+    """A residual block with a normalisation layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.act = nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.act(self.norm(self.linear(x)))
+        return out
+
+
+def evidence_folder(folder: Path, steps: int = 400) -> Path:
+    """A run of seven sites in three stages that is long enough for evidence; the loss is that of the schedule."""
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("stem", nn.Sequential(nn.Linear(2, 16), nn.ReLU()))
+    for number in (1, 2):
+        model.add_module(f"layer{number}", nn.Sequential(*(Block() for _ in range(3))))
+    model.add_module("head", nn.Linear(16, 1))
+    config = flexact.FlexConfig(candidates=("relu", "tanh", "gelu", "identity"), share="site", pick_by="blend")
+    model = flexact.convert(model, config=config)
+    optimizer = torch.optim.Adam(flexact.param_groups(model, lr=0.003))
+    schedule = flexact.Schedule(model, total_steps=steps)
+    with flexact.Recorder(model, path=folder / "history.jsonl") as recorder:
+        for _ in range(steps):
+            x = torch.randn(64, 2)
+            loss = nn.functional.mse_loss(model(x), torch.tanh(3 * x[:, :1]) * torch.relu(x[:, 1:]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step(loss)
+            if schedule.steps_done % 4 == 0:
+                recorder.record(schedule.steps_done)
+    return folder
+
+
 def recorder_folder(folder: Path, steps: int = 12) -> Path:
     """A user's own run, recorded by the real thing; one of its layers has a hostile name."""
     torch.manual_seed(0)

@@ -17,11 +17,12 @@ from flexact.cli.app import main
 from flexact.io import csv_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead import training as steps
 from flexact.studies.overhead.measurement import PARAMETERS, TRAIN, Cell, Measurement
 from flexact.studies.overhead.networks import PlainSite, build, logit_count, use_kernels
-from flexact.studies.overhead.options import BASELINE, NETWORKS, Options, chosen
+from flexact.studies.overhead.options import BASELINE, Options, chosen
 from flexact.studies.overhead.study import planned, run
 from flexact.studies.overhead.table import PAPER, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
@@ -51,8 +52,8 @@ def _usual_kernels_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NETWORKS:
-        monkeypatch.setitem(NETWORKS, name, SMALL)
+    for name in BLOCKS:
+        monkeypatch.setitem(BLOCKS, name, SMALL)
 
 
 def small(way: str = "closed_form", placement: str = "all") -> torch.nn.Module:
@@ -69,7 +70,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("network", ["resnet18", "resnet34"])
 @pytest.mark.parametrize("placement", ["penultimate", "all"])
 def test_the_networks_have_the_papers_extra_parameters(network: str, placement: str) -> None:
-    built = build(NETWORKS[network], 2, placement, "closed_form", CPU)
+    built = build(BLOCKS[network], 2, placement, "closed_form", CPU)
     assert logit_count(built) == PAPER[network, placement][2]
     assert sites_of(built)[-1].name.startswith("layer4.")
     assert not isinstance(built.relu, flexact.FlexAct)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flexact import Recorder
 from flexact.report import build as report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -54,7 +55,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 # What each page must hold: figures, charts and tables (the configuration's two among them).
-PAGES = {"synthetic": (2, 8, 4), "alpha": (3, 3, 3), "corrections": (2, 6, 3), "recorder": (4, 9, 3)}
+PAGES = {
+    "synthetic": (2, 8, 4),
+    "alpha": (3, 3, 3),
+    "corrections": (2, 6, 3),
+    "recorder": (5, 10, 3),
+    "evidence": (6, 15, 3),
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 EMPTY = (
     "[...document.querySelectorAll('.chart')]"
-    ".filter((c) => !c.querySelector('svg.main-svg .trace, svg.main-svg .hm image')).map((c) => c.id)"
+    ".filter((c) => !c.querySelector('path, image, rect:not(.back)')).map((c) => c.ariaLabel)"
 )
 """The charts without anything drawn in them."""
 
@@ -75,25 +82,24 @@ def _open(browser: Any, path: Path, width: int) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(path.as_uri())
-    deadline = time.monotonic() + 30
-    while browser.execute_script(f"return {EMPTY}.length") and time.monotonic() < deadline:
-        time.sleep(0.1)  # plotly draws after the page is there
 
 
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_complete_and_fits(browser: Any, pages: dict[str, Path], name: str, width: int) -> None:
+    assert pages[name].stat().st_size < 2_000_000
     _open(browser, pages[name], width)
     assert browser.get_log("browser") == []
     found = browser.execute_script(
         f"const empty = {EMPTY};"
         """
         const charts = [...document.querySelectorAll('.chart')];
-        const boxes = [...document.querySelectorAll('.chart svg.main-svg, .legend, .scroll, h1, h2, h3, h4, p, li')];
+        const parts = '.chart, .chart text, .chart path, .chart image, .legend, .scroll, h1, h2, h3, h4, p, li';
+        const boxes = [...document.querySelectorAll(parts)];
         return {
           counts: ['figure', '.chart', 'table'].map((kind) => document.querySelectorAll(kind).length),
           empty: empty,
-          low: charts.filter((c) => c.clientHeight < 100 || c.clientWidth < 250).map((c) => c.id),
+          low: charts.filter((c) => c.clientHeight < 30 || c.clientWidth < 250).map((c) => c.ariaLabel),
           scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth,
           outside: boxes.filter((b) => b.getBoundingClientRect().right > innerWidth + 1).map((b) => b.outerHTML),
           small: [...document.querySelectorAll('p, td, th, li, .chip, .chart text')]
@@ -126,12 +132,11 @@ def test_nothing_is_cut_off_or_runs_into_its_neighbour_on_a_narrow_page(
         const cut = [...document.querySelectorAll('td, th')].filter((e) => e.scrollWidth > e.clientWidth + 1);
         const touching = [];
         for (const chart of document.querySelectorAll('.chart')) {
-          const upright = (e) => !e.getAttribute('transform').includes('-');
-          const labels = [...chart.querySelectorAll('.xtick text')].filter(upright);
+          const labels = [...chart.querySelectorAll('.x.tick')];
           const boxes = labels.map((e) => e.getBoundingClientRect()).sort((a, b) => a.left - b.left);
-          boxes.slice(1).forEach((box, i) => { if (box.left < boxes[i].right + 2) touching.push(chart.id); });
+          boxes.slice(1).forEach((box, i) => { if (box.left < boxes[i].right + 2) touching.push(chart.ariaLabel); });
         }
-        const rows = [...document.querySelectorAll('#errors .ytick text')];
+        const rows = [...document.querySelectorAll('#errors .y.tick')];
         return [cut.map((e) => e.textContent), touching, rows.filter((e) => e.textContent.includes('…')).length];
         """
     )
@@ -146,7 +151,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
     )
     assert cells == ["1", "3", site, "head $x_1$ %{x}.0"]
     labels = browser.execute_script(
-        "return [...document.querySelectorAll('#history-final .ytick text')].map((e) => e.textContent)"
+        "return [...document.querySelectorAll('#history-picks .y.tick')].map((e) => e.textContent)"
     )
     assert labels == ["1", "3", "…" + site[-17:], "head $x_1$ %{x}.0"]
 
@@ -154,7 +159,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
 @pytest.mark.parametrize(
     ("name", "figure", "at", "shows"),
     [
-        ("recorder", "#history-picks", (0.99, 0.9), ["head $x_1$ %{x}.0", "step: 11", ", probability "]),
+        ("recorder", "#history-picks", (0.99, 0.9), ["head $x_1$ %{x}.0", "step: 11", "tanh"]),
         ("recorder", "#history-probabilities", (0.99, 0.6), [folders.HOSTILE + ".1", "step: 11", "probability: "]),
         (
             "synthetic",
@@ -170,7 +175,7 @@ def test_hovering_shows_site_time_and_probability(
     _open(browser, pages[name], 1400)
     x, y = browser.execute_script(
         """
-        const area = document.querySelector(arguments[0] + ' .nsewdrag');
+        const area = document.querySelector(arguments[0] + ' .back');
         area.scrollIntoView({ block: 'center' });
         const box = area.getBoundingClientRect();
         return [box.left + box.width * arguments[1], box.top + box.height * arguments[2]];
@@ -178,7 +183,7 @@ def test_hovering_shows_site_time_and_probability(
         figure,
         *at,
     )
-    read = f"return [...document.querySelectorAll('{figure} .hoverlayer text')].map((e) => e.textContent).join(' ')"
+    read = "return document.querySelector('.tip').textContent"
     shown = ""
     for attempt in range(50):
         mouse = {"type": "mouseMoved", "x": x - attempt % 2, "y": y}
@@ -189,9 +194,42 @@ def test_hovering_shows_site_time_and_probability(
     assert [part for part in shows if part not in shown] == [], shown
 
 
+def test_the_evidence_of_a_run_is_drawn(browser: Any, pages: dict[str, Path]) -> None:
+    history = Recorder.load(pages["evidence"].with_name("history.jsonl"))
+    drops = [drop for entry in history for own in entry.get("drops", {}).values() for drop in own.values()]
+    steps = {drop["step"] for drop in drops}
+    _open(browser, pages["evidence"], 1400)
+    found = browser.execute_script(
+        """
+        const count = (what) => document.querySelectorAll(what).length;
+        return {
+          tiles: count('#history-network rect.tile'), stages: count('#history-network .y.tick'),
+          drops: count('#history-numbers line.event'),
+          commitments: count('#history-numbers line.event[stroke-dasharray=""]'),
+          marks: count('#history-margins g path'), whiskers: count('#history-margins .whisker'),
+          grey: count('tr.muted'), undecided: [...document.querySelectorAll('#history-margins h4')]
+            .filter((e) => e.textContent.endsWith('(undecided)')).length,
+        };
+        """
+    )
+    undecided = sum(not one["decided"] for entry in history for one in entry.get("decisions", {}).values())
+    measured = sum(drop["standard_error"] is not None for drop in drops)
+    assert 0 < undecided < 7, "a run that shows both"
+    assert found == {
+        "tiles": 7,
+        "stages": 3,
+        "drops": len(steps),
+        "commitments": 1,
+        "marks": measured,
+        "whiskers": measured,
+        "grey": undecided,
+        "undecided": undecided,
+    }
+
+
 def test_legend_switches_a_curve_on_and_off(browser: Any, pages: dict[str, Path]) -> None:
     _open(browser, pages["synthetic"], 1400)
-    count = "return document.querySelectorAll('#curves .scatterlayer .trace').length"
+    count = "return document.querySelectorAll('#curves g[data-key]:not(.off) path.line').length"
     chip = "return [...document.querySelectorAll('#curves button.chip')].find((b) => b.textContent === 'prelu')"
     before = browser.execute_script(count)
     for after in (before + 2, before):  # two panels
@@ -205,7 +243,7 @@ def test_dark_page_has_light_text(browser: Any, pages: dict[str, Path]) -> None:
     try:
         _open(browser, pages["alpha"], 1400)
         colours = browser.execute_script(
-            "const text = [document.body, document.querySelector('.xtick text')].map((e) => getComputedStyle(e));"
+            "const text = [document.body, document.querySelector('.x.tick')].map((e) => getComputedStyle(e));"
             "return [text[0].color, text[1].fill];"
         )
     finally:

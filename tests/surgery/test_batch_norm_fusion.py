@@ -661,6 +661,39 @@ def test_a_norm_that_is_called_twice_is_so_in_the_same_order(cls: type[Block], e
     assert_the_same(apart, fused, X)
 
 
+class TwoSitesOfOneNorm(Block):
+    """Both sites need the batch norm's result, and it is computed once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.ReLU()
+
+    def forward(self, x):
+        h = self.norm(self.conv(x))
+        first = self.act(h)
+        second = self.other(h)
+        return first * second
+
+
+class ASiteInEitherBranch(TwoSitesOfOneNorm):
+    def forward(self, x):
+        h = self.norm(self.conv(x))
+        if self.training:
+            y = self.act(h)
+        else:
+            y = self.other(h)
+            y = y + 1.0
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:flexact.convert fused nothing")
+@pytest.mark.parametrize(("cls", "expected"), [(TwoSitesOfOneNorm, 0), (ASiteInEitherBranch, 1)])
+def test_a_norm_in_front_of_two_sites_reaches_both(cls: type[Block], expected: int) -> None:
+    apart, fused = both(trained(cls()))
+    assert places(fused, X) == expected
+    assert_the_same(apart, fused, X)
+
+
 class InputOverwritten(Block):
     """The batch norm's input is another one by the time the site runs; autograd allows that only without gradients."""
 
@@ -780,11 +813,14 @@ def test_a_sequential_with_a_forward_of_its_own_runs_that() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "it has no nn.BatchNorm2d without hooks"),
-        (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()), "no nn.BatchNorm2d has its output go"),
-        (UsedTwice, "no nn.BatchNorm2d has its output go"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "the model has no nn.BatchNorm2d without hooks"),
+        (
+            lambda: nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()),
+            "no nn.BatchNorm2d feeds a site alone",
+        ),
+        (UsedTwice, "no nn.BatchNorm2d feeds a site alone"),
         (lambda: torch.fx.symbolic_trace(UsedTwice()), "UsedTwice: a torch.fx.GraphModule has no source to rewrite"),
-        (nn.ReLU, "it has no nn.BatchNorm2d without hooks"),
+        (nn.ReLU, "the model has no nn.BatchNorm2d without hooks"),
     ],
 )
 def test_convert_says_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Module], told: str) -> None:
@@ -803,7 +839,7 @@ def test_the_log_says_how_many_sites_were_fused_and_what_kept_the_others(caplog:
         convert(nn.ModuleList([NoAddition(), UsedTwice()]), fuse=True)
     whole, rest = (record.getMessage() for record in caplog.records)
     assert whole == "fused 3 of 3 sites"
-    assert rest.startswith("fused 1 of 2 sites; the others: no nn.BatchNorm2d has its output go to a site alone")
+    assert rest.startswith("fused 1 of 2 sites; the others: no nn.BatchNorm2d feeds a site alone")
 
 
 class Setting(Block):
@@ -829,7 +865,7 @@ def test_settings_and_parts_that_change_later_count() -> None:
 
 
 def test_a_failure_leaves_the_model_untouched(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.Hardsigmoid())
+    model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.RReLU())
     before = pickle.dumps(model)
 
     def fail(*args: object, **options: object) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, convert, extract, selection
 from flexact.config import PAPER_CANDIDATES
+from flexact.routing.sites import sites_of
 from flexact.surgery.rewriting import Rewritten
 
 NEAR = FlexConfig(candidates=PAPER_CANDIDATES, init="original", init_probability=1 - 1e-6)
@@ -112,7 +113,7 @@ def test_where(where: object, expected: list[str]) -> None:
     "where", [lambda name, module: "gate" not in name, ["act"], "act", lambda name, module: isinstance(module, nn.ReLU)]
 )
 def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> None:
-    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.Hardsigmoid()))
+    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.RReLU()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert names(convert(block, where=where)) == ["act"]
@@ -120,8 +121,8 @@ def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> 
 
 @pytest.mark.parametrize("where", ["all", "penultimate", ["act", "*"], lambda name, module: True])
 def test_an_activation_that_where_asks_for_and_cannot_get_is_warned_of(where: object) -> None:
-    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.Hardsigmoid()))
-    with pytest.warns(UserWarning, match="gate: Hardsigmoid"):
+    block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.RReLU()))
+    with pytest.warns(UserWarning, match="gate: RReLU"):
         convert(block, where=where)
 
 
@@ -199,8 +200,75 @@ def test_distributed_models_are_refused(tmp_path: Path) -> None:
     try:
         with pytest.raises(FlexActError, match="DistributedDataParallel"):
             convert(nn.parallel.DistributedDataParallel(mlp()))
+        sharded = mlp()
+        torch.distributed.fsdp.fully_shard(sharded[0], mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        for model in (sharded, torch.distributed.fsdp.FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))):
+            with pytest.raises(FlexActError, match="sharded by FSDP; convert the plain model first"):
+                convert(model)
     finally:
         torch.distributed.destroy_process_group()
+    with pytest.raises(FlexActError, match="wrapped in DataParallel; convert the plain model first"):
+        convert(nn.DataParallel(mlp()))
+
+
+# Unusual models
+
+
+def test_a_lazy_model_can_be_extracted_before_its_first_forward() -> None:
+    model = extract(convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU())), commit=True)
+    assert model(torch.randn(2, 3)).shape == (2, 4)
+
+
+def test_a_model_converted_in_inference_mode_can_be_trained() -> None:
+    model = mlp()
+    x = torch.randn(3, model[0].in_features)
+    with torch.inference_mode():
+        convert(model)
+        model(x)
+    model(x).sum().backward()
+    assert all(site.logits.grad is not None for site in model.modules() if isinstance(site, flexact.FlexAct))
+
+
+class Frozen(nn.Module):
+    """Takes no attributes after its construction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.is_frozen = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "is_frozen" in vars(self) and name != "training":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x))
+
+
+def test_a_model_that_takes_no_attributes_is_converted_and_extracted() -> None:
+    x = torch.randn(3, 4)
+    plain = Frozen()
+    extracted = extract(
+        convert(copy.deepcopy(plain), candidates=("original", "softsign"), example_inputs=x), commit=True
+    )
+    assert type(extracted) is Frozen
+    assert torch.equal(extracted(x), plain(x))
+
+
+def test_sites_that_leave_the_meta_device_start_anew() -> None:
+    with torch.device("meta"):
+        model = convert(mlp())
+    expected = convert(mlp()).state_dict()
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    sites = {name: value for name, value in model.state_dict().items() if "weight" not in name and "bias" not in name}
+    assert len(sites) > 0
+    for name, value in sites.items():
+        assert torch.equal(value.nan_to_num(), expected[name].nan_to_num())
+    assert model(torch.randn(3, model[0].in_features)).isfinite().all()
 
 
 # A failure leaves the model untouched
@@ -323,7 +391,7 @@ def test_the_original_starts_with_the_chosen_probability_wherever_it_stands() ->
     model = nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.GELU("tanh"))
     config = FlexConfig(candidates=PAPER_CANDIDATES, init="original", init_probability=0.8)
     rows = selection(convert(model, config=config))
-    assert [row.pick for row in rows] == ["relu", "gelu", "original", "original"]
+    assert [row.pick for row in rows] == ["relu", "gelu", "original", "gelu_tanh"]
     assert [len(row.probabilities) for row in rows] == [5, 6, 6, 6]
     for row in rows:
         assert row.probability == pytest.approx(0.8, abs=1e-6)
@@ -654,6 +722,21 @@ def test_a_config_must_be_a_config() -> None:
         convert(mlp(), config={"seed": 3})
     with pytest.raises(FlexActError, match=r"FlexConfig.*'paper'"):
         convert(mlp(), config="paper")
+
+
+def test_candidates_are_short_for_a_config_with_them() -> None:
+    short = convert(mlp(), candidates=("original", "tanh", "softsign"))
+    long = convert(mlp(), config=FlexConfig(candidates=("original", "tanh", "softsign")))
+    assert [site.candidates for site in sites_of(short)] == [site.candidates for site in sites_of(long)]
+    both = convert(mlp(), config=FlexConfig(seed=7), candidates=("relu", "tanh"))
+    assert {site.config for site in sites_of(both)} == {FlexConfig(seed=7, candidates=("relu", "tanh"))}
+    with pytest.raises(FlexActError, match="did you mean 'tanh'"):
+        convert(mlp(), candidates=("relu", "tahn"))
+
+
+def test_a_config_in_the_place_of_where_says_to_give_it_by_name() -> None:
+    with pytest.raises(FlexActError, match=r"got a FlexConfig\. Give it by name: config="):
+        convert(mlp(), FlexConfig())
 
 
 @pytest.mark.parametrize("verb", [flexact.commit, extract])

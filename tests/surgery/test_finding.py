@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact.surgery.finding import find
+from flexact.surgery.finding import Findings
 
 NEAR = flexact.FlexConfig(init="original", init_probability=1 - 1e-6)
 
 
 def names(model: nn.Module, per_call: bool = False) -> list[str]:
-    return [name for one in find(model, per_call).found for name in one.names]
+    return [name for one in Findings(model, per_call).found for name in one.names]
 
 
 class Twice(nn.Module):
@@ -231,11 +231,13 @@ def test_an_activation_made_in_the_forward_is_reported(cls: type[nn.Module], tol
 
 
 def test_activations_that_are_no_candidates_are_reported_with_the_reason() -> None:
-    model = nn.Sequential(nn.ReLU(), nn.PReLU(), nn.Hardtanh(), nn.RReLU(), nn.Softmax(-1), nn.MultiheadAttention(4, 1))
-    left_alone = find(model, per_call=False).left_alone
+    model = nn.Sequential(
+        nn.ReLU(), nn.PReLU(), nn.Threshold(0.1, 0), nn.RReLU(), nn.Softmax(-1), nn.MultiheadAttention(4, 1)
+    )
+    left_alone = Findings(model, per_call=False).left_alone
     assert left_alone == {
-        "1": "PReLU has tensors of its own",
-        "2": "Hardtanh is not a candidate",
+        "1": "PReLU has learnable parameters",
+        "2": "Threshold is not a candidate",
         "3": "RReLU is not a candidate",
     }
 
@@ -243,18 +245,18 @@ def test_activations_that_are_no_candidates_are_reported_with_the_reason() -> No
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_part_is_reported_once() -> None:
     part = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))
-    assert list(find(nn.Sequential(nn.ReLU(), part), per_call=False).left_alone) == ["1"]
+    assert list(Findings(nn.Sequential(nn.ReLU(), part), per_call=False).left_alone) == ["1"]
 
 
 def test_a_graph_module_keeps_its_functional_calls_and_is_reported() -> None:
     graph = torch.fx.symbolic_trace(FunctionalTwice())
-    assert "convert it before it is traced" in str(find(nn.Sequential(graph), per_call=False).left_alone["0"])
+    assert "convert it before it is traced" in str(Findings(nn.Sequential(graph), per_call=False).left_alone["0"])
 
 
 def test_a_graph_module_with_activation_modules_alone_is_not_reported() -> None:
     block = nn.Sequential()
     block.relu = nn.ReLU()
-    found = find(torch.fx.symbolic_trace(nn.Sequential(nn.Sequential(block))), per_call=False)
+    found = Findings(torch.fx.symbolic_trace(nn.Sequential(nn.Sequential(block))), per_call=False)
     assert [one.name for one in found.found] == ["0.0.relu"]
     assert found.left_alone == {}
 

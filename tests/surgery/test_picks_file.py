@@ -99,20 +99,20 @@ def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
     trained = flexact.commit(flexact.convert(network(), config=config, example_inputs=torch.randn(3, 2)))
     content = flexact.selection(trained).to_dict()
     for given in (write(tmp_path, content), content):
-        with pytest.raises(flexact.FlexActError, match="picks by channel"):
+        with pytest.raises(flexact.FlexActError, match="picks per channel"):
             flexact.load_picks(network(), given)
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"flexact_picks": 1,', "cut off or damaged: no valid JSON"),
+        ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
         ({"flexact_selection": 3, "rows": 3}, r"flexact\.json: a selection needs 'rows', a list"),
         ([1], "has no picks of flexact"),
-        ({**GOOD, "flexact_picks": 99}, "has version 99, and this flexact reads up to 1; update"),
+        ({**GOOD, "flexact_picks": 99}, "has version 99, but this flexact reads up to 1; update"),
         ({**GOOD, "picks": {"1": 3}}, "'picks' must have a name for each"),
         ({**GOOD, "picks": {"1": "tahn"}}, "site '1': unknown candidate 'tahn'; did you mean 'tanh'"),
-        ({**GOOD, "picks": {"7": "tanh"}}, "is of another network: this Sequential has no activation '7'"),
+        ({**GOOD, "picks": {"7": "tanh"}}, "belongs to another network: this Sequential has no activation '7'"),
         ({**GOOD, "committed": False}, "had not committed to its picks yet"),
         ({**GOOD, "committed": None}, "'committed' must be true or false"),
     ],
@@ -138,10 +138,12 @@ def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     assert flexact.load_picks(model, tmp_path) is model
     assert list(model) == before
     model[1] = Unpicked()
-    with pytest.raises(flexact.FlexActError, match=r"config\.json names no picks, but .* not in place yet; give the f"):
+    with pytest.raises(flexact.FlexActError, match=r"config\.json names no picks, but .* not in place yet. Pass the f"):
         flexact.load_picks(model, tmp_path)
     (tmp_path / "config.json").write_text('{"grids": []}')
-    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json in .*config\.json is no configuration of transf"):
+    with pytest.raises(
+        flexact.FlexActError, match=r"no flexact\.json in .*config\.json is not a configuration of transf"
+    ):
         flexact.load_picks(network(), tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(flexact.FlexActError, match=r"config\.json .*damaged"):
@@ -163,6 +165,12 @@ def test_the_picks_of_a_selection_are_enough() -> None:
     )
     picks = flexact.selection(model).picks
     assert isinstance(flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), picks)[1], nn.ReLU)
+
+
+def test_another_name_of_a_candidate_is_accepted() -> None:
+    model = flexact.load_picks(network(), {"1": "swish", "3": "gelu_python"})
+    assert isinstance(model[1], nn.SiLU)
+    assert isinstance(model[3], nn.GELU)
 
 
 def test_a_selection_from_before_any_pick_is_refused() -> None:

@@ -222,6 +222,26 @@ class Distribution(Block):
         return torch.distributions.Normal(self.a(x), F.softplus(self.b(x)))
 
 
+class Divisor(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.a(x) / F.softplus(self.b(x)))
+
+
+class DivisorByName(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.div(self.a(x), F.softplus(self.b(x))))
+
+
+class Exponent(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.a(x).abs() ** F.softplus(self.b(x)))
+
+
+class ElementwiseEinsum(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.einsum("bd,de->bd", F.softplus(self.b(x)), self.scale))
+
+
 class Values(NamedTuple):
     mean: Tensor
 
@@ -254,6 +274,10 @@ SKIPPED = {
     OutputByBranch: ["tanh_1"],
     TwoOutputs: ["softplus"],
     OutputOfAPart: ["fc.3"],
+    Divisor: ["softplus"],
+    DivisorByName: ["softplus"],
+    Exponent: ["softplus"],
+    ElementwiseEinsum: ["softplus"],
 }
 
 
@@ -401,7 +425,6 @@ def test_the_recommended_call_keeps_the_output_of_an_efficientnet_finite() -> No
         ("mobilenet_v2", {"relu6"}),
     ],
 )
-@pytest.mark.filterwarnings("ignore:flexact.convert left these as they are")  # Hardsigmoid is no candidate
 def test_of_torchvisions_networks_the_hidden_activations_are_sites(name: str, functions: set[str]) -> None:
     torchvision = pytest.importorskip("torchvision")
     model = convert(torchvision.models.get_model(name), config=ORIGINAL)

@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
         lambda: _timm("mobilenetv3_small_100"),
         IMAGES,
         33,
-        "blocks.0.0.se.gate: Hardsigmoid is not a candidate",
+        None,
     ),
     "convnext_atto": (lambda: _timm("convnext_atto"), IMAGES, 12, None),
     "bert": (lambda: _transformers("BertModel", "BertConfig", **SMALL, **TEXT), TOKENS, 2, None),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,6 +161,51 @@ def test_the_dry_run_leaves_mode_statistics_gradients_and_random_numbers_alone()
     assert [module.training for module in converted.layers] == [True, False, True, True]
     assert all(torch.equal(converted.state_dict()[name], value) for name, value in state.items())
     assert all(parameter.grad is None for parameter in converted.parameters())
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count, self.values = 0, [0]
+
+
+class Stateful(nn.Module):
+    """Changes everything that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+        self.torch_generator = torch.Generator().manual_seed(0)
+        self.numpy_generator, self.random = np.random.default_rng(0), random.Random(0)
+        self.nested, self.tensors, self.array = {"a": [], "b": ({},)}, [torch.zeros(2)], np.zeros(2)
+        self.counter = Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(1, generator=self.torch_generator)
+        self.numpy_generator.random()
+        self.random.random()
+        self.nested["a"].append(1)
+        self.nested["b"][0]["c"] = 1
+        self.tensors[0] += 1
+        self.array += 1
+        self.counter.count += 1
+        self.counter.values[0] += 1
+        return self.act(x)
+
+    def state(self) -> list[object]:
+        generators = self.torch_generator.get_state().tolist(), self.numpy_generator.bit_generator.state
+        held = [self.nested, self.tensors[0].tolist(), self.array.tolist(), vars(self.counter)]
+        return copy.deepcopy([*generators, self.random.getstate(), *held])
+
+
+@pytest.mark.parametrize("run", [flexact.convert, flexact.inspect])
+def test_the_dry_run_restores_what_the_model_holds(run: Callable[..., object]) -> None:
+    model = Stateful()
+    before, counter = model.state(), model.counter
+    run(model, example_inputs=torch.randn(2, 4))
+    assert model.state() == before
+    assert model.counter is counter
+    model(torch.randn(2, 4))
+    assert all(old != new for old, new in zip(before, model.state(), strict=True))
 
 
 def test_the_activation_of_a_transformer_layer_is_seen_despite_its_fused_path() -> None:

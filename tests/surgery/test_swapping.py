@@ -148,6 +148,28 @@ def test_a_hook_that_changes_the_result_does_so_after_conversion_too(pick: Calla
     assert torch.equal(extract(flexact.commit(pick(converted, None)))(x), expected)
 
 
+class CallsRelu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x))
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(*[nn.Linear(4, 4), nn.ReLU()] * 2), CallsRelu])
+def test_hooks_on_a_site_run_once_per_call_before_and_after_the_commitment(
+    make: Callable[[], nn.Module], name: str, pick: Callable
+) -> None:
+    model = convert(make(), config=ORIGINAL)
+    (site,) = flexact.routing.sites.sites_of(model)
+    calls = Calls(site)
+    expected = [2 if isinstance(model, nn.Sequential) else 1] * 4
+    assert calls.of_a_step(model) == expected
+    assert calls.of_a_step(flexact.commit(pick(model, name))) == expected
+
+
 # Settings
 
 

@@ -80,6 +80,60 @@ def test_what_where_does_not_ask_for_is_not_named() -> None:
         assert told(flexact.convert(Two(), where)) == []
 
 
+def test_a_gate_and_missed_activations_on_one_line_are_told_apart() -> None:
+    class OneLine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act, self.slope = nn.Linear(4, 4), nn.ReLU(), 0.2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(F.leaky_relu(TABLE["relu"](self.act(self.linear(x))), self.slope)))
+
+    (text,) = told(flexact.convert(OneLine()))
+    assert "leaky_relu in line" in text
+    assert " relu in line" in text
+    assert "tanh" not in text
+
+
+class Inherits(nn.GELU):
+    pass
+
+
+class CallsBase(nn.GELU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_subclasses_of_activations_that_are_no_sites_are_named() -> None:
+    (text,) = told(flexact.convert(nn.Sequential(nn.Linear(4, 4), Inherits(), nn.ReLU(), CallsBase())))
+    assert "  1: gelu of Inherits, a subclass of torch's type, is not a site" in text
+    assert "  3: gelu of CallsBase" in text
+
+
+class Parts(nn.Module):
+    """Never called itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Hidden(), Hidden("sigmoid")
+
+
+def test_submodules_that_are_called_without_the_model_are_watched() -> None:
+    model = flexact.convert(Parts())
+    (text,) = told(model.first)
+    assert "  first: relu in line" in text
+    assert told(model.first) == told(model.second) == told(model.second, training=False) == []
+    assert told(model.first, training=False) == []
+    assert not any(module._forward_pre_hooks for module in model.modules() if module is not model)
+
+
+def test_submodules_that_run_in_the_model_are_not_watched_on_their_own() -> None:
+    model = flexact.convert(nn.Sequential(nn.Linear(4, 4), Hidden()))
+    assert len(told(model)) == 1
+    assert not model[1]._forward_pre_hooks
+    assert _get_current_function_mode_stack() == []
+
+
 def test_a_forward_that_fails_ends_the_watch_and_shows_its_own_error() -> None:
     model = flexact.convert(Hidden(fails=True))
     with pytest.raises(ValueError, match="on purpose"):

@@ -257,5 +257,46 @@ def test_another_pick_is_what_the_plain_network_computes_with_that_function(cls:
         assert same(seen(extracted, training, backward), expected, 1e-6)
 
 
+CALLS = [
+    {"where": "all"},
+    {"where": "penultimate"},
+    {"where": "*"},
+    {"where": "all", "per_call": True},
+    {"where": lambda name, module: "animal" in name, "per_call": True},
+]
+
+
+@pytest.mark.parametrize("with_inputs", [False, True], ids=["read", "run"])
+@pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_inspect_lists_exactly_what_convert_converts_and_changes_nothing(
+    cls: type[nn.Module], with_inputs: bool
+) -> None:
+    for call in CALLS:
+        args, kwargs = caged(cls).animal.inputs()
+        given = call | ({"example_inputs": kwargs or args} if with_inputs and not (args and kwargs) else {})
+        try:
+            converted = flexact.convert(caged(cls), **given)
+        except flexact.FlexActError:
+            if call["where"] in ("all", "penultimate", "*"):  # the cage has a ReLU, but no forward reaches it
+                assert call["where"] == "penultimate"
+                assert "example_inputs" in given
+            assert flexact.inspect(caged(cls), **given).converted == []
+            continue
+        model = caged(cls)
+        before = inner_state(model)
+        inspection = flexact.inspect(model, **given)
+        assert same(inner_state(model), before)
+        assert inspection.converted == [site.name for site in sites_of(converted)]
+        assert all(row.converted != bool(row.reason) for row in inspection.rows)
+
+
+def inner_state(model: nn.Module) -> list[Any]:
+    """The types, attributes and tensors of all submodules, and the random states."""
+    modules = {name: (id(type(module)), vars(module)) for name, module in model.named_modules()}
+    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts((modules, states))]
+
+
 def test_the_zoo_is_large() -> None:
     assert len(ANIMALS) >= 150

@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import types
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -521,7 +523,7 @@ class Outer:
             return F.relu(h)
 
 
-@left_alone("calls super with the type of the object")
+@left_alone("its train uses the type of the module")
 class SuperOfItsType(Animal):
     def train(self, mode=True):
         return super(type(self), self).train(mode)
@@ -605,3 +607,102 @@ class BranchByWhatItKeeps(Animal):
             h = F.relu(h + self.cache)
         self.cache = 1.0
         return h
+
+
+class OwnGELU(nn.GELU):
+    """Adds nothing."""
+
+
+class OwnLeakyReLU(nn.LeakyReLU):
+    def __init__(self):
+        super().__init__(0.1)
+
+
+class DoublingGELU(nn.GELU):
+    def forward(self, h):
+        return super().forward(h) * 2
+
+
+class CountingReLU(nn.ReLU):
+    def count(self):
+        return 1
+
+
+@left_alone("gelu of OwnGELU")
+class SubclassOfGELU(Animal):
+    def __init__(self):
+        super().__init__()
+        self.activation = OwnGELU()
+
+    def act(self, h):
+        return self.activation(h)
+
+
+@left_alone("leaky_relu of OwnLeakyReLU")
+class SubclassWithAConstructor(SubclassOfGELU):
+    def __init__(self):
+        super().__init__()
+        self.activation = OwnLeakyReLU()
+
+
+@left_alone("gelu of DoublingGELU")
+class SubclassWithAForward(SubclassOfGELU):
+    def __init__(self):
+        super().__init__()
+        self.activation = DoublingGELU()
+
+
+@identical
+class SubclassWithAMethod(SubclassOfGELU):
+    def __init__(self):
+        super().__init__()
+        self.activation = CountingReLU()
+
+
+@identical
+class StoresUnderTheNewName(Animal):
+    def act(self, h):
+        self.relu = F.relu(h)
+        return self.relu
+
+
+class Odd:
+    """Refuses to be compared, hashed or asked for attributes."""
+
+    def __eq__(self, other):
+        raise ValueError("no comparison")
+
+    def __hash__(self):
+        raise RuntimeError("no hash")
+
+    def __getattr__(self, name):
+        raise AttributeError(name) if name.startswith("__") else ImportError(name)
+
+
+LAZY = types.ModuleType("lazy")
+LAZY.__getattr__ = Odd().__getattr__
+
+
+@identical
+class OddAttributes(Animal):
+    def __init__(self):
+        super().__init__()
+        self.mean = np.ones(6, dtype=np.float32)
+        self.odd = Odd()
+
+    def act(self, h):
+        if self.mean is not None:
+            h = h - torch.from_numpy(self.mean)
+        if self.odd is None:
+            h = LAZY.relu(self.odd(h)) + self.odd.scale
+        return F.relu(h)
+
+
+@identical
+class ParentAsksForTheNewName(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = Parent()
+
+    def act(self, h):
+        return F.pad(self.block(h), (0, 3)) * (2 if hasattr(self.block, "relu") else 1)

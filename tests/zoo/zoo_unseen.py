@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,18 @@ def run(layers, h):
     for layer in layers:
         h = 2 * h if isinstance(layer, nn.ReLU) else layer(h)
     return h
+
+
+def is_rectifier(layer):
+    return isinstance(layer, nn.ReLU)
+
+
+def scale_of(layer):
+    return 2 if is_rectifier(layer) else 1
+
+
+RECTIFIERS = nn.ReLU | nn.LeakyReLU
+RECTIFIER_LIST = [nn.ReLU, nn.LeakyReLU]
 
 
 def counting(function):
@@ -114,16 +127,16 @@ class Scripted(Animal):
         return scripted(h)
 
 
-@left_alone("celu in line")
+@left_alone("threshold in line")
 class NoCandidate(Animal):
     def act(self, h):
-        return F.celu(h)
+        return F.threshold(h, 0.1, 0.0)
 
 
-@left_alone("hardtanh in line")
-class Bounded(Animal):
+@left_alone("rrelu in line")
+class Noisy(Animal):
     def act(self, h):
-        return F.hardtanh(h)
+        return F.rrelu(h)
 
 
 @identical
@@ -264,3 +277,243 @@ class InputByName(WithModule):
 class AsksForTheNewName(Animal):
     def act(self, h):
         return F.relu(h) * (2 if hasattr(self, "relu") else 1) + getattr(self, "relu_1", 0)
+
+
+class WithBlocks(Animal):
+    """Blocks with a call inside, which are rewritten, and with an activation module."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Rectified(), Rectified()])
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+
+
+class Rectified(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return F.relu(self.inner(x))
+
+
+FACTORS = {Rectified: 2, nn.Linear: 3}
+
+
+@left_alone("act iterates over the parameters")
+class PenalisesAChild(WithBlocks):
+    def act(self, h):
+        return self.net(h) + 1e-2 * sum(parameter.pow(2).sum() for parameter in self.net.parameters())
+
+
+@left_alone("act iterates over the parameters")
+class PenalisesALoopVariable(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) + sum(parameter.square().sum() for parameter in block.parameters())
+        return h
+
+
+@left_alone("act iterates over the parameters or buffers")
+class CountsItsBuffers(WithModule):
+    def act(self, h):
+        return self.relu(h) + len(list(self.buffers()))
+
+
+@left_alone("act iterates over the parameters or buffers")
+class CountsItsState(WithModule):
+    def act(self, h):
+        return self.relu(h) + len(self.state_dict())
+
+
+@identical
+class TypeOfItsFirstFloat(WithModule):
+    @property
+    def kind(self):
+        return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
+
+    def act(self, h):
+        return self.relu(h.to(self.kind))
+
+
+@left_alone("its children are iterated over")
+class ListsTheChildrenOfALoopVariable(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            for layer in block.children():
+                h = layer(h)
+        return self.blocks[0](h)
+
+
+@left_alone("asks for this exact type")
+class ComparesTheTypeOfABlock(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) * (2 if type(block) is Rectified else 1)
+        return h
+
+
+@left_alone("asks for this exact type")
+class TableOfBlocks(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) * FACTORS[block.__class__]
+        return h
+
+
+@identical
+class NamesTheTypeOfABlock(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) * (2 if type(block).__name__ == "Rectified" and isinstance(block, Rectified) else 1)
+        return h
+
+
+@left_alone("act checks for this type")
+class MatchesTypes(WithModule):
+    def act(self, h):
+        match self.relu:
+            case nn.ReLU():
+                return self.relu(h) + 1
+        return self.relu(h)
+
+
+@left_alone("act checks for this type")
+class ComparesNamesOfTypes(WithModule):
+    def act(self, h):
+        return self.relu(h) + (type(self.relu).__name__ == "ReLU")
+
+
+@left_alone("act checks for this type")
+class SearchesItsText(WithModule):
+    def act(self, h):
+        return self.relu(h) + ("ReLU" in str(self.relu))
+
+
+@left_alone("act checks for this type")
+class AsksForAUnion(WithModule):
+    def act(self, h):
+        return self.relu(h) + isinstance(self.relu, RECTIFIERS)
+
+
+@left_alone("act checks for this type")
+class AsksForAList(WithModule):
+    def act(self, h):
+        return self.relu(h) + (type(self.relu) in RECTIFIER_LIST)
+
+
+@left_alone("act checks for this type")
+class AsksForItsKinds(WithModule):
+    def __init__(self):
+        super().__init__()
+        self.kinds = (nn.ReLU, nn.GELU)
+
+    def act(self, h):
+        return self.relu(h) + isinstance(self.relu, self.kinds)
+
+
+@left_alone("act checks for this type")
+class AHelperOfAHelperAsks(WithModule):
+    def act(self, h):
+        return self.relu(h) * scale_of(self.relu)
+
+
+class StoresAFunction(Animal):
+    def __init__(self):
+        super().__init__()
+        self.f = F.relu
+        self.slope = 0.5
+        self.options = {}
+
+
+@left_alone("animal.f: its owner does more")
+class AsksWhetherItIsAModule(StoresAFunction):
+    def act(self, h):
+        return self.f(h) * (2 if isinstance(self.f, nn.Module) else 1)
+
+
+@left_alone("animal.f: its owner does more")
+class AsksWhichFunction(StoresAFunction):
+    def act(self, h):
+        return self.f(h) * (2 if self.f is F.relu else 1) + (self.f == torch.relu) + (self.f in (F.relu, F.gelu))
+
+
+@left_alone("animal.f: its owner does more")
+class NamesItsFunction(StoresAFunction):
+    def act(self, h):
+        return self.f(h) * len(self.f.__name__)
+
+
+@left_alone("animal.f: its owner does more")
+class ReplacesItsFunction(StoresAFunction):
+    def act(self, h):
+        h = self.f(h)
+        self.f = F.gelu
+        return h
+
+
+@left_alone("animal.f: its owner does more")
+class FunctionWithASetting(StoresAFunction):
+    def __init__(self):
+        super().__init__()
+        self.f = F.leaky_relu
+
+    def act(self, h):
+        return self.f(h, self.slope)
+
+
+@left_alone("animal.f: its owner does more")
+class FunctionWithOptions(StoresAFunction):
+    def act(self, h):
+        return self.f(h, **self.options)
+
+
+@left_alone("animal.inner.f: its owner does more")
+class AsksForTheFunctionOfAChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inner = CallsItsFunction()
+
+    def act(self, h):
+        return F.pad(self.inner(h), (0, 3)) * (2 if self.inner.f is F.relu else 1)
+
+
+@identical
+class CallsItsFunction(StoresAFunction):
+    def act(self, h):
+        return self.f(self.f(h))
+
+
+@left_alone("relu in line")
+class FunctionOfASetting(Animal):
+    def __init__(self):
+        super().__init__()
+        self.settings = types.SimpleNamespace(act=F.relu)
+
+    def act(self, h):
+        return self.settings.act(h)
+
+    def change(self):
+        self.settings.act = torch.tanh
+
+
+class Pair:
+    """A container with methods of the same names as a tensor."""
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def relu(self):
+        return Pair(self.left.clamp(min=0), self.right)
+
+    def relu_(self):
+        self.left = self.left.clamp(min=0)
+        return self
+
+
+@identical
+class MethodOfAContainer(Animal):
+    def act(self, h):
+        pair = Pair(h, h.tanh())
+        kept = pair
+        return pair.relu().left + kept.relu_().right.relu()

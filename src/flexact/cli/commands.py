@@ -1,4 +1,4 @@
-"""The commands `doctor` and `report`, and those of the studies."""
+"""The commands `inspect`, `doctor` and `report`, and those of the studies."""
 
 from __future__ import annotations
 
@@ -7,22 +7,39 @@ from typing import Annotated
 
 import typer
 
-from flexact.studies.commands import data, reproduce
+from flexact.studies.commands import compare, data, reproduce
 
-app = typer.Typer(
-    help="Flexible activation functions for PyTorch: the studies of the paper, reports of your own runs, and what this "
-    "machine has.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from flexact.cli.doctor import installed_version
+
+        print(f"flexact {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Flexible activation functions for PyTorch: inspect what convert would do to your model, compare and report
+    your own runs, reproduce the paper's studies, and check this machine."""
+
+
 app.add_typer(reproduce, name="reproduce")
+app.command()(compare)
 app.command()(data)
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A study's folder, or one that a Recorder wrote to.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a study or a Recorder, or a history file.", show_default=False)
+    ],
 ) -> None:
     """Build figures and one self-contained page from a run."""
     from flexact.report.build import build
@@ -34,8 +51,32 @@ def report(
 
 
 @app.command()
+def inspect(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:BUILD",
+            help="A function that returns a model, or a model and its example inputs; or a model itself.",
+            show_default=False,
+        ),
+    ],
+    where: Annotated[
+        list[str] | None, typer.Option(help="Names or patterns of activations, as for convert.", show_default="all")
+    ] = None,
+    per_call: Annotated[bool, typer.Option("--per-call", help="Make each call of an activation a site.")] = False,
+) -> None:
+    """List the activations of a model, and what convert would do with each of them and why."""
+    from flexact.cli.loading import load_model
+    from flexact.surgery import inspection
+
+    network, example_inputs = load_model(model)
+    patterns = where[0] if where and len(where) == 1 else where or "all"
+    print(inspection.inspect(network, patterns, example_inputs=example_inputs, per_call=per_call))
+
+
+@app.command()
 def doctor() -> None:
     """Print what this machine has: versions, devices, the kernels that run on each, optional packages."""
-    from flexact.cli.doctor import examine, lines
+    from flexact.cli.doctor import lines
 
-    print("\n".join(lines(examine())))
+    print("\n".join(lines()))

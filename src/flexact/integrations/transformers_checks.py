@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from flexact.errors import FlexActError
-from flexact.integrations.transformers_config import check_says_so, why_unsupported
+from flexact.integrations.transformers_config import check_can_record_picks
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 
@@ -17,8 +17,8 @@ def check_model(model: Any, extracts: bool) -> list[FlexAct]:
     """Return the sites of a Trainer's model. Raise if it is compiled, has none, or cannot be saved once extracted."""
     if hasattr(model, "_orig_mod"):
         raise FlexActError(
-            "the Trainer's model is already compiled with torch.compile. Pass the original model to the Trainer, and "
-            "torch_compile=True to its TrainingArguments."
+            "the Trainer's model is already compiled. Pass it the original model, and torch_compile=True to its "
+            "TrainingArguments."
         )
     sites = sites_of(model) if isinstance(model, nn.Module) else []
     if not sites:
@@ -29,27 +29,22 @@ def check_model(model: Any, extracts: bool) -> list[FlexAct]:
     if extracts:
         if any(site.config.granularity == "channel" for site in sites):
             raise FlexActError(
-                "a transformers checkpoint cannot store picks per channel. Use granularity='layer', or pass "
-                "extract=False to FlexActCallback and save the result of flexact.extract(model) yourself."
+                "a transformers checkpoint cannot store picks per channel. Use granularity='layer', or "
+                "FlexActCallback(extract=False) and save the result of flexact.extract(model) yourself."
             )
-        check_says_so(model)
+        check_can_record_picks(model)
     return sites
 
 
 def can_record_picks(model: Any) -> bool:
     """Return whether the configuration of a model that keeps its sites can record the picks; warn if it cannot."""
-    reason = why_unsupported(model)
-    if reason is None:
-        return True
-    if hasattr(model, "save_pretrained"):
-        warnings.warn(
-            f"the configuration of {type(model).__name__} {reason}, so it cannot record the picks and from_pretrained "
-            "will silently load a saved checkpoint with the original activations. Save "
-            "flexact.selection(model).to_dict() as a JSON file with the checkpoint, and load it with "
-            "flexact.load_picks.",
-            stacklevel=3,
-        )
-    return False
+    try:
+        check_can_record_picks(model)
+    except FlexActError as error:
+        if hasattr(model, "save_pretrained"):
+            warnings.warn(str(error), stacklevel=3)
+        return False
+    return True
 
 
 def check_arguments(trainer: Any) -> None:

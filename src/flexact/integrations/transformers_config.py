@@ -2,7 +2,7 @@
 
 A configuration has one setting, such as `hidden_act`, for the activations of all layers. If the setting can express the
 picks, it is changed to them, and the checkpoint loads without flexact. Otherwise, and while the sites are picking, it
-is `LOUD`, a name that transformers does not know: `from_pretrained` fails and shows that name, instead of silently
+is `UNPICKED`, a name that transformers does not know: `from_pretrained` fails and shows that name, instead of silently
 building the wrong network. If this module is imported, `from_pretrained` succeeds, but the model raises an error until
 `flexact.load_picks` has loaded the picks.
 """
@@ -37,12 +37,20 @@ SETTINGS = (
     ("dense_act_fn",),
 )
 """Names of the activation setting in configurations; all names of a tuple are set together."""
-LOUD = "picked by flexact: import flexact.integrations.transformers first, then call flexact.load_picks(model, folder)"
+UNPICKED = (
+    "picked by flexact: import flexact.integrations.transformers first, then call flexact.load_picks(model, folder)"
+)
 """Value of the setting if no activation name of transformers is correct."""
 
-ACT2FN[LOUD] = Unpicked
+ACT2FN[UNPICKED] = Unpicked
 
-_NAMES = {"identity": "linear"}
+_NAMES = {
+    "identity": "linear",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "clipped_gelu": "gelu_10",
+    "relu_squared": "relu2",
+    "sqrt_softplus": "sqrtsoftplus",
+}
 """Candidates that have another name in transformers."""
 _GATED = "gated-"
 _INITIALISERS = ("__init__", "_init_weights")
@@ -59,42 +67,38 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     return {}
 
 
-def why_unsupported(model: nn.Module) -> str | None:
-    """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
+def check_can_record_picks(model: nn.Module) -> None:
+    """Raise if a model's configuration cannot prevent `from_pretrained` from building the wrong network."""
     settings = settings_of(model)
-    built = _built(model, _with_activation(settings, LOUD)) if settings else None
+    built = _built(model, _with_activation(settings, UNPICKED)) if settings else None
+    reason = None
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         known = dict.fromkeys(name for names in SETTINGS for name in names)
-        return f"has no activation setting that flexact knows ({', '.join(known)})"
-    reader = _other_reader(built, _built(model, settings), settings)
-    return reader and f"has {' and '.join(settings)}, which is also read by {reader}"
-
-
-def check_says_so(model: nn.Module) -> None:
-    """Raise if a model's configuration cannot record the picks."""
-    reason = why_unsupported(model)
+        reason = f"has no activation setting that flexact knows ({', '.join(known)})"
+    elif (reader := _other_reader(built, _built(model, settings), settings)) is not None:
+        reason = f"has {' and '.join(settings)}, which is also read by {reader}"
     if reason is not None:
         raise FlexActError(
-            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would load a saved checkpoint "
-            "with the wrong activations. Pass extract=False to FlexActCallback, and save the result of "
-            "flexact.extract(model) yourself."
+            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would silently load a saved "
+            "checkpoint with the wrong activations. With FlexActCallback(extract=False), save "
+            "flexact.selection(model).to_dict() as JSON beside the checkpoint, and load it with flexact.load_picks."
         )
 
 
-def _other_reader(loud: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
+def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
     """Return what reads a setting besides the activation modules, or None.
 
     It is an attribute that differs between two networks built with different settings, as in Mamba's mixer, or a method
     that reads the setting in every call.
     """
     plain_modules = {} if plain is None else dict(plain.named_modules())
-    loud_modules = {name: module for name, module in loud.named_modules() if not isinstance(module, Unpicked)}
-    for name, module in loud_modules.items():
+    marked_modules = {name: module for name, module in marked.named_modules() if not isinstance(module, Unpicked)}
+    for name, module in marked_modules.items():
         others = vars(plain_modules.get(name, module))
         for attribute, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and others.get(attribute) != value:
                 return f"{name}.{attribute}"
-    for cls in dict.fromkeys(cls for module in loud_modules.values() for cls in type(module).__mro__):
+    for cls in dict.fromkeys(cls for module in marked_modules.values() for cls in type(module).__mro__):
         for function in filter(inspect.isfunction, vars(cls).values()):
             if function.__name__ not in _INITIALISERS and _reads(inspect.unwrap(function), settings):
                 return f"{cls.__name__}.{function.__name__}"
@@ -117,7 +121,7 @@ def restore_settings(model: Any) -> None:
         delattr(config, CONFIG_FIELD)
 
 
-def say_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] | None:
+def record_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] | None:
     """Record the picks of a committed or extracted model in its configuration.
 
     Returns None if a setting expresses them, otherwise the content of flexact.json.
@@ -138,7 +142,7 @@ def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bo
     restore_settings(model)
     original = settings_of(model)
     description = described(picks, original, committed)
-    for setting, value in _with_activation(original, LOUD).items():
+    for setting, value in _with_activation(original, UNPICKED).items():
         setattr(model.config, setting, value)
     setattr(model.config, CONFIG_FIELD, description)
     return description
@@ -150,7 +154,7 @@ def _with_activation(settings: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def _built(model: nn.Module, settings: Mapping[str, str]) -> nn.Module | None:
-    """Return the network that `from_pretrained` would build with these settings, without memory; None if it fails."""
+    """Build the network that `from_pretrained` would, with these settings, on the meta device; None if it fails."""
     with suppress(Exception):
         return built_with(model, settings)
     return None
@@ -160,13 +164,13 @@ def _has_picks(model: nn.Module, built: nn.Module | None, picks: Mapping[str, st
     """Return whether a network built from a configuration has the same activations as the extracted one."""
     if built is None or type(built) is not type(model):
         return False
-    ours, theirs = dict(model.named_modules()), dict(built.named_modules())
-    if ours.keys() != theirs.keys():
+    extracted, rebuilt = dict(model.named_modules()), dict(built.named_modules())
+    if extracted.keys() != rebuilt.keys():
         return False
-    places = {name for name, module in ours.items() if is_activation(module)} | (picks.keys() & ours.keys())
-    rewritten = picks.keys() - ours.keys()  # calls in a forward; extraction restores those whose function was kept
-    return all(_same(ours[name], theirs[name]) for name in places) and all(
-        type(ours[name.rpartition(".")[0]]) is type(theirs[name.rpartition(".")[0]]) for name in rewritten
+    places = {name for name, module in extracted.items() if is_activation(module)} | (picks.keys() & extracted.keys())
+    rewritten = picks.keys() - extracted.keys()  # calls in a forward; extraction restores those whose function was kept
+    return all(_same(extracted[name], rebuilt[name]) for name in places) and all(
+        type(extracted[name.rpartition(".")[0]]) is type(rebuilt[name.rpartition(".")[0]]) for name in rewritten
     )
 
 

@@ -1,1 +1,1 @@
-"""Reading what users give, and writing files whole."""
+"""Checked input and atomic output."""

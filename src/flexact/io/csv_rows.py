@@ -17,21 +17,21 @@ REMEDY = "Restore the file, or run the study again with --overwrite."
 
 
 def text(value: Any, digits: int = 9) -> str:
-    """A value as a CSV cell; None is empty. Nine digits hold everything about a float32."""
+    """Return a value as a CSV cell; None is empty. Nine digits represent a float32 exactly."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def line(cells: Sequence[str]) -> str:
-    """One line of a CSV file; line breaks inside a cell become spaces."""
+    """Return one line of a CSV file; line breaks inside a cell become spaces."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
     return written.getvalue()
 
 
 def columns(kind: type[Any]) -> tuple[str, ...]:
-    """The names of a row's columns."""
+    """Return the names of a row's columns."""
     names: tuple[str, ...] = kind._fields
     return names
 
@@ -39,7 +39,7 @@ def columns(kind: type[Any]) -> tuple[str, ...]:
 def write(
     path: Path, kind: type[Row], rows: Iterable[Row], made: Mapping[str, str] | None = None, digits: int = 9
 ) -> None:
-    """Write a table as a whole. made: further columns with the same value in every row, such as device and date."""
+    """Write a table atomically. made: further columns with the same value in every row, such as device and date."""
     constant = made or {}
     lines = [line([*columns(kind), *constant])]
     lines += [line([*(text(value, digits) for value in row), *constant.values()]) for row in rows]
@@ -49,10 +49,10 @@ def write(
 def read(
     path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = (), cut_off: bool = False
 ) -> list[Row]:
-    """The rows of a table, checked. Raises an error that names the line where the file is damaged.
+    """Return the rows of a table. Raise an error that names the line if the file is damaged.
 
-    A missing file has no rows. made: further columns, which are left out.
-    cut_off: whether to leave out an unfinished last line, which a kill may leave in a file that lines are appended to.
+    A missing file has no rows. made: further columns, which are ignored.
+    cut_off: whether to ignore an incomplete last line, which a killed process can leave in a file that it appends to.
     """
     content = read_text(path, remedy) if path.is_file() else ""
     if cut_off:
@@ -60,7 +60,7 @@ def read(
     if not content and (cut_off or not path.is_file()):
         return []
     if not content.endswith("\n"):
-        raise damaged(path, content.count("\n") + 1, "the line is cut off, or there is none", remedy)
+        raise damaged(path, content.count("\n") + 1, "the line is cut off or missing", remedy)
     reader = csv.reader(io.StringIO(content))
     try:
         lines = list(reader)
@@ -83,7 +83,7 @@ def read(
 
 
 def read_text(path: Path, remedy: str = REMEDY) -> str:
-    """The text of a file. Raises an error that names the line where the file is not UTF-8."""
+    """Return the text of a file. Raise an error that names the line if it is not UTF-8."""
     data = path.read_bytes()
     try:
         return data.decode("utf-8")
@@ -92,12 +92,12 @@ def read_text(path: Path, remedy: str = REMEDY) -> str:
 
 
 def damaged(path: Path, number: int, what: str, remedy: str = REMEDY) -> FlexActError:
-    """The error for a line that no run has written."""
+    """Return the error for a damaged line."""
     return FlexActError(f"{path}, line {number}: {what}. The file was edited or damaged. {remedy}")
 
 
 def _value(name: str, kind: Any, cell: str) -> Any:
-    """A cell as its column's type; an empty cell is None where the type allows it."""
+    """Convert a cell to the type of its column; an empty cell is None if the type allows it."""
     choices = get_args(kind)
     if choices and cell == "":
         return None

@@ -10,7 +10,7 @@ from flexact.errors import FlexActError
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Parse JSON like `json.loads`, but raise ValueError for input that nests too deeply as well.
+    """Parse JSON like `json.loads`, but raise ValueError also for input that nests too deeply.
 
     >>> parsed_json("[" * 100_000)
     Traceback (most recent call last):

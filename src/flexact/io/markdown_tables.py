@@ -9,9 +9,9 @@ PAPERS_ROW = "- paper's"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> str:
-    """A table whose columns line up in plain text too; the first is to the left, the others to the right.
+    """Return a table whose columns are aligned in plain text too: the first to the left, the others to the right.
 
-    words: the headings of further columns that are to the left.
+    words: the headings of further columns that are aligned to the left.
 
     >>> print(markdown(("a", "b"), [("x", "1.5"), ("yy", "2")]))
     | a  |   b |
@@ -21,20 +21,17 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collec
     """
     lines = [list(header), *map(list, rows)]
     widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(header))]
-    left = [i == 0 or name in words for i, name in enumerate(header)]
-    rule = ["-" * width if to_left else "-" * (width - 1) + ":" for width, to_left in zip(widths, left, strict=True)]
+    sides = ["<" if i == 0 or name in words else ">" for i, name in enumerate(header)]
+    rule = ["-" * width if side == "<" else "-" * (width - 1) + ":" for width, side in zip(widths, sides, strict=True)]
     aligned = [
-        [
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(line, widths, left, strict=True)
-        ]
+        [f"{cell:{side}{width}}" for cell, width, side in zip(line, widths, sides, strict=True)]
         for line in (lines[0], rule, *lines[1:])
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in aligned)
 
 
 def counted(number: int, noun: str) -> str:
-    """How many there are of something.
+    """Return a number with its noun, in the plural if needed.
 
     >>> counted(1, "cell"), counted(2, "cell")
     ('1 cell', '2 cells')

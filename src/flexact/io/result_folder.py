@@ -1,4 +1,4 @@
-"""A study's folder: its config.json, and whether a run may begin or resume there."""
+"""A study's folder: its config.json, and whether a run may start or resume there."""
 
 from __future__ import annotations
 
@@ -16,26 +16,20 @@ from flexact.io.json_input import parsed_json
 VERSION = 1
 CONFIG, RESULTS, TABLE, REPORT = "config.json", "results.csv", "table.md", "report.html"
 _SYNTHETIC_ROWS = b"study,model,truth,seed,"
-"""How results.csv of the synthetic studies begins: they are recognised by it where config.json is lost."""
+"""The start of results.csv of the synthetic studies, by which they are recognised if config.json is lost."""
 
 
 def enter(
-    folder: Path,
-    study: str,
-    *,
-    resume: bool,
-    overwrite: bool,
-    writes: Sequence[str],
-    ignored: Collection[str] = (),
+    folder: Path, study: str, *, resume: bool, overwrite: bool, writes: Sequence[str], ignored: Collection[str] = ()
 ) -> dict[str, Any] | None:
-    """The configuration of the run to resume in a folder; None where a run begins there.
+    """Return the configuration of the run to resume in a folder; None if a new run starts there.
 
-    Raises where the folder holds something else. With `overwrite`, removes what an earlier run of the study wrote.
+    Raise if the folder has other content. With `overwrite`, remove the files of an earlier run of the study.
 
-    writes: the files and folders that the study writes. ignored: files that do not count as something else.
+    writes: the files and folders that the study writes. ignored: files that do not count as other content.
     """
     if resume and overwrite:
-        raise FlexActError("--resume continues a run and --overwrite starts it again; give one of the two.")
+        raise FlexActError("--resume continues a run, and --overwrite replaces it; give only one of the two.")
     if folder.exists() and not folder.is_dir():
         raise FlexActError(f"{folder} is a file; give --out a folder.")
     others = {path.name for path in folder.iterdir()} - {CONFIG + ".new", *ignored} if folder.exists() else set()
@@ -43,8 +37,8 @@ def enter(
         return None
     if not holds_a_study(folder):
         raise FlexActError(
-            f"{folder} is not empty and holds no run of a study ({', '.join(sorted(others)[:3])}); give --out another "
-            "folder."
+            f"{folder} is not empty and holds no run of a study ({', '.join(sorted(others)[:3])}); pass another folder "
+            "to --out."
         )
     try:
         found = read_config(folder) or {}
@@ -54,21 +48,21 @@ def enter(
         found = {"study": study}
     if found.get("study") != study:
         raise FlexActError(
-            f"{folder} holds a run of the study {found.get('study')!r}, not of {study!r}; give --out another folder."
+            f"{folder} holds a run of the study {found.get('study')!r}, not of {study!r}; pass another folder to --out."
         )
     if overwrite:
         _clear(folder, writes)
         return None
     if not resume:
         raise FlexActError(
-            f"{folder} holds a run of this study already; continue it with --resume, replace it with --overwrite, or "
-            "give --out another folder."
+            f"{folder} already holds a run of this study; continue it with --resume, replace it with --overwrite, or "
+            "pass another folder to --out."
         )
     return found
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write config.json, and create its folder where there is none."""
+    """Write config.json, and create its folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -77,7 +71,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def holds_a_study(folder: Path) -> bool:
-    """Whether a folder is recognisably a study's, even if its config.json is damaged or lost."""
+    """Return whether a folder is that of a study, even if its config.json is damaged or lost."""
     config, results = folder / CONFIG, folder / RESULTS
     if config.is_file() and b'"flexact_study"' in config.read_bytes():
         return True
@@ -85,7 +79,7 @@ def holds_a_study(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """A study's config.json, checked; None where there is none, or a file of some other program."""
+    """Return a study's checked config.json; None if it is missing or from another program."""
     path = folder / CONFIG
     if not holds_a_study(folder):
         return None
@@ -101,14 +95,14 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     if not isinstance(version, int):
         return None
     if version != VERSION:
-        raise FlexActError(f"{path} has version {version}, and this flexact reads version {VERSION} only.")
+        raise FlexActError(f"{path} has version {version}, but this flexact only reads version {VERSION}.")
     if not isinstance(found.get("study"), str):
         raise FlexActError(f'{path} does not name its study, such as "synthetic". {REMEDY}')
     return dict(found)
 
 
 def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any], groups: Iterable[str]) -> None:
-    """Raise where two configurations differ in one of these groups, and show the differences."""
+    """Raise an error that shows the differences if two configurations differ in one of these groups."""
     changes = []
     for group in groups:
         old, new = _flat(before.get(group)), _flat(now.get(group))
@@ -117,13 +111,13 @@ def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any], groups
     if changes:
         shown = changes[:6] + ([f"and {len(changes) - 6} more"] if len(changes) > 6 else [])
         raise FlexActError(
-            f"the run in {folder} has another configuration ({'; '.join(shown)}); --resume needs the same. Give --out "
-            "another folder, or --overwrite to start again."
+            f"the run in {folder} has another configuration ({'; '.join(shown)}), and can be resumed only "
+            "with its own. Pass another folder to --out, or give --overwrite to start again."
         )
 
 
 def _clear(folder: Path, names: Sequence[str]) -> None:
-    """Remove what a study writes, and nothing else."""
+    """Remove the files that a study writes, and no others."""
     for name in (CONFIG, TABLE, REPORT, "figures", *names):
         for path in (folder / name, folder / (name + ".new")):
             if path.is_dir() and not path.is_symlink():
@@ -133,7 +127,7 @@ def _clear(folder: Path, names: Sequence[str]) -> None:
 
 
 def _flat(group: Any) -> dict[str, Any]:
-    """One level of names: a policy's fields become "model.field"."""
+    """Flatten nested dictionaries: the fields of a policy become "model.field"."""
     flat: dict[str, Any] = {}
     for name, value in (group if isinstance(group, dict) else {}).items():
         flat.update({f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value})

@@ -1,4 +1,4 @@
-"""Checks of values that a user gives: each returns the value, or raises an error that names and shows it."""
+"""Checks of arguments. Each returns the value, or raises an error with its name and value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def number(
     below: float = math.inf,
     at_most: float = math.inf,
 ) -> Any:
-    """A finite number within bounds. Numbers of other types than Python's, such as numpy's, become floats.
+    """Return a finite number within bounds. Other number types, such as numpy's, are converted to float.
 
     >>> number("alpha", -1, at_least=0)
     Traceback (most recent call last):
@@ -37,27 +37,27 @@ def number(
     is_finite = is_real and abs(found) <= sys.float_info.max
     if not (is_finite and above < found < below and at_least <= found <= at_most):
         bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-        told = " and ".join(f"{which} {bound:g}" for which, bound in bounds.items() if math.isfinite(bound))
-        raise FlexActError(f"{name} must be a finite number {told}; got {value!r:.80}.")
+        limits = " and ".join(f"{which} {bound:g}" for which, bound in bounds.items() if math.isfinite(bound))
+        raise FlexActError(f"{name} must be a finite number {limits}; got {value!r:.80}.")
     return found
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer of any type that counts as one; True and False do not."""
+    """Return an integer of any integer type as an int. Booleans are not accepted."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
     return int(value)
 
 
 def steps(name: str, value: Any, otherwise: str = "") -> int:
-    """A number of optimizer steps. otherwise: what else is allowed, for the error message."""
+    """Return a number of optimizer steps. otherwise: what else is allowed, for the error message."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST_STEPS:
         raise FlexActError(f"{name} must be a number of optimizer steps, at least 1{otherwise}; got {value!r:.80}.")
     return int(value)
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """One of several words."""
+    """Raise unless a value is one of the allowed words."""
     names = list(allowed)
     if value not in names:
         raise FlexActError(
@@ -66,4 +66,4 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 MOST_STEPS = 2**53
-"""Maximum steps of a run. Up to here a float, in which fractions of a run are computed, represents every step."""
+"""Maximum steps of a run. Fractions of a run are computed in floats, which are exact up to this number."""

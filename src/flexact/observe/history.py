@@ -4,54 +4,82 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io.json_input import parsed_json
+from flexact.io.markdown_tables import counted
 
+Records = Sequence[Mapping[str, Any]]
+"""The records of a Recorder."""
 VERSION = 2
 KEY = "flexact_history"
-DROPS, DECISIONS = "drops", "decisions"
-RESERVED = ("sites", "picks", DROPS, DECISIONS)
-"""What a record has besides its step and the user's numbers."""
+DROPS, DECISIONS, TRYING = "drops", "decisions", "trying"
+RESERVED = ("sites", "picks", DROPS, DECISIONS, TRYING)
+"""The keys of a record besides its step and the user's numbers."""
 _OPENING = json.dumps({KEY: VERSION})[:-1]
+_DROP = {"step", "margin", "standard_error", "steps"}
 
 
 def records(path: Path) -> list[dict[str, Any]]:
     """The records of a history file."""
     if not path.is_file():
         raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
-    text = _text(path)
-    if not text:
-        raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
-    return _parsed(path, text)
+    return parsed(path, read_text(path))[1:]
 
 
-def existing(path: Path) -> list[dict[str, Any]]:
-    """The records of a file to append to; none where there is no file yet."""
+def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any]]:
+    """The records of a file that a Recorder appends to; none if there is no file yet, or if it is overwritten.
+
+    Raises if the file has records and neither is given. A file that is not a history is never overwritten.
+    """
     if not path.exists():
         return []
-    text = _text(path)
-    whole = text[: text.rfind("\n") + 1]  # a run that was killed may leave its last line unfinished
-    cut_header = _OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)
-    return _parsed(path, whole if whole or cut_header else text)
+    text = read_text(path)
+    whole = whole_lines(text)
+    if not whole and (_OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)):
+        return []  # it was killed while it wrote the header
+    whole = whole or text
+    found = parsed(path, whole.splitlines(keepends=True)[0] if overwrite else whole)[1:]
+    if found and not resume:
+        raise FlexActError(
+            f"{path} has {counted(len(found), 'record')} already, up to step {found[-1]['step']}. Give resume=True to "
+            "append to them, overwrite=True to replace them, or another path."
+        )
+    return found
 
 
-def _text(path: Path) -> str:
+def number_names(records: Records) -> list[str]:
+    """The names of the numbers that records have besides the picks, the loss first."""
+    names = dict.fromkeys(key for entry in records for key in entry if key not in ("step", *RESERVED))
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def read_text(path: Path) -> str:
+    """The text of a history file."""
     if not path.is_file():
         raise FlexActError(f"{path} is not a regular file; give the path of a history that a Recorder wrote.")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise FlexActError(f"{path} is not a history of flexact: it is no text file.") from None
+        raise FlexActError(f"{path} is not a history of flexact: it is not a text file.") from None
 
 
-def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
+def whole_lines(text: str) -> str:
+    """A text without its last line if that is incomplete: the run is in progress, or was killed while writing."""
+    return text[: text.rfind("\n") + 1]
+
+
+def parsed(path: Path, text: str) -> list[dict[str, Any]]:
+    """The header and the records of a history, with every line checked."""
+    if not text:
+        raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            entry = parsed_json(line)
+            entries.append(parsed_json(line))
         except ValueError as error:
             if number == 1:
                 _check_header(path, None)
@@ -60,24 +88,42 @@ def _parsed(path: Path, text: str) -> list[dict[str, Any]]:
                 "line to read the rest."
             ) from None
         if number == 1:
-            _check_header(path, entry)
-        elif _is_record(entry):
-            entries.append(entry)
-        else:
-            raise FlexActError(f"{path}, line {number}: not a record; it needs 'step' and 'sites'.")
+            _check_header(path, entries[0])
+        elif not _is_record(entries[-1]):
+            raise FlexActError(f"{path}, line {number}: not a record that a Recorder writes: {line:.160}.")
     return entries
 
 
-def _is_record(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return False
-    return all(isinstance(entry.get(name, {}), dict) for name in ("sites", DROPS, DECISIONS)) and "sites" in entry
-
-
 def _check_header(path: Path, header: Any) -> None:
-    """Refuse a file that is no history, or one of a later version; version 1 had no drops and decisions."""
+    """Raise unless a file is a history of this version or an earlier one; version 1 had no drops and decisions."""
     number = header.get(KEY) if isinstance(header, dict) else None
     if not isinstance(number, int):
         raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{KEY}": {VERSION}.')
     if number > VERSION:
         raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")
+
+
+def _is_record(entry: Any) -> bool:
+    """Whether an entry has the structure that a Recorder writes, and only numbers that can be drawn."""
+    try:
+        probabilities = [p for own in entry["sites"].values() for p in own.values()]
+        drops = [drop for own in entry.get(DROPS, {}).values() for drop in own.values()]
+        evidence = [one for drop in drops for one in drop.values() if one is not None]
+        decisions = [(one["runner_up"], one["decided"]) for one in entry.get(DECISIONS, {}).values()]
+        steps = [entry["step"], *(drop["step"] for drop in drops)]
+    except (AttributeError, KeyError, TypeError):
+        return False
+    numbers = [value for name, value in entry.items() if name not in RESERVED]
+    return (
+        all(map(_is_number, [*probabilities, *evidence, *numbers]))
+        and not any(p < -1e-6 or p > 1 + 1e-6 for p in probabilities)
+        and all(drop.keys() == _DROP for drop in drops)
+        and all(isinstance(step, int) for step in steps)
+        and isinstance(entry.get(TRYING, ""), str)
+        and all(isinstance(second, str | None) and isinstance(decided, bool) for second, decided in decisions)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a float (NaN and infinity included) or an integer that a float can represent."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53)

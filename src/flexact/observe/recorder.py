@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +19,30 @@ from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import path_of
 from flexact.observe import history
-from flexact.observe.history import DECISIONS, DROPS, RESERVED
-from flexact.observe.selection import selection
+from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
+from flexact.observe.live import LiveTable
+from flexact.observe.notebook import recorder_html
+from flexact.observe.selection import Selection, selection
 from flexact.observe.selection_row import Row, plain
-from flexact.routing.sites import sites_of
-
-if TYPE_CHECKING:
-    from flexact.observe.tensorboard import Board
+from flexact.observe.tensorboard import Board
+from flexact.routing.sites import routers_of, sites_of
 
 
 class Recorder:
     """Keeps the probabilities of all sites over training, in memory and, if asked to, on disk.
 
-    path: a JSON-lines file with one line per record, appended to if it exists. Its first line has the config and the
-    versions, for `flexact report`.
+    path: a JSON-lines file with one line per record. Its first line has the config and the versions, for
+    `flexact report`. If it has records already, choose: `resume=True` appends to them, `overwrite=True` replaces them.
     tensorboard: a folder for TensorBoard (needs flexact[tensorboard]), or a `SummaryWriter` of your own: curves and
-    histograms by site with every record; heat maps by site and step when the records have doubled, and at `close`.
+    histograms by site with every record; heat maps by site and step whenever their number has doubled, and at `close`.
+    live: show the picks as a table that each record updates, in a notebook or in a terminal (needs flexact[cli]). A
+    recorder at the end of a notebook's cell also shows curves of the loss and of the probabilities.
 
     A record is {"step": int, "sites": {site: {candidate: probability}}, "picks": {site: candidate}} and whatever else
-    was given to `record`. The picks are those of the sites where a candidate leads. Where candidates were dropped since
-    the record before, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
-    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"runner_up":
-    candidate, "decided": bool}}.
+    was given to `record`. The picks are those of the sites where a candidate leads. If candidates were dropped since
+    the previous record, it has "drops": {site: {candidate: {"step": int, "margin": float, "standard_error": float,
+    "steps": int}}}, the last three None without evidence; where sites have committed, "decisions": {site: {"original":
+    candidate, "runner_up": candidate, "decided": bool}}; in a trial "trying": the candidate that the last step trained.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
@@ -51,21 +52,34 @@ class Recorder:
     ({}, 1.5)
     """
 
-    def __init__(self, model: nn.Module, path: str | Path | None = None, tensorboard: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        path: str | Path | None = None,
+        tensorboard: Any = None,
+        *,
+        live: bool = False,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise FlexActError(f"a Recorder needs a torch.nn.Module; got {model!r:.80}.")
         self.model = model
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
-        self._board: Board | None = None
+        self._outputs: list[Board | LiveTable] = []
+        if resume and overwrite:
+            raise FlexActError("give only one of resume=True and overwrite=True.")
+        now = selection(model)
         if path is not None:
             self._path = path_of(path, "a history")
-            self.history = history.existing(self._path)
+            self.history = history.to_continue(self._path, resume, overwrite)
+        self._check_sites(now)
         self._known = _known(self.history)
+        if live:
+            self._outputs.append(LiveTable())
         if tensorboard is not None:
-            from flexact.observe.tensorboard import Board  # not before it is asked for
-
-            self._board = Board(tensorboard)
+            self._outputs.append(Board(tensorboard, model))
         if path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,27 +88,28 @@ class Recorder:
                 raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def record(self, step: int, **values: float) -> None:
-        """Note the picks as they are now, with any numbers of your own (loss, accuracy)."""
+        """Record the current picks, with any numbers of your own (accuracy, learning rate).
+
+        step: the number of optimizer steps done, `schedule.steps_done`. The loss is that of the last
+        `schedule.step(loss)` unless you give it.
+        """
         step = _index(step)
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To resume "
-                "from an earlier checkpoint, cut the history first with recorder.rewind(step). A new run needs a new "
-                "file: give another path, or remove the old one."
+                "from an earlier checkpoint, cut the history first with recorder.rewind(step)."
             )
-        numbers = {name: _number(name, value) for name, value in values.items()}
+        router = next((router for router in routers_of(sites_of(self.model)) if router.loss is not None), None)
+        given = values if router is None else {"loss": router.loss} | values
+        numbers = {name: _number(name, value) for name, value in given.items()}
         now = selection(self.model)
-        keys = [row.key for row in now]
-        if self.history and set(keys) != set(self.history[-1]["sites"]):
-            raise FlexActError(
-                f"the history is of another network: it has the sites {_some(self.history[-1]['sites'])}, and this "
-                f"model has {_some(keys)}. Give another path, or remove the old file."
-            )
+        self._check_sites(now)
         entry: dict[str, Any] = {
             "step": step,
-            "sites": {key: row.probabilities for key, row in zip(keys, now, strict=True)},
+            "sites": {row.key: row.probabilities for row in now},
             "picks": now.leading,
-            **self._news(dict(zip(keys, now, strict=True))),
+            **self._news(now),
+            **({} if router is None or router.tried is None else {TRYING: router.sites[0].candidates[router.tried]}),
             **numbers,
         }
         self.history.append(entry)
@@ -102,21 +117,28 @@ class Recorder:
         if self._file is not None:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
-        if self._board is not None:
-            self._board.write(self.model, self.history, numbers)
+        for output in self._outputs:
+            output.show(self.history, now)
 
-    def _news(self, rows: Mapping[str, Row]) -> dict[str, Any]:
+    def _check_sites(self, now: Selection) -> None:
+        """Raise if the records have other sites than the model."""
+        keys = {row.key for row in now}
+        if self.history and keys != set(self.history[-1]["sites"]):
+            raise FlexActError(
+                f"the history is from another network: it has the sites {_some(self.history[-1]['sites'])}, and this "
+                f"model has {_some(keys)}. Give another path, or overwrite=True to replace it."
+            )
+
+    def _news(self, now: Selection) -> dict[str, Any]:
         """The drops and decisions that no record has yet."""
-        drops = {
-            site: {name: _drop(row, name) for name in row.dropped if (site, name) not in self._known}
-            for site, row in rows.items()
-        }
-        decisions = {
-            site: {"runner_up": row.runner_up, "decided": row.decided}
-            for site, row in rows.items()
-            if row.committed and (site, None) not in self._known
-        }
-        news = {DROPS: {site: new for site, new in drops.items() if new}, DECISIONS: decisions}
+        news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
+        for row in now:
+            drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._known}
+            if drops:
+                news[DROPS][row.key] = drops
+            if row.committed and (row.key, None) not in self._known:
+                decision = {"original": row.original, "runner_up": row.runner_up, "decided": row.decided}
+                news[DECISIONS][row.key] = decision
         return {name: value for name, value in news.items() if value}
 
     def rewind(self, step: int) -> None:
@@ -132,16 +154,17 @@ class Recorder:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._board is not None:
-            self._board.close(self.history)
-            self._board = None
+        while self._outputs:
+            self._outputs.pop().close(self.history)
+
+    def _repr_html_(self) -> str:
+        """The curves and the picks, for a notebook."""
+        return recorder_html(self.history, selection(self.model).rows)
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @staticmethod
@@ -198,7 +221,7 @@ def _some(sites: Iterable[str]) -> str:
 
 def _number(name: str, value: Any) -> float:
     if name in RESERVED:
-        raise FlexActError(f"{name!r} is what a record has of its own; give your number another name.")
+        raise FlexActError(f"{name!r} is a reserved name in a record; give your number another name.")
     try:
         return float(value.item() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):

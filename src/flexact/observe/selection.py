@@ -1,6 +1,6 @@
 """The picks of a model and their evidence.
 
-Probabilities here are always the noise-free π, over the candidates still in.
+Probabilities here are always the noise-free π, over the candidates that remain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.observe.selection_row import Row
+from flexact.observe.notebook import selection_html
+from flexact.observe.selection_row import TIE, Row
 from flexact.observe.selection_table import table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     import pandas
 
 VERSION = 3
-_TIE = 1e-6
-"""Probabilities that differ by no more are alike."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Selection:
 
     @property
     def picks(self) -> dict[str, str | None]:
-        """Pick by site, None where nothing leads yet; a channel's key has its number behind a colon."""
+        """Pick by site, None where nothing leads yet; a channel's key is `site:channel`."""
         return {row.key: row.pick for row in self.rows}
 
     @property
@@ -76,7 +75,7 @@ class Selection:
         return cls(tuple(Row.from_dict(number, row) for number, row in enumerate(rows)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas table: one row a site, one column a candidate's probability. The columns lead, standard_error, z and
+        """A pandas table: a row per site, a probability column per candidate. The columns lead, standard_error, z and
         steps are the evidence against the runner-up, empty where there is none."""
         try:
             import pandas
@@ -90,9 +89,13 @@ class Selection:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """The table for a notebook, with a bar of the probabilities in each row."""
+        return selection_html(self.rows)
+
 
 def selection(model: nn.Module) -> Selection:
-    """What each site of a model picks now, and how surely: it prints as a table.
+    """What each site of a model picks now, and how certain that is; prints as a table.
 
     Before the commitment a row has the pick's probability and its margin to the runner-up's; after it, by how much the
     pick led the runner-up when that was dropped.
@@ -118,13 +121,13 @@ def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
         raise FlexActError(f"selection needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
-        site.update_alive()  # what averages weights, as an EMA does, copies buffers without notice
+        site.update_alive()  # averaging weights, as an EMA does, changes buffers without telling the site
     if not sites:
         raise FlexActError(
             f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
             "first. An extracted model has none left: print its modules."
         )
-    names: dict[str, str] = {"": ""}  # without prefixes, by the name with them
+    names: dict[str, str] = {"": ""}  # name with prefixes -> name without them
     modules = dict(model.named_modules())
     for name in list(modules)[1:]:
         parent, _, attribute = name.rpartition(".")
@@ -147,7 +150,7 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
         second = ranked[1] if len(ranked) > len(at) + 1 else None
         margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
         in_contest = [pi[k] for k in range(site.k) if k not in at]
-        is_open = not site.committed and max(in_contest) - min(in_contest) <= _TIE
+        is_open = not site.committed and max(in_contest) - min(in_contest) <= TIE
         if site.committed or is_open:
             second = _dropped_last(at, contests, logits[channel]) if site.committed else None
         original = site.original_index
@@ -164,23 +167,24 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
             probabilities=dict(zip(site.candidates, pi, strict=True)),
             dropped={site.candidates[k]: step for k, step in at.items()},
             evidence={site.candidates[k]: contest for k, contest in contests.items()},
+            trying=None if site.committed or site.router.trying is None else site.candidates[site.router.trying],
         )
 
 
 def _contest(found: list[float]) -> Contest | None:
-    """A candidate's row of `FlexAct.evidence`; None where it was dropped on no evidence, or in too few steps."""
+    """A candidate's row of `FlexAct.evidence`; None if it was dropped without evidence, or after too few steps."""
     margin, error, steps = found
     return None if math.isnan(margin) or not math.isfinite(error) else Contest(margin, error, round(steps))
 
 
 def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits: list[float]) -> int | None:
-    """The candidate that was dropped last; of several that with the smallest margin, or without any the likeliest."""
+    """The last dropped candidate; of several, the one with the smallest z, or without evidence the likeliest one."""
     last = [k for k, step in at.items() if step == max(at.values())]
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
 
 
 def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
-    """Whether the evidence for a committed row's pick is significant: against what was there before, or, where that was
+    """Whether the evidence for a committed row's pick is significant: against the original, or, if that was
     kept or is unknown, against the runner-up."""
     rival = runner_up if original in (-1, pick) else original
     return rival is not None and rival in contests and contests[rival].is_significant
@@ -188,8 +192,7 @@ def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mappi
 
 def _flat(row: Row) -> dict[str, Any]:
     """A row of the frame."""
-    names = ("site", "channel", "original", "pick", "probability", "runner_up", "margin", "committed", "decided")
-    fields = {name: getattr(row, name) for name in names}
+    fields = {name: value for name, value in vars(row).items() if not isinstance(value, dict)}
     of_lead = {"lead": "margin", "standard_error": "standard_error", "z": "z", "steps": "steps"}
     fields |= {column: getattr(row.lead, name, None) for column, name in of_lead.items()}
     return fields | {f"p({name})": p for name, p in row.probabilities.items()}

@@ -1,22 +1,27 @@
-"""A selection as a table of text, 120 columns wide at most where the names of the sites allow it."""
+"""A selection as a table of text, at most 120 characters wide unless the names of the sites are too long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from flexact.candidates import known_names
+from flexact.io.markdown_tables import counted
+from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
 from flexact.observe.selection_row import Row
 from flexact.policy.evidence import SIGNIFICANT
 
-WIDTH = 120
-_DROPPED = "dropped (at step)"
-_GAP = "  "
+_DROPPED, _DROPPED_IN_TEXT = "dropped at", "dropped (at step)"
+NEGATIVE_LEAD = (
+    "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was not "
+    "significant, or the mixing weights and the evidence disagree."
+)
 _LEAST = 24
-"""Columns that the names of sites, and what was dropped, can have at least."""
+"""Minimum width, in characters, of the names of sites and of the list of drops."""
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line a row, and a legend. The columns are those that the phase of the run calls for: probabilities while
-    candidates are in the contest, the evidence for the pick after the commitment."""
+def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The cells by title, without the names of the sites. The columns are those that the phase of the run calls for:
+    probabilities while candidates are in the contest, the evidence for the pick after the commitment."""
     contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
     columns = {"pick": [_pick(row) for row in rows]}
     if contested or not rows:
@@ -31,27 +36,41 @@ def table(rows: Sequence[Row]) -> str:
     if any(row.over_original is not None for row in committed):
         against = [row.over_original for row in rows]
         columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
-    names = [_printable(row.site) + ("" if row.channel is None else f":{row.channel}") for row in rows]
-    dropped = [_dropped(row) for row in rows]
-    room = WIDTH - sum(_width(title, cells) + len(_GAP) for title, cells in columns.items()) - len(_GAP)
-    for_dropped = min(_LEAST, max(len(_DROPPED), *map(_length, dropped), 0))
-    names = _cut(names, max(_LEAST, room - for_dropped))
+    columns[_DROPPED] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
+    return columns
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line per row, and a legend."""
+    columns = columns_of(rows)
+    del columns[_DROPPED]  # cut below to what there is room for
+    names = [printable(row.key) for row in rows]
+    dropped = [drops_by_step(row.dropped) for row in rows]
+    room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items()) - len(GAP)
+    for_dropped = min(_LEAST, max(len(_DROPPED_IN_TEXT), *map(_length, dropped), 0))
+    names = cut(names, max(_LEAST, room - for_dropped))
     columns = {"site": names, **columns}
-    room -= _width("site", names)
-    columns[_DROPPED] = [_latest(groups, max(_LEAST, room)) for groups in dropped]
-    return "\n".join([*_aligned(columns), *_legend(contested, committed)])
+    room -= width("site", names)
+    columns[_DROPPED_IN_TEXT] = [_latest(groups, max(_LEAST, room)) for groups in dropped]
+    return "\n".join([*aligned(columns), *legend(rows)])
 
 
 def _pick(row: Row) -> str:
+    if row.trying is not None:
+        return f"trying {row.trying}"
     if row.pick is None:
         return "undecided"
     return row.pick + (" ?" if not row.committed else "" if row.decided else " (undecided)")
 
 
-def _dropped(row: Row) -> list[str]:
-    """What was dropped, by step: "elu tanh (350)"."""
+def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
+    """What was dropped, by step.
+
+    >>> drops_by_step({"sine": 500, "elu": 350, "tanh": 350})
+    ['elu tanh (350)', 'sine (500)']
+    """
     by_step: dict[int, list[str]] = {}
-    for name, step in sorted(row.dropped.items(), key=lambda item: item[1]):
+    for name, step in sorted(dropped.items(), key=lambda item: item[1]):
         by_step.setdefault(step, []).append(name)
     return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
 
@@ -70,40 +89,37 @@ def _latest(groups: Sequence[str], room: int) -> str:
     return ("… " if first else "") + ", ".join(groups[first:])
 
 
-def _cut(names: Sequence[str], room: int) -> list[str]:
-    """Names without their middle where they are longer than this; whole where they could not be told apart."""
-    head = (room - 1) // 2
-    short = [name if len(name) <= room else f"{name[:head]}…{name[head + 1 - room :]}" for name in names]
-    return short if len(set(short)) == len(set(names)) else list(names)
-
-
-def _printable(name: str) -> str:
-    """A name as one line that leaves the terminal alone."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-
-
-def _width(title: str, cells: Sequence[str]) -> int:
-    return max(len(cell) for cell in [title, *cells])
-
-
-def _aligned(columns: dict[str, list[str]]) -> list[str]:
-    widths = [_width(title, cells) for title, cells in columns.items()]
-    lines = [
-        _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [tuple(columns), *zip(*columns.values(), strict=True)]
-    ]
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
-
-
-def _legend(contested: Sequence[Row], committed: Sequence[Row]) -> list[str]:
+def legend(rows: Sequence[Row]) -> list[str]:
+    """The explanations that these rows call for."""
+    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
+    compared = [row for row in contested if row.trying is None]
     told = {
-        "? not committed yet": any(row.pick is not None for row in contested),
-        "undecided: no candidate leads yet": any(row.pick is None for row in contested),
-        "lead: of the pick over the runner-up when that was dropped ± standard error; z: in standard errors": any(
-            row.lead is not None for row in committed
+        "? not committed yet": any(row.pick is not None for row in compared),
+        "undecided: no candidate leads yet": any(row.pick is None for row in compared),
+        "trying: the candidate that the trial trains now": any(row.trying is not None for row in contested),
+        "lead: the pick's advantage over the runner-up when the runner-up was dropped, ± standard error; z: their "
+        "ratio": any(row.lead is not None for row in committed),
+        "z (original): the lead over the original activation, in standard errors": any(
+            row.over_original is not None for row in committed
         ),
-        "z (original): the lead over what was there before": any(row.over_original is not None for row in committed),
-        f"(undecided): no significant lead (z of {SIGNIFICANT:g} or more) over what was there before, or, where that "
-        "stays, over the runner-up": any(not row.decided for row in committed),
+        f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
+        "original was kept": any(not row.decided for row in committed),
+        NEGATIVE_LEAD: any(row.lead is not None and row.lead.margin < 0 for row in committed),
     }
-    return [line for line, applies in told.items() if applies]
+    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
+
+
+def _misleading_names(rows: Sequence[Row]) -> list[str]:
+    """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
+    functions = {name.replace("_", "") for name in known_names()}
+    found: dict[str, str] = {}
+    for row in rows:
+        attribute = row.site.rpartition(".")[2]
+        name = attribute.lower().replace("_", "").rstrip("0123456789")
+        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
+            found.setdefault(row.site, row.pick)
+    if not found:
+        return []
+    site, pick = next(iter(found.items()))
+    more = f", and {counted(len(found) - 1, 'other')} likewise" if len(found) > 1 else ""
+    return [f"extract keeps module names: the module named {printable(site)} is now a {pick}{more}"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -13,14 +14,12 @@ from torch import Tensor, nn
 from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
 from flexact.observe.figures import history as plots
-from flexact.observe.selection import selection
-from flexact.observe.selection_row import Row
+from flexact.observe.history import Records, number_names
+from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
 
 _MIN_RECORDS = 16
 """Number of records from which heat maps are drawn; fewer columns show nothing useful."""
-
-History = Sequence[Mapping[str, Any]]
 
 
 class Board:
@@ -29,20 +28,21 @@ class Board:
     where: a folder, or the user's own `torch.utils.tensorboard.SummaryWriter`, which `close` leaves open.
     """
 
-    def __init__(self, where: Any) -> None:
+    def __init__(self, where: Any, model: nn.Module) -> None:
+        self._model = model
         self._owns_writer = not hasattr(where, "add_scalar")
         self._writer = _open_writer(where) if self._owns_writer else where
 
-    def write(self, model: nn.Module, history: History, numbers: Mapping[str, float]) -> None:
-        """Write the last record and the user's numbers. Draw heat maps each time the number of records has doubled."""
-        step = history[-1]["step"]
-        _write_sites(self._writer, model, step)
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+    def show(self, history: Records, now: Selection) -> None:
+        """Write the last record. Draw heat maps each time the number of records has doubled."""
+        last = history[-1]
+        _write_sites(self._writer, self._model, now, last["step"])
+        for name in number_names([last]):
+            self._writer.add_scalar(name, last[name], last["step"])
         if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and _can_draw():
             _write_heat_maps(self._writer, history)
 
-    def close(self, history: History) -> None:
+    def close(self, history: Records) -> None:
         """Write the heat maps of the whole history, and close the writer if this Board opened it."""
         if history and _can_draw():
             _write_heat_maps(self._writer, history)
@@ -67,18 +67,15 @@ def _open_writer(folder: Any) -> Any:
     return SummaryWriter(str(path))
 
 
-def _write_sites(writer: Any, model: nn.Module, step: int) -> None:
+def _write_sites(writer: Any, model: nn.Module, now: Selection, step: int) -> None:
     """Write the probabilities of each site as curves, and its logits and probabilities as histograms.
 
     A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
     """
-    by_name: dict[str, list[Row]] = {}
-    for row in selection(model):
-        by_name.setdefault(row.site, []).append(row)
-    for site, (name, rows) in zip(sites_of(model), by_name.items(), strict=True):
+    for site, (name, rows) in zip(sites_of(model), groupby(now, key=attrgetter("site")), strict=True):
+        channels = [row.probabilities for row in rows]
         for candidate in site.candidates:
-            mean = fmean(row.probabilities[candidate] for row in rows)
-            writer.add_scalar(f"flexact/{name}/{candidate}", mean, step)
+            writer.add_scalar(f"flexact/{name}/{candidate}", fmean(pi[candidate] for pi in channels), step)
         logits = site.logits.detach().view(site.rows, site.k)[site.dropped_at < 0]
         _write_histogram(writer, f"flexact_logits/{name}", logits, step)
         _write_histogram(writer, f"flexact_probabilities/{name}", site.pi(), step)
@@ -90,7 +87,7 @@ def _write_histogram(writer: Any, tag: str, values: Tensor, step: int) -> None:
         writer.add_histogram(tag, finite, step)
 
 
-def _write_heat_maps(writer: Any, history: History) -> None:
+def _write_heat_maps(writer: Any, history: Records) -> None:
     for name, picture in (("picks", plots.picks(history)), ("probabilities", plots.probabilities(history))):
         writer.add_figure(f"flexact_heat_maps/{name}", picture.figure(), history[-1]["step"])
 

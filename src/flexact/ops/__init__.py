@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.ops import closed_form, differentiable, dispatch, inductor_form
+from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
+from flexact.ops.blending import Blending
 
 __all__ = ["routed_activation"]
 
 _COMPILERS = ("torch._inductor", "torch._dynamo")
-_SEPARATOR = "\n"  # joins the keys, because a custom operator takes no list of strings
 
 
 def routed_activation(
@@ -50,20 +50,14 @@ def routed_activation(
     alive: indices of the candidates that are not eliminated.
     rows is 1 for the layer, or the size of h's `channel_dim`.
     """
+    blending = Blending(weights, probabilities, temperature, keys, tuple(alive), channel_dim, statistics)
     if differentiable.transforming():
-        plain = differentiable.routed_activation(
-            h, logits, weights, probabilities, temperature, keys, alive, channel_dim
-        )
-        return plain, weights.new_empty(0)
+        return differentiable.routed_activation(h, logits, blending), weights.new_empty(0)
     if runs_fused(h, keys, alive):
         from flexact.ops.triton import autograd as triton_autograd  # needs Triton
 
-        blending = triton_autograd.Blending(weights, probabilities, temperature, keys, tuple(alive), statistics)
-        return triton_autograd.routed(h, logits, blending, channel_dim)
-    x, gathered = _routed_activation(
-        h, logits, weights, probabilities, temperature, _SEPARATOR.join(keys), list(alive), channel_dim, statistics
-    )
-    return x, gathered
+        return triton_autograd.routed(h, logits, blending)
+    return _plain(h, logits, blending)
 
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
@@ -89,104 +83,38 @@ def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
 _takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@torch.library.custom_op("flexact::routed_activation", mutates_args=())
-def _routed_activation(
-    h: Tensor,
-    logits: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: str,
-    alive: Sequence[int],
-    channel_dim: int,
-    statistics: bool,
-) -> tuple[Tensor, Tensor]:
-    arguments = (h, weights, keys.split(_SEPARATOR), alive, channel_dim, statistics)
-    return _run_compiled_or_eager(inductor_form.forward, closed_form.forward, h, arguments)
+def _forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+    return _run_compiled_or_eager(inductor_form.forward, closed_form.forward, h, blending)
 
 
-@torch.library.custom_op("flexact::routed_activation_backward", mutates_args=())
-def _routed_activation_backward(
-    delta: Tensor,
-    h: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: str,
-    alive: Sequence[int],
-    channel_dim: int,
-    need_logits: bool,
-) -> tuple[Tensor, Tensor]:
-    names, routing = keys.split(_SEPARATOR), (weights, probabilities, temperature)
-    arguments = (delta, h, *routing, names, alive, channel_dim, need_logits)
-    return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, h, arguments)
+def _backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
+    return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, delta, h, blending, need_logits)
 
 
 def _run_compiled_or_eager(
-    compiled_function: Callable[..., tuple[Tensor, Tensor]],
-    eager_function: Callable[..., tuple[Tensor, Tensor]],
-    h: Tensor,
-    arguments: tuple[Any, ...],
+    compiled: Callable[..., tuple[Tensor, Tensor]], eager: Callable[..., tuple[Tensor, Tensor]], h: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     """Run the compiled function if h is large enough, and fall back to the eager one if compilation fails."""
     if dispatch.compiles(h):
         try:
-            return compiled_function(*arguments)
+            return compiled(h, *rest)
         except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
             if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
                 raise
-            dispatch.give_up_compiler(error)
-    return eager_function(*arguments)
+            dispatch.give_up("compiled", "torch.compile failed", error)
+    return eager(h, *rest)
 
 
-@_routed_activation.register_fake
-def _(
-    h: Tensor,
-    logits: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: str,
-    alive: Sequence[int],
-    channel_dim: int,
-    statistics: bool,
-) -> tuple[Tensor, Tensor]:
+_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
+
+
+@_plain.operator.register_fake
+def _(h: Tensor, logits: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    statistics = rest[-1]
     return torch.empty_like(h), weights.new_empty(weights.shape if statistics else 0)
 
 
-@_routed_activation_backward.register_fake
-def _(
-    delta: Tensor,
-    h: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: str,
-    alive: Sequence[int],
-    channel_dim: int,
-    need_logits: bool,
-) -> tuple[Tensor, Tensor]:
+@_plain.backward_operator.register_fake
+def _(delta: Tensor, h: Tensor, weights: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    need_logits = rest[-1]
     return torch.empty_like(h), weights.new_empty(weights.numel() if need_logits else 0)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    h, logits, weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs
-    ctx.save_for_backward(h, logits, weights, probabilities, temperature)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _backward(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    need_h, need_logits = ctx.needs_input_grad[:2]
-    h, logits, weights, probabilities, temperature = ctx.saved_tensors
-    routing = (weights, probabilities, temperature)
-    if torch.is_grad_enabled():  # the backward runs with create_graph=True
-        names, need = ctx.keys.split(_SEPARATOR), (need_h, need_logits)
-        found = differentiable.gradients(delta, h, logits, need, *routing, names, ctx.alive, ctx.channel_dim)
-        return (*found, *(None,) * 7)
-    gradient, to_logits = _routed_activation_backward(
-        delta, h, *routing, ctx.keys, ctx.alive, ctx.channel_dim, need_logits
-    )
-    return (gradient if need_h else None, to_logits if need_logits else None, *(None,) * 7)
-
-
-_routed_activation.register_autograd(_backward, setup_context=_setup_context)

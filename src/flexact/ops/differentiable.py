@@ -3,19 +3,17 @@
 The backward of the custom operators is not differentiable, and torch.func cannot trace it. This fallback supports both,
 at a cost in time and memory.
 
-The probabilities have no graph, so they are rebuilt from the logits ℓ: with ℓ₀ their value, p(ℓ) =
-softmax(log p(ℓ₀) + (ℓ − ℓ₀)/τ) is the same function as softmax((log π + g)/τ) for the noise g that was sampled, in all
-derivatives.
+The probabilities have no graph, so they are recomputed from the logits ℓ, whose current value is ℓ₀. For the sampled
+noise g, p(ℓ) = softmax(log p(ℓ₀) + (ℓ − ℓ₀)/τ) equals softmax((log π + g)/τ) in its value and in all derivatives.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
+from flexact.ops.blending import Blending
 from flexact.ops.reference import blend
 
 
@@ -29,17 +27,9 @@ def is_wrapped(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def routed_activation(
-    h: Tensor,
-    logits: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: Sequence[str],
-    alive: Sequence[int],
-    channel_dim: int,
-) -> Tensor:
+def routed_activation(h: Tensor, logits: Tensor, blending: Blending) -> Tensor:
     """See `flexact.ops.routed_activation`."""
+    weights, probabilities, temperature, keys, alive, channel_dim, _ = blending
     moved = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
     p = torch.softmax(probabilities.detach().log() + moved, dim=-1)
     mixed = weights.detach() + (p - p.detach())  # when hard: straight-through
@@ -48,21 +38,12 @@ def routed_activation(
 
 
 def gradients(
-    delta: Tensor,
-    h: Tensor,
-    logits: Tensor,
-    need: tuple[bool, bool],
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: Sequence[str],
-    alive: Sequence[int],
-    channel_dim: int,
+    delta: Tensor, h: Tensor, logits: Tensor, need: tuple[bool, bool], blending: Blending
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients to h and to the logits (None if not needed), with a graph for further derivatives."""
     # Differentiate with respect to views: h itself may depend on the same logits, through an earlier call of the site.
     h, logits = h.view_as(h), logits.view_as(logits)
-    x = routed_activation(h, logits, weights, probabilities, temperature, keys, alive, channel_dim)
+    x = routed_activation(h, logits, blending)
     wanted = [tensor for tensor, needed in zip((h, logits), need, strict=True) if needed]
     found = iter(torch.autograd.grad(x, wanted, delta, create_graph=True))
     to_h, to_logits = (next(found) if needed else None for needed in need)

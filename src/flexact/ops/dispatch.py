@@ -15,7 +15,7 @@ import importlib.util
 import os
 import shutil
 import warnings
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 3)
-"""Minimum version: from here on, compiled kernels are launched with their constants as arguments."""
+"""Minimum version of Triton. Older ones do not pass the constants to the launcher of a compiled kernel."""
 OLDEST_CARD = (7, 5)
 """Minimum compute capability: the first with the instruction tanh.approx."""
 MOST_CANDIDATES = 16
@@ -43,10 +43,8 @@ class Active(NamedTuple):
 
 
 _forced: Kernels | None = None
-_broken: str = ""
-"""Why Triton was disabled in this process."""
-_broken_compiler: str = ""
-"""Why torch.compile was disabled in this process."""
+_broken: dict[Kernels, str] = {}
+"""The implementations that were disabled in this process, and why."""
 
 
 def use(kernels: Kernels) -> None:
@@ -58,12 +56,9 @@ def use(kernels: Kernels) -> None:
     'closed_form'
     >>> use("auto")
     """
-    global _forced, _broken, _broken_compiler
+    global _forced
     choice = _checked(kernels, "flexact.ops.dispatch.use")
-    if choice == "triton":
-        _broken = ""
-    if choice == "compiled":
-        _broken_compiler = ""
+    _broken.pop(choice, None)
     _forced = None if choice == "auto" else choice
 
 
@@ -77,16 +72,16 @@ def active(device: torch.device | str) -> Active:
     device = torch.device(device)
     choice = wanted()
     if choice == "closed_form":
-        return Active(choice, "closed_form was asked for")
+        return Active(choice, "closed_form was requested")
     if choice == "compiled" or (choice == "auto" and device.type == "cpu"):
-        reason = _broken_compiler or ("" if has_compiler() else "there is no C++ compiler")
+        reason = _broken.get("compiled") or ("" if has_compiler() else "there is no C++ compiler")
         return Active("closed_form", reason) if reason else Active("compiled", "")
     if choice == "auto" and device.type != "cuda":
         return Active("closed_form", "")
-    reason = why_no_triton(device)
+    reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting())
     if not reason:
         return Active("triton", "")
-    return Active("closed_form", f"triton was asked for, but {reason}" if choice == "triton" else reason)
+    return Active("closed_form", f"triton was requested, but {reason}" if choice == "triton" else reason)
 
 
 def compiles(h: Tensor) -> bool:
@@ -102,14 +97,12 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))
 
 
-def why_no_triton(device: torch.device) -> str:
-    """Return why the Triton kernels cannot run on a device; empty if they can."""
-    return _broken or _why_unsupported(device, device.type != "cuda" and interpreting())
-
-
 @functools.cache
 def _why_unsupported(device: torch.device, interpreting: bool) -> str:
-    """Return why this machine cannot run the Triton kernels. Cached: every call of a site needs it, and it is slow."""
+    """Return why this machine cannot run the Triton kernels on a device; empty if it can.
+
+    Cached, because every call of a site needs it, and it is slow.
+    """
     if device.type != "cuda" and not interpreting:
         return f"Triton's kernels run on CUDA tensors, not on {device.type}"
     if importlib.util.find_spec("triton") is None:
@@ -138,26 +131,17 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def give_up_triton(error: BaseException) -> None:
-    """Disable Triton after a kernel failed to build, and warn once."""
-    global _broken
-    if not _broken:
-        _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken}. flexact falls back to the closed form, which is slower.", stacklevel=2)
-
-
-def give_up_compiler(error: BaseException) -> None:
-    """Disable torch.compile after it failed, and warn once."""
-    global _broken_compiler
-    if not _broken_compiler:
-        _broken_compiler = f"torch.compile failed ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken_compiler}. flexact falls back to eager mode, which is slower.", stacklevel=2)
+def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
+    """Disable an implementation after it failed, and warn once."""
+    if kernels not in _broken:
+        _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
 
 
 @functools.cache
 def _checked(name: str, where: str) -> Kernels:
-    choices: tuple[Kernels, ...] = get_args(Kernels)
-    for choice in choices:
-        if name == choice:
-            return choice
-    raise FlexActError(f"{where} got {name!r}{suggestion(str(name), choices)} Expected one of: {', '.join(choices)}.")
+    choices = get_args(Kernels)
+    if name not in choices:
+        expected = ", ".join(choices)
+        raise FlexActError(f"{where} got {name!r}{suggestion(str(name), choices)} Expected one of: {expected}.")
+    return cast(Kernels, name)

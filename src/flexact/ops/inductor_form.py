@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -16,57 +16,31 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
-from flexact.ops.closed_form import dense, logit_gradient
+from flexact.ops.blending import Blending
+from flexact.ops.closed_form import dense, flattened, logit_gradient, with_layout_of
 
 _numbers = itertools.count()
 
 
-def forward(
-    h: Tensor, weights: Tensor, keys: Sequence[str], alive: Sequence[int], channel_dim: int, statistics: bool
-) -> tuple[Tensor, Tensor]:
+def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the result of `closed_form.forward`, computed through torch.compile."""
-    h = dense(h)
-    flat, row_weights = _flattened(h, weights, channel_dim)
-    run = _compiled(_forward, flat, tuple(keys), tuple(alive), statistics)
-    x, sums = run(flat, row_weights)
+    h, weights, statistics = dense(h), blending.weights, blending.statistics
+    x, sums = _run(_forward, (flattened(h, blending),), blending, statistics)
     x = _with_layout(x, h)
     if not statistics:
         return x, weights.new_empty(0)
-    gathered = weights.new_zeros(weights.shape)
-    gathered[:, list(alive)] = (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
-    return x, gathered
+    return x, _by_candidate(sums / max(h.numel() // weights.shape[0], 1), blending)
 
 
-def backward(
-    delta: Tensor,
-    h: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    keys: Sequence[str],
-    alive: Sequence[int],
-    channel_dim: int,
-    need_logits: bool,
-) -> tuple[Tensor, Tensor]:
+def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
     """Return the result of `closed_form.backward`, computed through torch.compile."""
     h = dense(h)
-    delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
-    flat, row_weights = _flattened(h, weights, channel_dim)
-    run = _compiled(_backward, flat, tuple(keys), tuple(alive), need_logits)
-    gradient, sums = run(_flattened(delta, weights, channel_dim)[0], flat, row_weights)
+    flat = flattened(h, blending), flattened(with_layout_of(h, delta), blending)
+    gradient, sums = _run(_backward, flat, blending, need_logits)
+    gradient = _with_layout(gradient, h)
     if not need_logits:
-        return _with_layout(gradient, h), weights.new_empty(0)
-    inner = weights.new_zeros(weights.shape)
-    inner[:, list(alive)] = sums.to(weights.dtype)
-    return _with_layout(gradient, h), logit_gradient(inner, probabilities, temperature)
-
-
-def _flattened(h: Tensor, weights: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """Return a contiguous view of a dense tensor, (outer, channels, inner), and the weights as (rows, 1, K)."""
-    channels = h.shape[channel_dim % h.dim()] if weights.shape[0] > 1 else 1
-    inner = h.stride(channel_dim) if channels > 1 else h.numel()
-    shape = (-1, channels, inner) if h.numel() else (0, channels, 1)
-    return h.as_strided((h.numel(),), (1,)).view(shape), weights.unsqueeze(1)
+        return gradient, blending.weights.new_empty(0)
+    return gradient, logit_gradient(_by_candidate(sums, blending), blending)
 
 
 def _with_layout(flat: Tensor, like: Tensor) -> Tensor:
@@ -74,18 +48,27 @@ def _with_layout(flat: Tensor, like: Tensor) -> Tensor:
     return flat.reshape(-1).as_strided(like.shape, like.stride())
 
 
-def _compiled(function: Callable[..., Any], h: Tensor, *constants: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the compiled function with these constants, cached by h's dtype and by which of its sizes are 1."""
-    return _compiled_for(function, (h.dtype, *(size > 1 for size in h.shape)), constants)
+def _by_candidate(sums: Tensor, blending: Blending) -> Tensor:
+    """Return sums of the alive candidates as (rows, K), with 0 for the others."""
+    found = torch.zeros_like(blending.weights)
+    found[:, list(blending.alive)] = sums.to(found.dtype)
+    return found
+
+
+def _run(
+    function: Callable[..., Any], flat: tuple[Tensor, ...], blending: Blending, need_sums: bool
+) -> tuple[Tensor, Tensor]:
+    """Run the function, compiled for these constants, the dtype of h, and the set of its dimensions of size 1."""
+    kind = (flat[0].dtype, *(size > 1 for size in flat[0].shape))
+    run = _compiled(function, kind, tuple(blending.keys), tuple(blending.alive), need_sums)
+    found: tuple[Tensor, Tensor] = run(*flat, blending.weights.unsqueeze(1))
+    return found
 
 
 @functools.cache
-def _compiled_for(
-    function: Callable[..., Any], kind: tuple[Any, ...], constants: tuple[Any, ...]
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = function(*tensors, *constants)
-        return result
+def _compiled(function: Callable[..., Any], kind: tuple[Any, ...], *constants: Any) -> Callable[..., Any]:
+    def run(*tensors: Tensor) -> Any:
+        return function(*tensors, *constants)
 
     # torch.compile limits how often one code object is recompiled, so every set of constants gets its own.
     own = FunctionType(
@@ -97,27 +80,29 @@ def _compiled_for(
 def _forward(
     h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], statistics: bool
 ) -> tuple[Tensor, Tensor]:
-    wide = h if h.dtype == torch.float64 else h.float()
+    wide = _wide(h)
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
-    x = _weighted_sum(weights, alive, values)
+    x = _weighted_sum(weights, alive, values).to(h.dtype)
     if not statistics:
-        return x.to(h.dtype), h.new_empty(0)
+        return x, h.new_empty(0)
     slopes = [one.derivative(wide, value).abs() for one, value in zip(candidates, values, strict=True)]
-    return x.to(h.dtype), torch.stack([_by_row(slope) for slope in slopes], -1)
+    return x, _by_row(slopes)
 
 
 def _backward(
-    delta: Tensor, h: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], need_logits: bool
+    h: Tensor, delta: Tensor, weights: Tensor, keys: tuple[str, ...], alive: tuple[int, ...], need_logits: bool
 ) -> tuple[Tensor, Tensor]:
-    double = h.dtype == torch.float64
-    wide, upstream = (h, delta) if double else (h.float(), delta.float())
+    wide, upstream = _wide(h), _wide(delta)
     candidates = [lookup(keys[k]) for k in alive]
     values = [candidate.function(wide) for candidate in candidates]
     slopes = [one.derivative(wide, value) for one, value in zip(candidates, values, strict=True)]
-    gradient = upstream * _weighted_sum(weights, alive, slopes)
-    inner = torch.stack([_by_row(upstream * value) for value in values], -1) if need_logits else h.new_empty(0)
-    return gradient.to(h.dtype), inner
+    gradient = (upstream * _weighted_sum(weights, alive, slopes)).to(h.dtype)
+    return gradient, _by_row([upstream * value for value in values]) if need_logits else h.new_empty(0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _weighted_sum(weights: Tensor, alive: tuple[int, ...], values: list[Tensor]) -> Tensor:
@@ -129,6 +114,6 @@ def _weighted_sum(weights: Tensor, alive: tuple[int, ...], values: list[Tensor])
     return total
 
 
-def _by_row(values: Tensor) -> Tensor:
-    """Return the sum over all dimensions but the channels."""
-    return values.sum((0, 2), dtype=torch.float64)
+def _by_row(values: list[Tensor]) -> Tensor:
+    """Return the sums over all dimensions but the channels, (rows, number of values)."""
+    return torch.stack([value.sum((0, 2), dtype=torch.float64) for value in values], -1)

@@ -25,7 +25,7 @@ def routed_activation(
     hard: bool = False,
     channel_dim: int = 1,
 ) -> Tensor:
-    """h: any shape. logits, noise, alive: (rows, K), one row for the layer or one per channel."""
+    """Return x. h: any shape. logits, noise, alive: (rows, K), one row for the layer or one per channel."""
     log_pi = torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
     p = torch.softmax((log_pi + noise) / temperature, dim=-1)
     functions = {k: lookup(name).function for k, name in enumerate(candidates) if bool(alive[:, k].any())}
@@ -39,9 +39,9 @@ def blend(
     channel_dim: int,
     divisor: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Σ_k w_k f_k(h), where f_k is the function of column k of the weights, (rows, K).
+    """Return Σ_k w_k f_k(h), where f_k is the function of column k of the weights, (rows, K).
 
-    divisor: from the value of f_k to what its term is divided by.
+    divisor: maps the value f_k(h) to the divisor of its term.
     """
     shape = [1] * h.dim()
     if weights.shape[0] > 1:
@@ -55,7 +55,7 @@ def blend(
 
 
 def straight_through(p: Tensor) -> Tensor:
-    """One-hot at the likeliest, with the gradient of p."""
+    """Return the one-hot vector of the likeliest candidate, with the gradient of p."""
     return torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) - p.detach() + p
 
 

@@ -1,45 +1,47 @@
-"""Elimination: which candidates of a blend are dropped when, and on what evidence."""
+"""Elimination: when a blend drops candidates, which ones, and on what evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexact.config import FlexConfig
+from flexact.errors import FlexActError
 from flexact.policy.evidence import SIGNIFICANT, Evidence
 from flexact.policy.rounds import drops
 from flexact.routing.layer import FlexAct
-from flexact.routing.saved_state import check_tensors
 from flexact.routing.sites import SiteRouter
 
 
 class Elimination:
     """Drops each site's weaker candidates at the end of every round.
 
-    What a site had before is dropped only once another candidate was significantly better over a round: without
-    evidence the site keeps it.
+    The original function of a site is protected: it is only dropped after a round in which another candidate was
+    significantly better.
     """
 
     def __init__(self, router: SiteRouter, config: FlexConfig, total_steps: int, commit_step: int) -> None:
         self._router, self._commit_step = router, commit_step
         self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
-        """The steps at which something is dropped."""
+        """The steps at which candidates are dropped."""
         if config.commit_at is not None:
             self.steps.add(commit_step)
-        self.settled_after = _settled_after(sorted(self.steps), config.policy.settle)
-        """For each of these steps but the last, the step from which logits move again."""
+        spans = {drop: following - drop for drop, following in pairwise(sorted(self.steps))}
+        self.settled_after = {
+            drop: drop + min(round(config.policy.settle * span), span - 1) for drop, span in spans.items()
+        }
+        """For each of these steps but the last, the step at which the logits start to move again."""
         self.evidence = Evidence(router.rows, router.k, router.device)
-        self._protects = config.policy.logit_step == "paced"  # logits that an optimizer moves gather no evidence
+        self._protects = config.policy.logit_step == "paced"  # otherwise there may be no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
-        """The rows whose original was never significantly worse than another candidate."""
+        """(rows,), True while no candidate has been significantly better than the original."""
 
     def drop(self, step: int) -> None:
-        """Drop the candidates that the round which ends at this step eliminates."""
+        """End a round: drop its weakest candidates."""
         sites = self._router.sites
         leader = torch.cat([site.likeliest() for site in sites])
         margin, error = self.evidence.leads(leader)
@@ -60,24 +62,24 @@ class Elimination:
         self.evidence.reset()
 
     def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
-        """Remove the protection of a site's original where it is significantly behind, and keep that round's evidence
-        for when it is dropped.
+        """Unprotect a site's original in the rows where it is significantly behind the leader.
 
-        found: (rows, K, 3), this round's evidence. The leader is only ever dropped for the original, so its evidence is
-        its lead over the original.
+        found: (rows, K, 3), this round's evidence, edited in place. An unprotected original keeps the evidence of the
+        round that unprotected it. A leader can only be dropped in favour of the original, so its evidence becomes its
+        margin behind the original.
         """
         protected = self.protected[site.view.rows]
-        gone = ~protected.to(found.device)
-        found[:, site.original_index][gone] = site.evidence[:, site.original_index][gone]
+        unprotected = ~protected.to(found.device)
+        found[:, site.original_index][unprotected] = site.evidence[:, site.original_index][unprotected]
         protected &= ~significant
-        newly = significant.to(found.device) & ~gone
+        newly = significant.to(found.device) & ~unprotected
         site.evidence[:, site.original_index][newly] = found[:, site.original_index][newly]
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
         found[torch.arange(site.rows, device=found.device), leader] = behind
 
     def _choice(self, site: FlexAct) -> Tensor:
-        """What each row of a site that dropped nothing so far commits to: (rows,). The likeliest candidate, or the
-        original where no other is significantly better."""
+        """Return the candidate that each row commits to, (rows,): the original while it is protected, otherwise the
+        likeliest one."""
         likeliest = site.likeliest()
         if site.original_index < 0 or not self._protects:
             return likeliest
@@ -85,21 +87,28 @@ class Elimination:
         keeps = protected & (site.dropped_at[:, site.original_index] < 0)
         return torch.where(keeps, site.original_index, likeliest)
 
-    def lost(self) -> list[str]:
-        """The names of the sites whose logits are NaN or infinite."""
-        undecided = [site for site in self._router.sites if not site.committed]
-        return [site.name or "FlexAct" for site in undecided if not site.has_finite_logits()]
-
     def state_dict(self) -> dict[str, Tensor]:
-        state = {name: tensor.clone() for name, tensor in self.evidence.state_dict().items()}
-        return state | {"protected": self.protected.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_tensors(state, self.state_dict())
-        self.evidence.load_state_dict(state)
-        self.protected.copy_(state["protected"])
+        return self.evidence.state_dict() | {"protected": self.protected}
 
 
-def _settled_after(drops: list[int], settle: float) -> dict[int, int]:
-    spans = {drop: following - drop for drop, following in pairwise(drops)}
-    return {drop: drop + min(round(settle * span), span - 1) for drop, span in spans.items()}
+def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) -> None:
+    """Warn that a run diverged, and commit every site to its original. Raise if a site has none.
+
+    reason: why nothing can be picked. rewinds: whether the weights are restored next.
+    """
+    without = [site.label for site in router.sites if site.original_index < 0]
+    if without:
+        raise FlexActError(
+            f"{reason}, and {without[0]} has no original among its candidates to keep. Lower the learning rate, or "
+            "leave out the candidates that diverge."
+        )
+    weights = "The initial weights are restored" if rewinds else "The weights are not changed"
+    warnings.warn(
+        f"{reason}, so picking stops undecided and every site keeps its original function. {weights}. Lower the "
+        "learning rate, or leave out the candidates that diverge.",
+        stacklevel=3,
+    )
+    router.trying = None
+    for site in router.sites:
+        if not site.committed:
+            site.restore_original(step)

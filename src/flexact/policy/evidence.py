@@ -1,23 +1,19 @@
 """The evidence that one candidate is better than another: the margins of a round, with their standard errors.
 
-The advantage of a candidate is the derivative of the loss with respect to blending in a little more of it,
-⟨δ, a_k − x⟩ of Proposition 1: negative where more of it would lower the loss. The advantages of a site are scaled to a
-norm of 1 at each step, so that a few large gradients do not decide.
-The difference of two candidates' advantages, averaged over the steps of a round, over its standard error is a test
-statistic: how surely the loss asks for one rather than for the other.
+The advantage of a candidate is the derivative of the loss with respect to its weight in the blend, ⟨δ, a_k − x⟩ of
+Proposition 1: it is negative if a larger weight would lower the loss. The advantages of a site are scaled to a norm of
+1 at each step, so that a few large gradients do not dominate.
+The margin between two candidates is the difference of their advantages, averaged over the steps of a round. Divided by
+its standard error it is a test statistic for which of the two lowers the loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from flexact.routing.saved_state import check_tensors
 
 SIGNIFICANT = 2.0
 """A margin of at least this many standard errors is significant."""
@@ -25,7 +21,7 @@ SIGNIFICANT = 2.0
 
 @dataclass(frozen=True)
 class Contest:
-    """By how much a candidate was behind the leader when it was dropped.
+    """The margin by which a candidate was behind the leader when it was dropped.
 
     >>> contest = Contest(margin=0.3, standard_error=0.1, steps=100)
     >>> round(contest.z, 6), contest.is_significant, str(contest)
@@ -33,8 +29,8 @@ class Contest:
     """
 
     margin: float
-    """In a blend a difference of normalised advantages, in a trial one of losses: infinite if its loss was not finite,
-    and negative if it was ahead of the one that was kept, but not significantly."""
+    """A difference of normalised advantages in a blend, and of losses in a trial. It is infinite if the candidate
+    diverged, and negative if the candidate was ahead of the original, which was kept for lack of significance."""
     standard_error: float
     steps: int
     """The number of steps that the margin is averaged over."""
@@ -90,7 +86,7 @@ class Evidence:
             tensor.zero_()
 
     def leads(self, leader: Tensor) -> tuple[Tensor, Tensor]:
-        """By how much each row's leader is ahead of each candidate, and the standard error of that: (rows, K) each.
+        """Return the margin of each row's leader over each candidate, and its standard error, (rows, K) each.
 
         leader: (rows,), the index of one candidate per row. The error is infinite before the third step.
         """
@@ -106,8 +102,3 @@ class Evidence:
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"evidence_count": self.count, "evidence_total": self.total, "evidence_products": self.products}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_tensors(state, self.state_dict())
-        for name, own in self.state_dict().items():
-            own.copy_(state[name])

@@ -17,15 +17,14 @@ class HeldOut:
 
     def __init__(self, function: Callable[[], Any], model: nn.Module) -> None:
         if not callable(function):
-            raise FlexActError(
-                f"held_out must be a function without arguments that returns a held-out loss; got {function!r:.80}."
-            )
+            raise FlexActError(f"held_out must be a function that returns a held-out loss; got {function!r:.80}.")
         self._function, self._model = function, model
 
     def loss(self, candidate: str, training_loss: Tensor | float | None) -> float:
-        """The held-out loss of the model as it is; infinite where the network with this candidate has diverged.
+        """Return the current held-out loss, or infinity if the network with this candidate has diverged.
 
-        training_loss: of the present step. Where it is finite and the held-out loss is NaN, the data are at fault.
+        training_loss: the loss of the current step. If it is finite and the held-out loss is NaN, the data are at
+        fault, and an error is raised.
         """
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
@@ -38,15 +37,9 @@ class HeldOut:
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise FlexActError(
-                f"held_out must return a held-out loss as one number; got {value!r:.80}. Average it over the held-out "
-                "data."
-            ) from None
+            raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
         if not math.isnan(number):
             return number
         if training_loss is not None and not math.isfinite(float(training_loss)):
             return math.inf
-        raise FlexActError(
-            f"held_out returned NaN for the candidate {candidate!r}. Check that the held-out data are finite; leave "
-            "the candidate out if the network diverges with it."
-        )
+        raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")

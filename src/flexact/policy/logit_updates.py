@@ -1,9 +1,6 @@
-"""The policy at work: the penalty that is added to the loss, and what is done to the logits before a step."""
+"""The penalty that the policy adds to the loss, and its update of the logits before an optimizer step."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +12,18 @@ from flexact.policy.running_gradient import MEAN_DECAY, SQUARE_DECAY, RunningGra
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
-from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import is_sharded, local, own_part
 from flexact.routing.sites import SiteRouter, bound_sites, routers_of
-
-if TYPE_CHECKING:
-    from flexact.ops.triton.policy import Rule  # needs Triton
 
 _TINY = 1e-30
 _SMALLEST_NORM = 1e-100
 
 
 def penalty(model: nn.Module) -> Tensor:
-    """α·Σ KL(p̃ ‖ q) over the sites of a model, from the last forward's statistics; 0 where the policy needs none.
+    """Return α·Σ KL(p̃ ‖ q) over the sites of a model, from the statistics of the last forward.
 
-    It needs none when the correction is no KL, when its weight is relative (it then acts on the gradient, through the
-    Schedule), and for sites that wait for the end of a warm-up or are committed.
+    It is 0 if the correction is not a KL, or if its weight is relative: the Schedule then adds its gradient. Sites
+    that are in a warm-up or a trial, or committed, contribute 0.
 
     >>> import torch, flexact
     >>> act = flexact.FlexAct(config=flexact.FlexConfig.paper())
@@ -40,6 +33,8 @@ def penalty(model: nn.Module) -> Tensor:
     """
     sites = bound_sites(model)
     routers = [router for router in routers_of(sites) if router.config.policy.adds_to_loss and router.ready]
+    for router in routers:
+        router.penalized = True
     terms = [_penalty(router) for router in routers if not (router.at_rest or router.committed)]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         unused = [site.logits for site in sites if site.committed or site.router.at_rest]
@@ -60,18 +55,18 @@ def before_step(
     step: Step,
     scaling: Scaling | None,
 ) -> None:
-    """Correct the gradients of the logits that the stepping optimizer holds; then move these logits, or leave that to
-    the optimizer.
+    """Correct the gradients of the logits that the stepping optimizer holds and, if the logits are paced, move them.
 
-    step_size: that of a paced logit, a scalar. Its gradient is removed, so that the optimizer skips it.
-    evidence: receives the step's advantages.
+    step_size: the step of a paced logit, a scalar. Paced logits lose their gradient, so that the optimizer skips them.
+    evidence: the advantages of this step are added to it.
 
-    The number of operations does not depend on the depth, and none waits for the device: a CUDA graph can hold it.
+    The number of operations does not depend on the depth, and none synchronizes with the device, so a CUDA graph can
+    capture them.
     """
     held = [site.logits for site in step.sites]
     if router.at_rest:
         for logits in held:
-            logits.grad = None  # DistributedDataParallel's zeros
+            logits.grad = None  # zeros from DistributedDataParallel
         return
     if not router.ready or all(logits.grad is None for logits in held):
         return
@@ -82,47 +77,35 @@ def before_step(
         before = [] if rows is None else [tensor.clone() for tensor in running.tensors]
         changes = (_fused_changes if router.runs_fused() else _changes)(router, gradients, running, step_size)
         advantage = router.shared(_advantage(router, router.table(gradients)))
+        paced = router.config.policy.logit_step == "paced"
         if rows is None:
             evidence.add(advantage)
         else:
             for now, kept in zip(running.tensors, before, strict=True):
                 now.copy_(torch.where(rows, now, kept))
-            changes = router.split(torch.where(rows, _joined_again(router, changes), 0.0))
             evidence.add(advantage, router.shared(rows.expand_as(advantage).float())[:, :1] > 0)
-        if router.shares:
-            changes = router.split(router.shared(_joined_again(router, changes)))
-        step.clear(router.gathered)  # this step's are used up
-        if router.config.policy.logit_step == "optimizer":
-            if rows is not None:
-                changes = router.split(step.written(_joined_again(router, changes), scaling))
-            written = [
-                (local(site.logits.grad), own_part(own, site.logits))
-                for site, own in zip(router.sites, changes, strict=True)
-                if site in step.sites and site.logits.grad is not None
-            ]
-            torch._foreach_copy_([gradient for gradient, _ in written], [own for _, own in written])
-            return
-        moving = _moving(router, step)
+        if rows is not None or router.shares:
+            table = router.table(changes)
+            table = router.shared(table if rows is None else torch.where(rows, table, 0.0))
+            changes = router.split(table if rows is None or paced else step.written(table, scaling))
+        router.gathered.forget({site.view.first_row for site in step.sites})  # this step has used their statistics
+        moving = {site for site in step.sites if site.logits.grad is not None}
+        if paced:  # a site without a gradient moves together with its group
+            groups = {site.group for site in moving} - {None}
+            moving |= {site for site in router.sites if site.group in groups and site.logits.requires_grad}
         moved = [(site.logits, own) for site, own in zip(router.sites, changes, strict=True) if site in moving]
-        torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(own, logits) for logits, own in moved])
+        parts = [own_part(own, logits) for logits, own in moved]
+        if not paced:
+            torch._foreach_copy_([local(logits.grad) for logits, _ in moved if logits.grad is not None], parts)
+            return
+        torch._foreach_sub_([local(logits) for logits, _ in moved], parts)
         for logits in held:
             logits.grad = None
 
 
-def _joined_again(router: SiteRouter, changes: Sequence[Tensor]) -> Tensor:
-    return router.table([own.flatten() for own in changes])
-
-
-def _moving(router: SiteRouter, step: Step) -> set[FlexAct]:
-    """The sites whose logits a paced step moves: those with a gradient, and those that pick together with one."""
-    moving = {site for site in step.sites if site.logits.grad is not None}
-    groups = {site.group for site in moving} - {None}
-    return moving | {site for site in router.sites if site.group in groups and site.logits.requires_grad}
-
-
 def _advantage(router: SiteRouter, gradient: Tensor) -> Tensor:
-    """⟨δ, a_k − x⟩ of the candidates of a row, scaled to a norm of 1, (rows, K); 0 for what is out."""
-    # In double precision, whose squares of small numbers do not underflow.
+    """Return ⟨δ, a_k − x⟩, scaled to a norm of 1 per row, (rows, K); 0 for dropped candidates."""
+    # In double precision, so that the squares of small numbers do not underflow.
     return F.normalize(gradient.double() / router.p.clamp(min=_TINY), dim=-1, eps=_SMALLEST_NORM).float()
 
 
@@ -132,11 +115,11 @@ def _changes(
     running: RunningGradient,
     step_size: Tensor,
     sensitivity: Tensor | None = None,
-) -> Sequence[Tensor]:
-    """The corrected gradient of each site, flat, or, when paced, what is subtracted from its logits.
+) -> list[Tensor]:
+    """Return the corrected gradient of each site, flat, or the step to subtract from its logits if they are paced.
 
-    gradients: of all sites, flat, in any number of pieces.
-    sensitivity: the means over several ranks, where they are known: ranks wait for each other to compute them.
+    gradients: those of all sites, flat, in any number of tensors.
+    sensitivity: the means over all ranks, if they are already known; computing them is a collective operation.
     """
     policy, alive, gradient = router.config.policy, router.alive(), router.table(gradients)
     if policy.correction == "clip_logit_gradient":
@@ -152,28 +135,13 @@ def _changes(
 
 def _fused_changes(
     router: SiteRouter, gradients: list[Tensor], running: RunningGradient, step_size: Tensor
-) -> Sequence[Tensor]:
-    """`_changes` by one kernel, which also averages the sensitivities unless there are several ranks."""
+) -> list[Tensor]:
+    """Return `_changes`, computed by one kernel. On a single rank the kernel also averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
     from flexact.ops.triton import policy as policy_kernels
 
-    rule = _rule(router)
-    sensitivity = router.sensitivity() if rule.pulls and rank_count() > 1 else None
-    values, calls = _joined(router, gradients, rule, sensitivity)
-    tables = (router.layout, calls, router.alive(), running.tensors, _q(router), router.width(), router.alpha)
-
-    def fused(values: Tensor) -> Sequence[Tensor]:
-        found = policy_kernels.direction(values, router.size, *tables, step_size, rule)
-        return torch.split(found, [site.rows * site.k for site in router.sites])
-
-    return fallback.run(fused, lambda _: _changes(router, gradients, running, step_size, sensitivity), values)
-
-
-def _rule(router: SiteRouter) -> Rule:
-    from flexact.ops.triton.policy import Rule  # needs Triton
-
     policy = router.config.policy
-    return Rule(
+    rule = policy_kernels.Rule(
         clips=policy.correction == "clip_logit_gradient",
         pulls=policy.pulls_logits,
         clips_sensitivity=policy.correction == "clipped_norm_kl",
@@ -183,21 +151,22 @@ def _rule(router: SiteRouter) -> Rule:
         lam=None if policy.lam == "temperature" else policy.lam,
         clip=policy.clip,
     )
-
-
-def _joined(
-    router: SiteRouter, gradients: list[Tensor], rule: Rule, sensitivity: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """What the kernel reads of the sites, as one flat tensor, and where it finds the sensitivities of each row in it;
-    without sensitivities, any table will do for their places."""
-    values, start, calls = [*gradients], router.size, router.layout
-    if rule.tied:
-        values += router.temperatures()
-        start += len(router.sites)
+    sensitivity = router.sensitivity() if rule.pulls and rank_count() > 1 else None
+    values = [*gradients, *(router.temperatures() if rule.tied else [])]
+    calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
     if rule.pulls:
+        start = router.size + (len(router.sites) if rule.tied else 0)
         flat, calls = router.gathered.flat(router.device, start, sensitivity)
         values += flat
-    return torch.cat(values), calls
+    tables = (router.layout, calls, router.alive(), running.tensors, _q(router), router.width(), router.alpha)
+
+    def fused(values: Tensor) -> list[Tensor]:
+        found = policy_kernels.direction(values, router.size, *tables, step_size, rule)
+        return list(torch.split(found, [site.rows * site.k for site in router.sites]))
+
+    return fallback.run(
+        fused, lambda _: _changes(router, gradients, running, step_size, sensitivity), torch.cat(values)
+    )
 
 
 def _penalty(router: SiteRouter) -> Tensor:
@@ -210,7 +179,7 @@ def _penalty(router: SiteRouter) -> Tensor:
 
 
 def _q(router: SiteRouter) -> Tensor:
-    """What the KL acts on."""
+    """Return the distribution that the KL acts on."""
     return router.pi if router.config.policy.kl_on == "pi" else router.p
 
 

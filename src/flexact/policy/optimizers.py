@@ -1,4 +1,4 @@
-"""Parameter groups for a user's optimizer, and a check that it holds the logits."""
+"""Parameter groups for a user's optimizer, and checks that it holds the logits and does not decay them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def param_groups(
     lr: float | None = None,
     logit_lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Optimizer groups: the weights, and the logits apart, which are never decayed.
+    """Return two parameter groups for an optimizer: the weights, and the logits without weight decay.
 
-    weight_decay, lr: where left out, the optimizer's own.
-    logit_lr: of the logits, where the policy leaves them to the optimizer (`Policy.logit_step`); `lr` by default.
+    weight_decay, lr: by default those of the optimizer.
+    logit_lr: learning rate of the logits if the optimizer moves them (see `Policy.logit_step`); `lr` by default.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU()))
@@ -33,50 +33,70 @@ def param_groups(
     sites = sites_of(model)
     rates: dict[str, Any] = {"weight_decay": weight_decay, "lr": lr, "logit_lr": logit_lr}
     for name, value in rates.items():
-        if value is not None:  # a rate may be a tensor, as a captured CUDA graph needs it
+        if value is not None:  # a learning rate may be a tensor, for CUDA graphs
             is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
             value_checks.number(name, value.item() if is_tensor else value, at_least=0)
-    if logit_lr is not None and any(site.config.policy.logit_step == "paced" for site in sites):
-        raise FlexActError(
-            f"logit_lr={logit_lr} would have no effect: this policy moves the logits itself, at a pace set by the "
-            "length of the run. Leave it out, or convert with policy=Policy(logit_step='optimizer')."
-        )
+    check_logit_lr(logit_lr, sites)
     logits = [site.logits for site in sites]
     known = {id(parameter) for parameter in logits}
     weights = [parameter for parameter in model.parameters() if id(parameter) not in known]
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": logits, "weight_decay": 0.0}]
-    if weight_decay is not None:
-        groups[0]["weight_decay"] = weight_decay
-    for group, rate in zip(groups, (lr, logit_lr if logit_lr is not None else lr), strict=True):
-        if rate is not None:
-            group["lr"] = rate
-    return [group for group in groups if group["params"]]
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": weight_decay, "lr": lr},
+        {"params": logits, "weight_decay": 0.0, "lr": lr if logit_lr is None else logit_lr},
+    ]
+    return [{key: own for key, own in group.items() if own is not None} for group in groups if group["params"]]
+
+
+def check_logit_lr(logit_lr: float | None, sites: list[FlexAct]) -> None:
+    """Raise if the logits are given a learning rate, but the policy moves them."""
+    if logit_lr is not None and any(site.config.policy.logit_step == "paced" for site in sites):
+        raise FlexActError(
+            f"logit_lr={logit_lr} has no effect, because this policy moves the logits itself. Leave it out, or "
+            "convert with policy=Policy(logit_step='optimizer')."
+        )
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that a wrapper without hooks of its own, such as accelerate's, stands for."""
+    """Return the optimizer inside a wrapper without step hooks, such as that of accelerate."""
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         return unwrapped(inner)
     return optimizer
 
 
-def check_holds_logits(optimizer: Optimizer, sites: list[FlexAct]) -> None:
-    """Refuse an optimizer that would never move the logits."""
+def checked_optimizer(optimizer: Optimizer, sites: list[FlexAct]) -> Optimizer:
+    """Return an optimizer without wrappers. Raise if it does not hold the logits, or decays logits that it moves."""
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise FlexActError(f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}.")
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    lost = [site.name or "FlexAct" for site in sites if id(site.logits) not in held]
+    decay = {id(one): group.get("weight_decay", 0) for group in optimizer.param_groups for one in group["params"]}
+    lost = [site.label for site in sites if id(site.logits) not in decay]
     if lost:
         raise FlexActError(
-            f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}), so "
-            "they would never train. Convert the model before you build the optimizer, and give it "
-            "flexact.param_groups(model)."
+            f"the optimizer does not hold the logits of {len(lost)} of {len(sites)} sites ({', '.join(lost[:5])}). "
+            + (
+                "Muon takes matrices only, so a second optimizer, such as AdamW, must hold them: give that one to the "
+                "Schedule."
+                if type(optimizer).__name__ == "Muon"
+                else "Convert the model before you build the optimizer, and give it flexact.param_groups(model)."
+            )
         )
+    moved = [site for site in sites if site.config.policy.logit_step == "optimizer"]
+    decayed = [site for site in moved if decay[id(site.logits)] != 0]
+    if decayed:
+        raise FlexActError(
+            f"the optimizer applies weight_decay={decay[id(decayed[0].logits)]} to the logits of {len(decayed)} sites "
+            f"({', '.join(site.label for site in decayed[:5])}), which this policy leaves to the optimizer. Give it "
+            "flexact.param_groups(model, weight_decay=...) instead of model.parameters()."
+        )
+    return optimizer
 
 
-def signs(optimizer: Optimizer, sites: list[FlexAct]) -> tuple[int, ...]:
-    """How an optimizer's step uses the gradient of each site's logits: 1 where it descends, −1 where it maximizes, 0
-    where it does not hold them."""
-    of = {id(held): -1 if group.get("maximize") else 1 for group in optimizer.param_groups for held in group["params"]}
-    return tuple(of.get(id(site.logits), 0) for site in sites)
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether the state of an optimizer shows earlier steps. A count on a device is assumed to be positive."""
+    for state in optimizer.state.values():
+        count = state.get("step", state.get("n_iter", 0))
+        on_device = torch.is_tensor(count) and count.device.type != "cpu"
+        if on_device or count > 0 or state.get("momentum_buffer") is not None:
+            return True
+    return False

@@ -1,75 +1,84 @@
-"""Warnings about picks that little or nothing decides: too few steps, no optimizer, no gradient."""
+"""Warnings about picks with little or no evidence, and about training loops that leave something out."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
 
-from flexact.config import FlexConfig
 from flexact.io.value_checks import MOST_STEPS
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.policy.running_gradient import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import SiteRouter
 
-SHORTEST_ROUND, SHORTEST_TRIAL = 150, 150
-"""Steps of a round, or of the last rung of a trial, under which picks are close to random."""
+SHORTEST = 150
+"""Minimum steps of a round, or of the last rung of a trial; with fewer, picks are close to random."""
 
 
-def warn_if_short(plan: Plan, k: int, config: FlexConfig, round_steps: float, rounds: int) -> None:
-    """Warn where a run has too few steps to tell k candidates apart.
-
-    round_steps, rounds: how long an elimination round of a blend is, and how many there are.
-    """
-    if config.commit_at is None:
-        return
+def warn_if_short(plan: Plan) -> None:
+    """Warn if a run that commits has too few steps to compare its candidates."""
     if plan.rungs:
-        is_short = plan.rungs[-1].until < min(SHORTEST_TRIAL, config.trial_steps)
-        needed = trial_steps(rungs(k, config, MOST_STEPS))
+        steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
+        needed = trial_steps(rungs(plan.k, plan.config, MOST_STEPS))
     else:
-        longest = config.round_length or SHORTEST_ROUND
-        is_short = round_steps < min(SHORTEST_ROUND, longest)
-        needed = longest * rounds
-    if is_short:
+        steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
+        needed = wanted * plan.rounds
+    if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
         warnings.warn(
-            f"{plan.total_steps} steps are few for a pick from {k} candidates, which takes about {needed} steps. "
+            f"{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} steps. "
             "Train longer, or give fewer candidates.",
             stacklevel=3,
         )
 
 
 def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
-    """Warn of sites whose logits nothing can train."""
-    frozen = [site.name or "FlexAct" for site in sites if not site.logits.requires_grad]
+    """Warn about sites whose logits are frozen."""
+    frozen = [site.label for site in sites if not site.logits.requires_grad]
     if frozen:
-        warnings.warn(f"the logits of {', '.join(frozen[:5])} have requires_grad=False: no pick there", stacklevel=3)
+        message = f"the logits of {', '.join(frozen[:5])} have requires_grad=False, so these sites do not pick"
+        warnings.warn(message, stacklevel=3)
+
+
+def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
+    """Return warnings about what a loop leaves out: the schedule's state when it resumes a run, or the penalty.
+
+    stepped: whether an optimizer that holds logits has made a step.
+    """
+    found: list[str] = []
+    if steps_done == 0 and router.resumes and not router.committed:
+        found.append(
+            "the model or the optimizer has the state of an earlier run, but this schedule starts at step 0. To "
+            "resume that run, load the schedule's state as well: schedule.load_state_dict(...)."
+        )
+    needs_penalty = router.config.policy.adds_to_loss and router.ready and not (router.at_rest or router.committed)
+    if needs_penalty and stepped and not router.penalized:
+        found.append("the training loop leaves out a term of the loss: use loss = loss + flexact.penalty(model).")
+    return found
 
 
 def warn_of_arbitrary_picks(
     router: SiteRouter, running: RunningGradient, stepped: Collection[FlexAct], acts: bool
 ) -> None:
-    """Warn where a site is about to drop a candidate and nothing has told its candidates apart.
+    """Warn if a site is about to drop a candidate without any evidence.
 
-    stepped: the sites whose logits an optimizer holds that has made a step. acts: whether the policy acts before steps.
+    stepped: the sites whose logits have been stepped by an optimizer. acts: whether the policy acts before steps.
     """
     count, paced = len(router.sites), router.config.policy.logit_step == "paced"
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
-        # Otherwise something that no hook sees, such as another library's optimizer, has moved them.
+        # If the logits have moved, an optimizer without torch's hooks has stepped them.
         message = (
-            "no optimizer of torch.optim that holds the logits has made a step yet, so what is dropped now is "
-            "arbitrary. Convert the model before you build the optimizer, give it flexact.param_groups(model), "
-            "and call schedule.step() after optimizer.step()."
+            "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
+            "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
     elif acts and (left_out := _left_out(router, stepped)):
         message = (
-            f"no optimizer that holds the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) has "
-            "made a step yet, so what these drop now is arbitrary. Give the optimizer flexact.param_groups(model), or "
-            "leave these sites out of convert's where."
+            f"no optimizer has stepped the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) yet, "
+            "so what they drop now is arbitrary. Give it flexact.param_groups(model), or exclude them in convert."
         )
     elif paced and (idle := _without_gradient(router, running)):
         message = (
-            f"no gradient came to {len(idle)} of {count} sites so far ({', '.join(idle[:5])}), so their picks are "
-            "arbitrary. The usual reason is a forward that never calls them: leave them out of convert's where."
+            f"{len(idle)} of {count} sites have received no gradient so far ({', '.join(idle[:5])}), so their picks "
+            "are arbitrary. If the forward never calls them, exclude them in convert."
         )
     else:
         return
@@ -77,14 +86,14 @@ def warn_of_arbitrary_picks(
 
 
 def _left_out(router: SiteRouter, stepped: Collection[FlexAct]) -> list[str]:
-    """The trainable sites that no optimizer has stepped, nor any site that they pick together with."""
+    """Return the trainable sites that no optimizer has stepped and whose group has no stepped site."""
     groups = {site.group for site in stepped} - {None}
     sites = [site for site in router.sites if site.logits.requires_grad and site not in stepped]
-    return [site.name or "FlexAct" for site in sites if site.group not in groups]
+    return [site.label for site in sites if site.group not in groups]
 
 
 def _without_gradient(router: SiteRouter, running: RunningGradient) -> list[str]:
-    """The trainable sites that still have their candidates alike, and that nothing has asked for any of them."""
+    """Return the trainable sites that have equal probabilities and never received a gradient."""
     still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
     idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]
-    return [site.name or "FlexAct" for site in idle if site.pi().std(-1).max() < 1e-6]
+    return [site.label for site in idle if site.pi().std(-1).max() < 1e-6]

@@ -1,9 +1,8 @@
-"""StartingPoint: a model, its optimizers and what goes with them, as they were when the run began."""
+"""StartingPoint: the initial state of a model, its optimizers and its learning-rate schedulers."""
 
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,18 +13,19 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from flexact.errors import FlexActError
-from flexact.policy.optimizer_states import OptimizerStates, groups_of, restore_groups
+from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
 from flexact.policy.optimizers import unwrapped
+from flexact.policy.step_hooks import stop_listening
 from flexact.routing.layer import FlexAct
-from flexact.routing.sharding import is_sharded, local, own_part
+from flexact.routing.sharding import fsdp_modules, is_sharded, local, own_part
 
 
 class StartingPoint:
-    """What a run began with: kept in host memory by `keep`, put back in place by `restore`, once.
+    """The initial state of a run. `keep` copies it to host memory, and `restore` restores it in place.
 
-    model: its parameters and buffers are kept, but those of its sites are not: a pick stays picked.
-    optimizer: the one that is known from the start; others are found by the steps they make.
-    others: objects with `state_dict` and `load_state_dict` that begin again as well, such as a learning-rate scheduler.
+    model: its parameters and buffers are kept, except those of its sites, whose picks survive a rewind.
+    optimizer: the optimizer, if it is known already; others are found at their first step.
+    others: further objects to rewind with `state_dict` and `load_state_dict`, such as a learning-rate scheduler.
     wanted: whether the policy rewinds at all; otherwise nothing is kept.
     """
 
@@ -34,77 +34,70 @@ class StartingPoint:
         self._wanted, self._model, self._given = wanted, model, optimizer
         checked = _checked(others)
         self._others = checked if wanted else []
-        self._tensors: dict[str, Tensor] | None = None
-        self._kept_others: list[dict[str, Any]] = []
+        self._start: dict[str, Any] | None = None
         self._optimizers: OptimizerStates | None = None
 
     @property
     def kept(self) -> bool:
-        """Whether there is something to go back to."""
-        return self._tensors is not None
+        """Whether there is an initial state to restore."""
+        return self._start is not None
 
     def keep(self, steps_after: int) -> None:
-        """Copy everything as it is now. steps_after: those between the commitment and the end of the run."""
+        """Copy the current state. steps_after: the number of steps between the commitment and the end of the run."""
         if not self._wanted:
             return
         if steps_after < 1:
             warnings.warn(
-                "the sites commit at the last step of the run, so nothing is rewound: no step would be left to train "
-                "the picks. Give the run more steps, or FlexConfig a smaller commit_at.",
+                "the sites commit at the last step, so nothing is rewound: no step would be left to train the picks. "
+                "Give the run more steps, or FlexConfig a smaller commit_at.",
                 stacklevel=3,
             )
             return
-        now = _tensors(self._model)
-        absent = [name for name, tensor in now.items() if is_lazy(tensor) or tensor.is_meta]
+        absent = [name for name, tensor in _tensors(self._model).items() if is_lazy(tensor) or tensor.is_meta]
         if absent:
             raise FlexActError(
-                f"rewind=True needs the weights that the run begins with, but {absent[0]!r} has none yet. Run one "
-                "batch through a lazy model, or load the weights of one on the meta device, before making the Schedule."
+                f"rewind=True needs the initial weights, but {absent[0]!r} has none yet. Before creating the Schedule, "
+                "run one batch through a lazy model, or load the weights of a model on the meta device."
             )
-        kept = self._copied(now, "rewind=True", "rewind=False")
-        self._tensors, self._kept_others = kept["tensors"], kept["others"]
-        self._watch()
+        self._begin(self.save(), resumed=False)
 
     def save(self) -> dict[str, Any]:
-        """Everything as it is now, in the form of the starting point, for `put`."""
-        return self._copied(_tensors(self._model), "a trial", "pick_by='blend'")
-
-    def _copied(self, tensors: Mapping[str, Tensor], purpose: str, instead: str) -> dict[str, Any]:
-        """Copies in host memory of these tensors, and of the states of the optimizers and of the further objects."""
+        """Return a copy in host memory of the weights and the states of the optimizers and the other objects."""
+        tensors = _tensors(self._model)
         try:
             return {
-                "tensors": {name: _on_host(tensor) for name, tensor in tensors.items()},
+                "tensors": host_copies(tensors),
                 "optimizers": {} if self._optimizers is None else self._optimizers.now(_names(self._model)),
-                "others": [_kept(other) for other in self._others],
+                "others": [_saved(other) for other in self._others],
             }
         except (MemoryError, RuntimeError) as error:
             size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
             raise FlexActError(
-                f"{purpose} copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, and that "
-                f"failed: {error!s:.200}. Free host memory, or use FlexConfig({instead})."
+                f"a run that rewinds copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, "
+                f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
             ) from error
 
     def check_model(self) -> None:
-        """Refuse a model with other parameters or buffers than when the run began."""
-        if self._tensors is not None:
-            _check_same(_tensors(self._model), self._tensors, _derived(self._model))
+        """Raise if the model has other parameters or buffers than at the start of the run."""
+        if self._start is not None:
+            _check_same(_tensors(self._model), self._start["tensors"], _derived(self._model))
 
-    def put(self, saved: Mapping[str, Any] | None, step: int) -> None:
-        """Put back what `save` returned, or the starting point, in place, and clear the gradients. Refused before
-        anything is written if the model has changed."""
-        assert self._tensors is not None
+    def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
+        """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
+        has changed, raise before anything is written."""
+        saved = self._start if saved is None else saved
+        assert saved is not None
         assert self._optimizers is not None
-        if saved is None:
-            saved = {"tensors": self._tensors, "optimizers": self._optimizers.first, "others": self._kept_others}
         tensors, others = saved["tensors"], saved["others"]
-        _reshard(self._model)
+        for module in fsdp_modules(self._model):
+            module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        self._check_groups()
-        if not self._optimizers.seen:
+        self._check_groups(others)
+        if not self._optimizers.rates:
             warnings.warn(
-                "no optimizer of torch.optim that holds weights of this model was seen, so none was cleared when the "
-                "weights were rewound. Give an optimizer of another kind to Schedule(..., rewinds=[optimizer]).",
+                "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
+                "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
                 stacklevel=4,
             )
         self._warn_of_rates(step)
@@ -123,24 +116,20 @@ class StartingPoint:
         self.rewound_at = step
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to rewind to the same place. The tensors are those kept, not copies."""
+        """Return what a resumed run needs to rewind. The tensors are not copied."""
         if not self._wanted:
             return {}
-        start = None
-        if self._tensors is not None and self._optimizers is not None:
-            first = {kind: dict(states) for kind, states in self._optimizers.first.items() if states}
-            start = {"tensors": self._tensors, "optimizers": first, "others": self._kept_others}
+        start = None if self._start is None else self._start | {"optimizers": dict(self._start["optimizers"])}
         return {"rewind": True, "rewound_at": self.rewound_at, "start": start}
 
     def load_state_dict(self, state: Mapping[str, Any], is_over: bool) -> None:
-        """Take the starting point of the run that is resumed. is_over: whether that run had committed already."""
+        """Load the initial state of the run to resume. is_over: whether that run has already committed."""
         rewound_at, start = state.get("rewound_at"), state.get("start")
         differs = not (state.get("rewind") or is_over) if self._wanted else start is not None
         if differs:
             raise FlexActError(
-                f"the saved run {'does not rewind' if self._wanted else 'rewinds at its commitment'}, and this one has "
-                f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted}), or start "
-                "a new run."
+                f"the saved run {'does not rewind' if self._wanted else 'rewinds'}, but this one has "
+                f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted})."
             )
         if not self._wanted:
             return
@@ -154,113 +143,105 @@ class StartingPoint:
 
     def _load(self, start: Any) -> None:
         parts = {"tensors": dict, "optimizers": dict, "others": list}
-        whole = isinstance(start, dict) and start.keys() == parts.keys()
-        if not whole or not all(isinstance(start[name], kind) for name, kind in parts.items()):
+        is_complete = isinstance(start, dict) and start.keys() == parts.keys()
+        if not is_complete or not all(isinstance(start[name], kind) for name, kind in parts.items()):
             raise FlexActError(
-                "not a Schedule's state: 'start' must have the tensors, optimizers and others that the run began with. "
-                "Load what Schedule.state_dict() returned."
+                "not a Schedule's state: 'start' must have the initial tensors, optimizers and others of the run."
             )
         others = start["others"]
         known = all(isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others)
         if not known or len(others) != len(self._others):
             raise FlexActError(
-                f"the saved run rewinds {len(others)} further objects, and this one {len(self._others)}. Make the "
-                "Schedule with the same rewinds=... as the run that is resumed."
+                f"the saved run rewinds {len(others)} further objects, but this one {len(self._others)}. Create the "
+                "Schedule with the same rewinds=... as the saved run."
             )
         now = _tensors(self._model)
-        kept = {name: _like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
+        kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
         _check_same(now, kept, _derived(self._model))
-        self._tensors, self._kept_others = kept, others
-        optimizers = self._watch()
-        optimizers.first, optimizers.resumed = start["optimizers"], True
+        self._begin(start | {"tensors": kept}, resumed=True)
 
-    def _watch(self) -> OptimizerStates:
-        """Look for optimizers from now on; those that are known already are asked at once."""
+    def _begin(self, start: dict[str, Any], resumed: bool) -> None:
+        """Set the initial state, and start to look for optimizers; those that are known already are added now."""
+        self._start = start
         if self._optimizers is None:
             self._optimizers = OptimizerStates(_names(self._model))
             for optimizer in (self._given, *(_stepped_by(other) for other in self._others)):
                 if optimizer is not None:
                     self._optimizers.note(optimizer)
-        return self._optimizers
+        if resumed:
+            self._optimizers.first, self._optimizers.resumed = start["optimizers"], True
+        else:
+            start["optimizers"] = self._optimizers.first
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Discard the initial state."""
         if self._optimizers is not None:
-            self._optimizers.close()
-        self._tensors, self._optimizers, self._kept_others = None, None, []
+            stop_listening(self._optimizers.note)
+        self._start = self._optimizers = None
 
     def _warn_of_rates(self, step: int) -> None:
-        """Warn where a learning rate has changed and nothing puts it back."""
+        """Warn if a learning rate has changed and nothing restores it."""
         assert self._optimizers is not None
         rewound = [_stepped_by(other) for other in self._others] + self._others
-        for optimizer, (first, now) in self._optimizers.changed_rates().items():
-            if self.rewound_at is None and not any(one is optimizer for one in rewound):
+        for optimizer, first in self._optimizers.rates.items():
+            now = learning_rates(optimizer)
+            if now != first and self.rewound_at is None and not any(one is optimizer for one in rewound):
                 warnings.warn(
-                    f"the weights were put back after step {step}, and the learning rate of {type(optimizer).__name__} "
-                    f"stays at {now[0]:g} (it began at {first[0]:g}). Give its scheduler to Schedule(..., rewinds="
-                    "[scheduler]), so that it begins again with the weights.",
+                    f"the weights were rewound after step {step}, but the learning rate of {type(optimizer).__name__} "
+                    f"stays at {now[0]:g} (was {first[0]:g}). Pass its scheduler: Schedule(..., rewinds=[scheduler]).",
                     stacklevel=5,
                 )
 
-    def _check_groups(self) -> None:
-        for other, kept in zip(self._others, self._kept_others, strict=True):
+    def _check_groups(self, others: Sequence[Mapping[str, Any]]) -> None:
+        for other, kept in zip(self._others, others, strict=True):
             stepped, groups = _stepped_by(other), kept["groups"]
             if stepped is not None and groups is not None and len(groups) != len(stepped.param_groups):
                 raise FlexActError(
-                    f"the optimizer of {type(other).__name__} has {len(stepped.param_groups)} parameter groups, and "
-                    f"had {len(groups)} when the Schedule was made, so their learning rates cannot be rewound. Add all "
-                    "groups before you make the Schedule; nothing was restored."
+                    f"the optimizer of {type(other).__name__} has {len(stepped.param_groups)} parameter groups, but "
+                    f"had {len(groups)} when the Schedule was created. Add groups before that; nothing was restored."
                 )
 
 
 def _checked(others: Any) -> list[Any]:
-    """The further objects to rewind; refused where one has no state that could be kept and loaded."""
+    """Return the further objects to rewind. Raise if one has no state to save and load."""
     if not isinstance(others, list | tuple):
         raise FlexActError(
             f"rewinds must be a list of objects with state_dict() and load_state_dict(); got {type(others).__name__}. "
-            "Write rewinds=[scheduler], also for a single one."
+            "Write rewinds=[scheduler], even for a single object."
         )
     for other in others:
         if not all(callable(getattr(other, name, None)) for name in ("state_dict", "load_state_dict")):
             raise FlexActError(
-                f"rewinds has {other!r:.80}, and needs objects with state_dict() and load_state_dict(). Give it "
-                "learning-rate schedulers, averaged models, gradient scalers; restart anything else yourself where "
-                "schedule.rewound_at == schedule.steps_done."
+                f"rewinds has {other!r:.80}, but needs objects with state_dict() and load_state_dict(). Restart "
+                "anything else yourself when schedule.rewound_at == schedule.steps_done."
             )
     return list(others)
 
 
-def _kept(other: Any) -> dict[str, Any]:
-    """The state of a further object, and for a learning-rate scheduler the hyperparameters of its optimizer."""
+def _saved(other: Any) -> dict[str, Any]:
+    """Return the state of an object and, for a learning-rate scheduler, the hyperparameters of its optimizer."""
     state = other.state_dict()
-    if isinstance(other, nn.Module):
-        state = {key: _on_host(one) if isinstance(one, Tensor) else copy.deepcopy(one) for key, one in state.items()}
-    else:
-        state = copy.deepcopy(state)
+    state = host_copies(state) if isinstance(other, nn.Module) else copy.deepcopy(state)
     stepped = _stepped_by(other)
     return {"state": state, "groups": None if stepped is None else groups_of(stepped)}
 
 
 def _stepped_by(other: Any) -> Optimizer | None:
-    """The optimizer whose learning rate an object sets; that of accelerate's wrapper is one further in."""
+    """Return the optimizer whose learning rate an object sets; accelerate wraps the scheduler once more."""
     found = getattr(getattr(other, "scheduler", other), "optimizer", None)
     return unwrapped(found) if isinstance(found, Optimizer) else None
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once; not those of the sites."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for prefix, module in model.named_modules():
-        if isinstance(module, FlexAct):
-            continue
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                found.setdefault(id(tensor), (f"{prefix}.{name}" if prefix else name, tensor))
-    return dict(found.values())
+    """Return the parameters and buffers by name, each once, except those of the sites."""
+    sites = [module for module in model.modules() if isinstance(module, FlexAct)]
+    routing = {id(tensor) for site in sites for tensor in (*site.parameters(False), *site.buffers(False))}
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor for name, tensor in named if id(tensor) not in routing}
 
 
 def _derived(model: nn.Module) -> set[str]:
-    """The names of the buffers that no checkpoint holds: caches, which may come and go."""
+    """Return the names of the non-persistent buffers. They are caches, and may appear or disappear during a run."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
@@ -269,48 +250,30 @@ def _derived(model: nn.Module) -> set[str]:
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """The names of all parameters, logits as well, by their id."""
+    """Return the names of all parameters, including the logits, by id."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory; of a sharded tensor the part that this rank holds."""
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _like(saved: Any, own: Tensor | None) -> Any:
-    """A saved tensor in host memory, split as the model's own is where that is sharded and the saved one is not."""
+def _sharded_like(saved: Any, own: Tensor | None) -> Any:
+    """Return a saved tensor in host memory, sharded like the model's tensor if only that one is sharded."""
     splits = own is not None and is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved)
     if own is None or not splits or saved.shape != own.shape:
         return saved.to("cpu") if isinstance(saved, Tensor) else saved
-    part = _on_host(own)
+    part = own.detach().to("cpu", copy=True)
     local(part).copy_(own_part(saved.to(own.device), own))
     return part
 
 
 def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set[str]) -> None:
-    """Refuse a model with other parameters or buffers than those kept, by name or by shape."""
-    for name in dict.fromkeys([*kept, *now]):
-        if name in derived:
-            continue
-        ours, theirs = (_shape(one.get(name)) for one in (now, kept))
-        if ours != theirs:
+    """Raise if the model's parameters or buffers differ from those kept in name or shape."""
+    for name in sorted({*kept, *now} - derived):
+        current, initial = _shape(now.get(name)), _shape(kept.get(name))
+        if current != initial:
             raise FlexActError(
-                f"the model is not the one that the Schedule was made for, so its weights cannot be rewound: {name!r} "
-                f"had {theirs} and now has {ours}. Make the Schedule after the last change to the model's parameters "
-                "(a new head, fully_shard, pruning); nothing was restored."
+                f"the model has changed since the Schedule was created: {name!r} had {initial} and now has {current}. "
+                "Create the Schedule after the last change to the parameters; nothing was restored."
             )
 
 
 def _shape(tensor: Any) -> str:
     return f"shape {tuple(local(tensor).shape)}" if isinstance(tensor, Tensor) else "no tensor"
-
-
-def _reshard(model: nn.Module) -> None:
-    """Let FSDP2 go of whole parameters that an evaluation has left behind; they would be used instead of the shards."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()

@@ -1,4 +1,4 @@
-"""The steps that picking takes: the rounds in which a blend drops candidates, and the rungs of a trial."""
+"""The plan of a run: the rounds in which a blend drops candidates, or the rungs of a trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexact.io.value_checks import MOST_STEPS
 
 
 class Rung(NamedTuple):
-    """One rung of a trial: how many candidates are tried in it, and for how many steps each has been trained then."""
+    """One rung of a trial: its number of candidates, and the step of each candidate at which it ends."""
 
     candidates: int
     until: int
@@ -19,51 +19,68 @@ class Rung(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How the steps of a run are spent."""
+    """How a run with k candidates divides its steps."""
 
+    k: int
+    config: FlexConfig
     total_steps: int
     commit_step: int
-    """The step from which on every site runs its pick alone; past the end if the policy never commits."""
+    """The step at which every site commits to its pick; past the end if the policy never commits."""
     rungs: tuple[Rung, ...]
-    """Of the trial; empty for a blend."""
+    """The rungs of the trial; empty for a blend."""
     rewinds: bool
-    """Whether the weights are put back where they were when the commitment comes."""
+    """Whether the commitment restores earlier weights."""
 
     @property
     def network_steps(self) -> int:
-        """For how many steps the network that the run ends with has been trained with its picks alone."""
+        """The number of steps that train the final network."""
         own = self.rungs[-1].until if self.rungs else 0
         return self.total_steps - self.commit_step + own if self.rewinds else self.total_steps
 
+    @property
+    def warmup_steps(self) -> float:
+        return self.config.warmup * self.total_steps
+
+    @property
+    def rounds(self) -> int:
+        """The number of elimination rounds; k − 1 if nothing is eliminated."""
+        return len(left_after_rounds(self.k, self.config)) or self.k - 1
+
+    @property
+    def round_steps(self) -> float:
+        """The length of a round, even if nothing is eliminated."""
+        return max((min(self.commit_step, self.total_steps) - self.warmup_steps) / self.rounds, 1.0)
+
 
 def planned(k: int, config: FlexConfig, tries: bool, total_steps: int) -> Plan:
-    """The plan of a run of this length, from k candidates. tries: by a trial, where the run is long enough for one, and
-    not by a blend."""
+    """Return the plan of a run of this length with k candidates.
+
+    tries: whether to pick by a trial if the run is long enough for one; otherwise by a blend.
+    """
     found = rungs(k, config, total_steps) if tries else []
-    if found and trial_steps(found) <= min(_latest(config, total_steps), total_steps - 1):
-        return Plan(total_steps, trial_steps(found), tuple(found), rewinds=True)
+    if found and trial_steps(found) <= _latest(config, total_steps):
+        return Plan(k, config, total_steps, trial_steps(found), tuple(found), rewinds=True)
     commit_step = int(min(picking_steps(k, config, total_steps), total_steps + 1))
-    left = total_steps - commit_step
-    rewinds = 2 * left >= total_steps if config.rewind is None else config.rewind
-    return Plan(total_steps, commit_step, (), rewinds)
+    rewinds = 2 * (total_steps - commit_step) >= total_steps if config.rewind is None else config.rewind
+    return Plan(k, config, total_steps, commit_step, (), rewinds)
 
 
 def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> Plan:
-    """The plan of a run that trains its picks for so many steps, and picks in further ones.
+    """Return the plan of a run that trains its final network for `network_steps`, plus the steps for picking.
 
     >>> from flexact import FlexConfig
     >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
     9155
     """
-    never_ends = picking_steps(k, config, MOST_STEPS) >= MOST_STEPS
+    never_commits = picking_steps(k, config, MOST_STEPS) >= MOST_STEPS
     if config.rewind is None:
-        config = replace(config, rewind=not never_ends)
+        config = replace(config, rewind=not never_commits)
     plan = planned(k, config, tries, network_steps)
-    tries = bool(plan.rungs)  # decided once: a longer run might have room for a trial where a shorter one has not
-    if plan.rewinds and not tries and never_ends:
+    tries = bool(plan.rungs)  # decided once, although the longer run might have room for a trial
+    if plan.rewinds and not tries and never_commits:
         raise FlexActError(
-            f"network_steps={network_steps} are to be trained after the commitment, and with commit_at="
-            f"{config.commit_at} no step is left then. Give FlexConfig a smaller commit_at, or set rewind=False."
+            f"network_steps={network_steps} need steps after the commitment, but commit_at={config.commit_at} leaves "
+            "none. Give FlexConfig a smaller commit_at, or set rewind=False."
         )
     while plan.network_steps < network_steps:
         plan = planned(k, config, tries, plan.total_steps + network_steps - plan.network_steps)
@@ -71,7 +88,7 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
 
 
 def left_after_rounds(k: int, config: FlexConfig) -> list[int]:
-    """How many of k candidates are left after each round of a blend; the last round leaves one.
+    """Return the number of candidates that are left after each round of a blend; the last round leaves one.
 
     >>> from flexact import FlexConfig
     >>> left_after_rounds(7, FlexConfig(eliminate="half")), left_after_rounds(4, FlexConfig(eliminate="one"))
@@ -86,7 +103,7 @@ def left_after_rounds(k: int, config: FlexConfig) -> list[int]:
 
 
 def picking_steps(k: int, config: FlexConfig, total_steps: int) -> float:
-    """How many steps a run of this length takes to pick by a blend of k candidates; infinite if it never commits."""
+    """Return the number of steps in which a blend of k candidates picks; infinite if it never commits."""
     if config.commit_at is None:
         return float("inf")
     latest = config.commit_at * total_steps
@@ -97,7 +114,7 @@ def picking_steps(k: int, config: FlexConfig, total_steps: int) -> float:
 
 
 def drops(k: int, config: FlexConfig, total_steps: int, commit_step: int) -> dict[int, int]:
-    """How many candidates are left from which step on: the steps are spaced evenly, and the last is the commitment."""
+    """Return {step: number of candidates left}. The steps are evenly spaced, and the last is the commitment."""
     left = left_after_rounds(k, config)
     start = config.warmup * total_steps
     span = commit_step - start
@@ -105,10 +122,10 @@ def drops(k: int, config: FlexConfig, total_steps: int, commit_step: int) -> dic
 
 
 def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
-    """The rungs of a trial of k candidates: half of them go on to the next, which is twice as long.
+    """Return the rungs of a trial of k candidates. Half of them are promoted to the next rung, which is twice as long.
 
-    The last two are compared after `FlexConfig.trial_steps`, or sooner where the run is too short for that; each
-    candidate has one step in a rung at least.
+    The last two candidates are compared after `FlexConfig.trial_steps`, or earlier if the run is short. Every rung has
+    at least one step per candidate.
 
     >>> from flexact import FlexConfig
     >>> [tuple(rung) for rung in rungs(7, FlexConfig(trial_steps=300), 8_000)]
@@ -118,25 +135,20 @@ def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
     while counts[-1] > 2:
         counts.append((counts[-1] + 1) // 2)
     last = config.trial_steps
-    most = min(_latest(config, total_steps), total_steps - 1)
-    while last > 1 and trial_steps(found := _rungs(counts, last)) > most:
+    while last > 1 and trial_steps(_rungs(counts, last)) > _latest(config, total_steps):
         last -= 1
-    return found if last > 1 else _rungs(counts, 1)
+    return _rungs(counts, last)
 
 
 def trial_steps(found: list[Rung]) -> int:
-    """How many steps a trial takes in all."""
-    before = 0
-    total = 0
-    for candidates, until in found:
-        total += candidates * (until - before)
-        before = until
-    return total
+    """Return the total number of steps of a trial."""
+    started = [0, *(rung.until for rung in found)]
+    return sum(candidates * (until - start) for (candidates, until), start in zip(found, started, strict=False))
 
 
 def _latest(config: FlexConfig, total_steps: int) -> float:
-    """The last step of a run of this length that picking may take."""
-    return (1.0 if config.commit_at is None else config.commit_at) * total_steps
+    """Return the last step of a run at which a trial may end."""
+    return min((1.0 if config.commit_at is None else config.commit_at) * total_steps, total_steps - 1)
 
 
 def _rungs(counts: list[int], last: int) -> list[Rung]:

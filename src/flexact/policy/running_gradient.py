@@ -1,14 +1,11 @@
 """The step of paced logits, which is the same for every optimizer, loss scale and length of run.
 
-A site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that what counts
-is how steadily the loss asks for a candidate, not how loudly. The step is set by the length of a round: in one
-elimination round a logit can go `Policy.pace` up or down, once the weights have settled.
+A site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that its
+consistency counts and its magnitude does not. The step size follows from the length of a round: in one elimination
+round a logit can move by `Policy.pace`, once the weights have settled.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +20,10 @@ class RunningGradient:
 
     def __init__(self, rows: int, k: int, device: torch.device) -> None:
         self.mean = torch.zeros(rows, k, device=device)
-        # In double precision, in which the squares of small gradients do not underflow.
+        # In double precision, so that the squares of small gradients do not underflow.
         self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
-        # Bias-correction weights of the running averages; they approach 1. Each row has its own two, so that a kernel
-        # that works on rows can update them while others still read theirs.
+        # Bias-correction weights of the running averages; they approach 1. Each row has its own pair, so that the
+        # programs of a kernel, which process different rows, do not share them.
         self.weights = torch.zeros(rows, 2, device=device)
         self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
 
@@ -42,7 +39,7 @@ class RunningGradient:
             self._rates = self._rates.to(device)
 
     def update(self, gradient: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean (rows, K) and the root-mean-square over a row (rows, 1), with one more gradient in them."""
+        """Add a gradient; return the mean (rows, K) and the root-mean-square of each row (rows, 1), bias-corrected."""
         square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1)
         self.mean.lerp_(gradient, 1 - MEAN_DECAY)
         self.square.lerp_(square, 1 - SQUARE_DECAY)
@@ -55,8 +52,4 @@ class RunningGradient:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "square": self.square, "weights": self.weights[0]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, own in zip(("mean", "square", "weights"), self.tensors, strict=True):
-            own.copy_(state[name])
+        return {"mean": self.mean, "square": self.square, "weights": self.weights}

@@ -1,7 +1,7 @@
-"""A hook before the steps of all optimizers, and its listeners.
+"""A global hook that runs before every optimizer step, and the methods that it calls.
 
-There is one hook, and it stays: torch iterates over its hooks at each step, and adding or removing one meanwhile (from
-another thread, or because the garbage collector found its schedule) would raise an error there.
+There is one hook, which is never removed: torch iterates over its hooks at each step, and raises an error if one is
+added or removed meanwhile, by another thread or by the garbage collection of a schedule.
 """
 
 from __future__ import annotations
@@ -10,35 +10,28 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+Action: TypeAlias = Callable[[bool], None]
+Method: TypeAlias = Callable[[Optimizer], Action | None]
 
-class Acting(Protocol):
-    """What acts before steps."""
-
-    def acts_before(self, stepping: Optimizer) -> bool:
-        """Whether it acts before the step that this optimizer is about to make."""
-
-    def before_optimizer_step(self, stepping: Optimizer) -> None:
-        """Act."""
+_listening: dict[weakref.WeakMethod[Method], None] = {}
 
 
-_numbers = itertools.count()
-_listening: dict[int, weakref.ref[Acting]] = {}
+def listen(method: Method) -> None:
+    """Call a method before each step of any optimizer, until `stop_listening` or until its object is deleted.
+
+    method: receives the optimizer, and returns an action to run once the step's gradients are computed, or None. The
+    action is told whether they were already computed once in the same step; LBFGS computes them several times.
+    """
+    _register()
+    _listening[weakref.WeakMethod(method, lambda reference: _listening.pop(reference, None))] = None
 
 
-class Listener:
-    """Lets something act before each step of any optimizer, while it lives and until `remove`."""
-
-    def __init__(self, acting: Acting) -> None:
-        _register()
-        self._number = next(_numbers)
-        _listening[self._number] = weakref.ref(acting, lambda _: self.remove())
-
-    def remove(self) -> None:
-        _listening.pop(self._number, None)
+def stop_listening(method: Method) -> None:
+    _listening.pop(weakref.WeakMethod(method), None)
 
 
 @functools.cache
@@ -48,28 +41,26 @@ def _register() -> None:
 
 def _before_step(stepping: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     changed = None
-    for reference in list(_listening.values()):
-        acting = reference()
-        if acting is None or not acting.acts_before(stepping):
+    for reference in list(_listening):
+        method = reference()
+        act = None if method is None else method(stepping)
+        if act is None:
             continue
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
         if closure is None:
-            acting.before_optimizer_step(stepping)
+            act(False)
         else:
-            act = functools.partial(acting.before_optimizer_step, stepping)
             args, kwargs = changed = args[:1], kwargs | {"closure": _then(closure, act)}
     return changed
 
 
-def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
-    """A closure after whose first call something acts, because the step's gradients are computed in it, as Lightning
-    does. Further calls, such as those of LBFGS, belong to the same step."""
-    pending = [act]
+def _then(closure: Callable[[], Any], act: Action) -> Callable[[], Any]:
+    """Return a closure that acts after each call, for loops that compute the gradients in it, such as Lightning's."""
+    calls = itertools.count()
 
     def both() -> Any:
         loss = closure()
-        if pending:
-            pending.pop()()
+        act(next(calls) > 0)
         return loss
 
     return both

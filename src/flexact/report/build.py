@@ -19,12 +19,12 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.csv_rows import read_text
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, read_config
-from flexact.observe.figures.history import history_pictures, outcomes
-from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.observe.figures.history import history_pictures
+from flexact.observe.figures.outcomes import outcomes
 from flexact.report.histories import History, read_histories
 from flexact.report.page import LEAD, Section, file_name, markdown, outcome_table, page
 
-_PACKAGES = {"matplotlib": "matplotlib", "plotly": "plotly", "markdown_it": "markdown-it-py"}
+_PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
 """Module and package of each dependency of a report."""
 
 
@@ -43,6 +43,8 @@ class Report:
     def write_figures(self) -> None:
         """Write figures/*.png and figures/*.svg."""
         import matplotlib
+
+        from flexact.observe.figures.matplotlib_backend import STYLE
 
         folder = self.folder / "figures"
         if folder.is_symlink():
@@ -66,9 +68,9 @@ class Report:
         return path
 
 
-def build(folder: Path) -> Path:
-    """Write figures and page into a folder, and return the page's path."""
-    report = read(folder)
+def build(run: Path) -> Path:
+    """Write figures and page of a folder or of one history, and return the page's path."""
+    report = read(run)
     report.write_figures()
     return report.write_page()
 
@@ -84,14 +86,17 @@ def missing_packages() -> list[str]:
     return [package for module, package in _PACKAGES.items() if find_spec(module) is None]
 
 
-def read(folder: Path) -> Report:
-    """Read the report's content from a folder."""
+def read(run: Path) -> Report:
+    """Read the report's content from a folder, or from one history; the report is then written next to it."""
     check_packages()
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FlexActError(f"there is no folder {folder}; give the one that a study or a Recorder wrote into.")
-    config = read_config(folder) or {}
-    histories = read_histories(folder)
+    run = Path(run)
+    if not (run.is_dir() or run.is_file()):
+        raise FlexActError(f"there is no {run}; give a folder that a study or a Recorder wrote into, or a history.")
+    folder = run.parent if run.is_file() else run
+    config = {} if run.is_file() else read_config(run) or {}
+    histories = read_histories(run)
+    if run.is_file() and not histories:
+        raise FlexActError(f"{run} is not a Recorder's history with at least one record; give such a file.")
     if not config and not histories:
         raise FlexActError(
             f"{folder} holds nothing to report: looked for config.json of a study (flexact reproduce ... --out DIR) "

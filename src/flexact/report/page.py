@@ -5,18 +5,18 @@ All text from files is escaped, and the page's content security policy forbids l
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
-from flexact.observe.figures.description import INK, SHADES, Line, Panel
-from flexact.observe.figures.history import Outcome
+from flexact.observe.figures.description import Panel
+from flexact.observe.figures.html_backend import chart_style, panels
+from flexact.observe.figures.outcomes import Outcome
 from flexact.observe.figures.picture import Picture
-from flexact.report.charts import charts
+from flexact.observe.figures.svg_backend import escape
+from flexact.observe.selection_table import NEGATIVE_LEAD, drops_by_step
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -46,13 +46,11 @@ def file_name(name: str) -> str:
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
     """Return the page. facts: the line under the title. details: the content of the collapsed part at the end."""
-    from plotly.offline import get_plotlyjs
-
     sources = files("flexact.report")
-    style = (sources / "page.css").read_text(encoding="utf-8")
+    style = (sources / "page.css").read_text(encoding="utf-8") + chart_style()
     script = (sources / "page.js").read_text(encoding="utf-8")
     line = " · ".join(f"{escape(name)} {escape(value)}" for name, value in facts.items() if value not in (None, ""))
-    body = "\n".join(_section(number, section) for number, section in enumerate(sections))
+    body = "\n".join(map(_section, sections))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -70,22 +68,15 @@ def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], d
 <header>
 <h1>{escape(title)}</h1>
 <p class="facts">{line}</p>
-<noscript><p>The charts need JavaScript; the same figures lie in the folder <code>figures</code>.</p></noscript>
 </header>
 {body}
 {_details(details)}
 </main>
-<script>{get_plotlyjs()}</script>
 <script>
 {script}</script>
 </body>
 </html>
 """
-
-
-def escape(value: object) -> str:
-    """Return a value as text that is escaped for HTML."""
-    return html.escape(str(value))
 
 
 def markdown(text: str, muted: str = "") -> str:
@@ -123,35 +114,38 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Contai
 
 
 def outcome_table(first: Sequence[str], rows: Sequence[tuple[Sequence[object], Outcome]]) -> str:
-    """Return a table of sites: the first cells of each row, then pick, runner-up, lead and decision. Undecided sites
-    are muted, and empty columns are left out.
+    """Return a table of sites: the first cells of each row, then pick, runner-up, lead, decision and drops. Undecided
+    sites are muted, and empty columns are left out.
 
     first: the titles of the first cells.
     """
-    titles = (*first, "pick", "probability", "margin", "runner-up", "lead", "z", "steps", "decision")
-    cells = [
-        (
-            *own,
-            one.pick,
-            one.probability if one.decided is None else None,
-            one.margin if one.decided is None else None,
-            one.runner_up,
-            one.lead,
-            None if one.lead is None else f"{one.lead.z:.1f}",
-            None if one.lead is None else one.lead.steps,
-            one.decision,
-        )
-        for own, one in rows
-    ]
-    kept = [i for i in range(len(titles)) if any(line[i] is not None for line in cells)]
+    lines: list[dict[str, object]] = []
+    for own, one in rows:
+        is_open, lead = one.decided is None, one.lead
+        evidence = {
+            "pick": one.pick,
+            "probability": one.probability if is_open else None,
+            "margin": one.margin if is_open else None,
+            "runner-up": one.runner_up,
+            "lead": lead,
+            "z": None if lead is None else f"{lead.z:.1f}",
+            "steps": None if lead is None else lead.steps,
+            "z (original)": None if one.deciding in (None, lead) else f"{one.deciding.z:.1f}",
+            "decision": one.decision,
+            "dropped at": ", ".join(drops_by_step(dict(one.dropped))) or None,
+        }
+        lines.append(dict(zip(first, own, strict=True)) | evidence)
+    titles = [title for title in (lines[0] if lines else ()) if any(line[title] is not None for line in lines)]
     muted = [number for number, (_, one) in enumerate(rows) if one.decided is False]
-    return table([titles[i] for i in kept], [[line[i] for i in kept] for line in cells], muted)
+    return table(titles, [[line[title] for title in titles] for line in lines], muted)
 
 
 LEAD = (
-    "The lead is that of the pick over the runner-up when that was dropped, ± its standard error, as a mean over the "
-    "given number of steps: a difference of losses in a trial, of normalised advantages in a blend; z is its ratio to "
-    "the error. A site is undecided if no lead is significant, neither over the runner-up nor over the original."
+    "The lead is the pick's advantage over the runner-up when the runner-up was dropped, ± its standard error, as a "
+    "mean over the given number of steps: a difference of losses in a trial, of normalised advantages in a blend; z is "
+    "its ratio to the error, and z (original) that of the lead over the original activation. A site is undecided if it "
+    "has no significant lead (z >= 2) over the original, or over the runner-up if the original was kept. "
+    + NEGATIVE_LEAD
 )
 """The explanation of such a table."""
 
@@ -166,54 +160,18 @@ def _boxed(rendered: str) -> str:
     return opened.replace("</table>", "</table></div>")
 
 
-def _section(number: int, section: Section) -> str:
-    figures = "\n".join(_figure(f"s{number}-{i}", picture) for i, picture in enumerate(section.pictures))
+def _section(section: Section) -> str:
+    figures = "\n".join(map(_figure, section.pictures))
     return f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n{figures}\n</section>"
 
 
-def _figure(key: str, picture: Picture) -> str:
-    panels = []
-    for number, (panel, chart) in enumerate(zip(picture.panels, charts(picture), strict=True)):
-        name = f"{picture.title}: {panel.title}" if panel.title else picture.title
-        heading = f"<h4>{escape(panel.title)}</h4>\n" if panel.title else ""
-        panels.append(
-            f'<div class="panel">\n{heading}<div class="chart" id="{key}-{number}" role="img" '
-            f'aria-label="{escape(name)}" style="height:{chart["layout"]["height"]}px"></div>\n'
-            f'<script type="application/json">{_json(chart)}</script>\n</div>'
-        )
+def _figure(picture: Picture) -> str:
     slug = escape(picture.slug)
-    across = {1: "one", 2: "two"}.get(picture.across, "many")
     return (
         f'<figure id="{slug}">\n<h3>{escape(picture.title)}</h3>\n<p>{escape(picture.sentence)}</p>\n'
-        f'{_legend(picture)}<div class="panels {across}">\n' + "\n".join(panels) + "\n</div>\n"
-        f'<p class="files"><a href="figures/{slug}.png">PNG</a> <a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
+        f'{panels(picture)}\n<p class="files"><a href="figures/{slug}.png">PNG</a> '
+        f'<a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
     )
-
-
-def _legend(picture: Picture) -> str:
-    entries = picture.legend
-    chips = []
-    for number, (name, item) in enumerate(entries.items()):
-        colour = item[1] if isinstance(item, tuple) else item.colour
-        shade = "currentColor" if colour == INK else colour
-        if isinstance(item, tuple):
-            chips.append(f'<span class="chip"><i style="background:{shade}"></i>{escape(name)}</span>')
-            continue
-        on = "true" if not isinstance(item, Line) or item.shown else "false"
-        dash = f"line {item.dash}" if isinstance(item, Line) else ""
-        chips.append(
-            f'<button type="button" class="chip" data-key="{number}" aria-pressed="{on}">'
-            f'<i class="{dash}" style="--shade:{shade}"></i>{escape(name)}</button>'
-        )
-    if picture.has_shades:
-        chips.append(f'<span class="chip">probability 0 <i class="shades" style="{_gradient()}"></i> 1</span>')
-    if len(chips) < 2 and not picture.has_shades:
-        return ""
-    return '<div class="legend">' + "\n".join(chips) + "</div>\n"
-
-
-def _gradient() -> str:
-    return f"background:linear-gradient(to right,{','.join(SHADES)})"
 
 
 def _details(details: Mapping[str, object]) -> str:
@@ -229,8 +187,3 @@ def _details(details: Mapping[str, object]) -> str:
         else:
             parts.append(f"<h3>{escape(name)}</h3>\n<p>{escape(value)}</p>")
     return "<details>\n<summary>Configuration and versions</summary>\n" + "\n".join(parts) + "\n</details>"
-
-
-def _json(value: Any) -> str:
-    """Return JSON that cannot end the script element around it."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

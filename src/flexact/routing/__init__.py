@@ -1,1 +1,1 @@
-"""The routed activation: FlexAct, its router, and what both keep."""
+"""The routed activation: FlexAct, its router, and their state."""

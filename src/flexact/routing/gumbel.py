@@ -1,4 +1,4 @@
-"""The Gumbel softmax: noise that a seed and a step determine, and the probabilities of logits."""
+"""The Gumbel softmax: noise that is determined by a seed and a step, and the probabilities of logits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
-    """(rows, k) Gumbel(0, 1) numbers that depend on the seed and the step alone.
+    """Return (rows, k) Gumbel(0, 1) numbers that depend only on the seed and the step.
 
-    They are drawn on the CPU in float64, so that they are the same on every device; −log(−log u) stays finite because u
-    is kept off 0 and 1.
+    They are drawn on the CPU in float64, so that they are the same on every device. u is clamped away from 0 and 1, so
+    that −log(−log u) is finite.
     """
     generator = torch.Generator("cpu").manual_seed(_mixed(seed, step))
     u = torch.rand(rows, k, generator=generator, dtype=torch.float64, device="cpu").clamp_(1e-12, 1 - 1e-12)
@@ -18,7 +18,7 @@ def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
 
 
 def _mixed(seed: int, step: int) -> int:
-    """One 63-bit number for the two (the finaliser of splitmix64), so that neighbouring runs share no noise."""
+    """Hash both into one 63-bit number (the finaliser of splitmix64), so that neighbouring seeds share no noise."""
     z = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -26,10 +26,10 @@ def _mixed(seed: int, step: int) -> int:
 
 
 def log_pi(logits: Tensor, alive: Tensor) -> Tensor:
-    """log π over the candidates still in; −∞ for the others."""
+    """Return log π over the candidates that are alive; −∞ for the others."""
     return torch.log_softmax(logits.masked_fill(~alive, -torch.inf), dim=-1)
 
 
 def probabilities(log_pi: Tensor, noise: Tensor | None, temperature: Tensor) -> Tensor:
-    """p = softmax((log π + g)/τ)."""
+    """Return p = softmax((log π + g)/τ)."""
     return torch.softmax((log_pi if noise is None else log_pi + noise) / temperature, dim=-1)

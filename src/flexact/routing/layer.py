@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,47 +14,36 @@ from flexact.candidates import lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation
+from flexact.ops.blending import Blending
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.corrections import normalised_blend
 from flexact.routing.gumbel import log_pi
-from flexact.routing.router import Router, View, version_of
+from flexact.routing.router import Router, View, recomputing, version_of
 from flexact.routing.saved_state import check_state, signature
-from flexact.routing.sharding import whole
-from flexact.routing.site_arguments import check_original, config_of, keys_of, rows_of
+from flexact.routing.sharding import is_sharded, local, own_part, whole
+from flexact.routing.site_arguments import check_input, check_original, config_of, keys_of, rows_of
 
 ALIVE = -1
-"""What `dropped_at` holds for a candidate that is still in."""
-
-
-class Routing(NamedTuple):
-    """What one forward of a site blends with."""
-
-    weights: Tensor
-    """(rows, K): p, or one-hot when hard."""
-    probabilities: Tensor
-    temperature: Tensor
-    hard: bool
-    statistics: bool
-    """Whether the policy needs the sensitivities of this call."""
+"""The value of `dropped_at` for a candidate that is not dropped."""
 
 
 class FlexAct(nn.Module):
-    """An activation that blends K candidates by trainable probabilities, and ends as one of them.
+    """An activation that blends K candidates with trainable probabilities, and commits to one of them.
 
-    candidates: names; by default the config's.
-    config: every other choice; `FlexConfig()` when left out.
-    original: what stood here before conversion; an elementwise module without tensors.
+    candidates: names of the candidates; by default those of the config.
+    config: all other choices; `FlexConfig()` by default.
+    original: the activation that the site replaces; an elementwise module without tensors.
     channels: the number of channels, for granularity="channel".
-    inplace: accepted, as activations are, and ignored: the input is never overwritten while the site is undecided.
+    inplace: ignored; accepted for compatibility with torch's activations. An undecided site never overwrites its input.
 
-    On its own a site draws its noise from the config's seed at each forward; two with one seed draw the same. Sites of
-    a converted model, or of one under a Schedule, draw together and differ.
+    A site that is used alone draws its noise from the config's seed at each forward, so two sites with the same seed
+    draw the same noise. The sites of a converted model, or of a model with a Schedule, draw different noise.
 
     State: `logits` (rows·K,), with one row for the layer or one per channel; `dropped_at` (rows, K), the step at which
-    a candidate was dropped, −1 while it is in; `evidence` (rows, K, 3), its margin behind the leader when it was
-    dropped, the margin's standard error, and the number of steps; `temperature`, τ; `signature` (K,), which candidates
-    these are.
+    a candidate was dropped, or −1; `evidence` (rows, K, 3), the candidate's margin behind the leader when it was
+    dropped, the standard error of the margin, and the number of steps; `temperature`, τ; `signature` (K,), which
+    identifies the candidates.
 
     >>> import torch, flexact
     >>> act = flexact.FlexAct(candidates=("relu", "tanh"))
@@ -70,6 +59,7 @@ class FlexAct(nn.Module):
     signature: Tensor
     original: nn.Module | None
     picked: nn.Module | None
+    layer_before: nn.Module | None
     view: View
 
     def __init__(
@@ -85,11 +75,12 @@ class FlexAct(nn.Module):
         check_original(original)
         self.config = config = config_of(candidates, config)
         self.name = ""
-        self.group: Any = None  # sites with the same one pick together
-        # How conversion put the site here, which extraction undoes.
+        self.group: Any = None  # sites with the same group pick together
+        # How conversion inserted the site, for extraction to undo.
         self.function: Callable[..., Tensor] | None = None
         self.added = self.rewritten = False
         self._set_aside("original", original)
+        self._set_aside("layer_before", None)  # the layer whose output the site receives, if conversion found it
         self.keys = keys_of(config, original)
         self.candidates = tuple(lookup(key).name for key in self.keys)
         self.k = len(self.keys)
@@ -101,47 +92,54 @@ class FlexAct(nn.Module):
         self.register_buffer("temperature", torch.tensor(config.policy.temperature))
         self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
         self.width = 1
-        Router([self], config, standalone=True)  # which the site's view of it keeps
+        Router([self], config, standalone=True)  # kept alive by self.view
         self.update_alive()
-        self.register_load_state_dict_pre_hook(_check_before_loading)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_update_after_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(FlexAct.check_state)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(FlexAct.note_loaded)  # type: ignore[no-untyped-call]
+
+    @property
+    def label(self) -> str:
+        """The site's name in messages."""
+        return self.name or "FlexAct"
 
     @property
     def router(self) -> Router[FlexAct]:
-        """The router that draws for this site, alone or with the others of its model."""
+        """The router that draws for this site alone, or for all sites of its model."""
         return self.view.router
 
     def forward(self, input: Tensor) -> Tensor:
-        h = input  # which activations call it, too
+        h = input  # the parameter has the name that torch's activations use
         self.notice_writes()
-        # With the buffers of several models at once, as vmap has them, each has its own candidates.
-        many = transforming() and is_wrapped(self.dropped_at)
-        if self.picked is not None and not many:
-            picked: Tensor = self.picked(h)
+        if self.picked is not None and not (transforming() and self._is_batched()):
+            picked: Tensor = self.picked.forward(h)  # not __call__: the original shares the site's hooks
             return picked
         self.check_input(h)
-        if (alone := self.alone) is not None:
-            return lookup(self.keys[alone]).function(h)
+        if (only := self.only_candidate) is not None:
+            return lookup(self.keys[only]).function(h)
         routing = self.routing(h)
-        weights, p, temperature, hard, statistics = routing
-        channel_dim = self.config.channel_dim
-        if self.config.policy.correction == "output_norm" and (self.training or not hard):  # a pick runs as it will be
-            noise = self.view.noise() if self.training else torch.zeros_like(p)
+        weights, p, temperature, keys, _, channel_dim, _ = routing
+        hard = weights is not p
+        if self.config.policy.correction == "output_norm" and (self.training or not hard):  # a pick is plain
+            noise = self.view.own(self.router.noise) if self.training else torch.zeros_like(p)
             alive = self.dropped_at < 0
-            return normalised_blend(h, self.logits, alive, noise, temperature, self.keys, hard, channel_dim)
-        alive_anywhere = tuple(range(self.k)) if many else self.alive
-        x, sensitivity = routed_activation(
-            h, self.logits, weights, p, temperature, self.keys, alive_anywhere, channel_dim, statistics
-        )
+            return normalised_blend(h, self.logits, alive, noise, temperature, keys, hard, channel_dim)
+        x, sensitivity = routed_activation(h, self.logits, *routing)
         self.gather(routing, sensitivity)
         return x
 
-    def routing(self, h: Tensor) -> Routing:
-        """What this forward blends with; h is the input, or anything of its shape."""
-        p = self.view.probabilities(self.training)
+    def routing(self, h: Tensor) -> Blending:
+        """Return the blending of this forward. It asks for statistics only if the policy needs them.
+
+        h: the input, or any tensor of its shape.
+        """
+        router = self.router
+        if router.standalone or not router.current:
+            router.refresh(self.training)
+        p = self.view.own(router.p if self.training else router.pi)
         if self.training:
             width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
-            # A module's attributes are fast to read and slow to set; a compiler would then take the sizes as constant.
+            # Setting an attribute of a module is slow, so it is skipped if nothing changes. A compiler always sets it,
+            # because it would turn the comparison into a guard on a constant size.
             if torch.compiler.is_compiling() or self.width != width:
                 self.width = width
             policy = self.config.policy
@@ -150,15 +148,21 @@ class FlexAct(nn.Module):
             hard, temperature, statistics = self.config.eval == "pick", torch.ones_like(self.temperature), False
         if self.committed:
             hard, statistics = False, False
-        if transforming():  # a tensor of torch.func's must not outlive its transform
-            statistics = False
+        alive = self.alive
+        if transforming():
+            statistics = False  # a tensor of torch.func must not outlive its transform
+            alive = tuple(range(self.k)) if self._is_batched() else alive
         weights = nn.functional.one_hot(p.argmax(-1), self.k).to(p.dtype) if hard else p
-        return Routing(weights, p, temperature, hard, statistics)
+        return Blending(weights, p, temperature, self.keys, alive, self.config.channel_dim, statistics)
 
-    def gather(self, routing: Routing, sensitivity: Tensor) -> None:
-        """Keep the sensitivities of a call for the policy, where it needs them."""
-        if routing.statistics:
-            self.view.add(sensitivity)
+    def _is_batched(self) -> bool:
+        """Return whether vmap runs several models at once, each with its own remaining candidates."""
+        return is_wrapped(self.dropped_at)
+
+    def gather(self, routing: Blending, sensitivity: Tensor) -> None:
+        """Keep the sensitivities of a call if the policy needs them, unless activation checkpointing recomputes it."""
+        if routing.statistics and (torch.compiler.is_compiling() or not recomputing()):
+            self.router.gathered.add(self.view.first_row, sensitivity)
 
     @property
     def committed(self) -> bool:
@@ -166,17 +170,17 @@ class FlexAct(nn.Module):
         return self.picked is not None
 
     @property
-    def alone(self) -> int | None:
-        """The candidate that the site runs alone for now: that of a trial, or during a warm-up its original, unless
-        that was dropped."""
-        if self.view.trying is not None:
-            return self.view.trying
+    def only_candidate(self) -> int | None:
+        """The only candidate that the site runs at the moment: the one being tried in a trial, or the original during a
+        warm-up unless it was dropped; otherwise None."""
+        if self.router.trying is not None:
+            return self.router.trying
         # `alive` is read last: a compiled draw must not depend on it, or every drop would recompile it.
-        return self._start if self.view.waiting and self._start in self.alive else None
+        return self._start if self.router.warming_up and self._start in self.alive else None
 
     @property
     def kept_original(self) -> bool:
-        """Whether the site is committed to what stood here before."""
+        """Whether the site is committed to its original."""
         return self.picked is not None and self.picked is self.original
 
     @property
@@ -185,73 +189,91 @@ class FlexAct(nn.Module):
         return tuple(self.candidates[k] for k in self.likeliest().tolist())
 
     def pi(self) -> Tensor:
-        """The noise-free probabilities over what is still in, (rows, K)."""
+        """Return the noise-free probabilities of the candidates, (rows, K); 0 for dropped ones."""
         with torch.no_grad():
             return log_pi(whole(self.logits).view(self.rows, self.k), self.dropped_at < 0).exp()
 
     @torch.no_grad()
     def restore_original(self, step: int) -> None:
-        """Commit to what stood here before, even if it was dropped, with the initial logits."""
-        self.logits.copy_(self._initial_logits().to(self.logits.device))
+        """Reset the logits and commit to the original, even if it was dropped."""
+        self.logits.copy_(self._initial_logits())
         self.dropped_at[:, self.original_index] = ALIVE
         self.evidence[:, self.original_index] = math.nan
         self.commit(step, self.original_index)
 
+    @torch.no_grad()
+    def _reset(self) -> None:
+        """Give logits and buffers their initial values. It is not called `reset_parameters`, because a user who calls
+        that of every module to train anew would lose the picks."""
+        device = self.dropped_at.device
+        local(self.logits).copy_(own_part(self._initial_logits().to(device), self.logits))
+        self.dropped_at.fill_(ALIVE)
+        self.evidence.fill_(math.nan)
+        self.temperature.fill_(self.config.policy.temperature)
+        self.signature.copy_(torch.tensor([signature(key) for key in self.keys]))
+        self.update_alive()
+
     def at_start(self) -> bool:
-        """Whether the logits have their initial values."""
+        """Return whether the logits have their initial values."""
         logits = whole(self.logits.detach())
         return torch.equal(logits, self._initial_logits().to(logits))
 
     def has_finite_logits(self) -> bool:
-        """Whether the logits of what is still in are finite, which those of a diverged run are not."""
+        """Return whether the logits of the candidates that are not dropped are finite."""
         logits = whole(self.logits.detach()).view(self.rows, self.k)
         return bool(logits.masked_fill(self.dropped_at >= 0, 0.0).isfinite().all())
 
     def likeliest(self) -> Tensor:
-        """The index of each row's likeliest candidate still in, (rows,), also where a diverged run left NaN."""
+        """Return the index of each row's likeliest candidate that is not dropped, (rows,), even if logits are NaN."""
         return self.pi().nan_to_num(nan=0.0).masked_fill(self.dropped_at >= 0, -1.0).argmax(-1)
 
-    def drop(self, goes: Tensor, step: int, evidence: Tensor | None = None) -> None:
-        """Take candidates out for good. Each row keeps at least one, and the last is its pick.
+    def drop(self, dropped: Tensor, step: int, evidence: Tensor | None = None) -> None:
+        """Drop candidates. Each row must keep at least one; the last one is its pick.
 
-        goes: (rows, K). evidence: (rows, K, 3), of which the part of those that go is kept.
+        dropped: (rows, K), a mask. evidence: (rows, K, 3), kept for the dropped candidates.
         """
         alive = self.dropped_at < 0
-        goes = goes.to(alive.device) & alive
-        if not bool((alive & ~goes).any(-1).all()):
-            raise FlexActError(f"{self.name or 'FlexAct'} must keep at least one candidate of {self.candidates}.")
+        dropped = dropped.to(alive.device) & alive
+        if not bool((alive & ~dropped).any(-1).all()):
+            raise FlexActError(f"{self.label} must keep at least one candidate of {self.candidates}.")
         if evidence is not None:
-            self.evidence.copy_(torch.where(goes.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
-        self.dropped_at.masked_fill_(goes, step)
+            self.evidence.copy_(torch.where(dropped.unsqueeze(-1), evidence.to(self.evidence), self.evidence))
+        self.dropped_at.masked_fill_(dropped, step)
         self.update_alive()
 
     def drop_weakest(self, step: int, evidence: Tensor | None = None, protected: Tensor | None = None) -> None:
-        """Take out each row's least likely candidate, where more than one is left.
+        """Drop the least likely candidate of each row that has more than one left.
 
-        protected: (rows,), where the original must not be dropped.
+        protected: (rows,), a mask of the rows whose original must not be dropped.
         """
         alive = self.dropped_at < 0
         out = ~alive
         if protected is not None and self.original_index >= 0:
             out[:, self.original_index] |= protected.to(out.device)
         weakest = self.pi().nan_to_num(nan=0.0).masked_fill(out, torch.inf).argmin(-1)
-        goes = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
-        self.drop(goes, step, evidence)
+        dropped = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
+        self.drop(dropped, step, evidence)
 
     def commit(self, step: int = 0, candidate: int | None = None) -> None:
-        """Keep each row's likeliest candidate alone, or this one."""
+        """Commit each row to its likeliest candidate, or to the given one."""
         likeliest = self.likeliest()
         self.keep(likeliest if candidate is None else torch.full_like(likeliest, candidate), step)
 
     def keep(self, candidates: Tensor, step: int, evidence: Tensor | None = None) -> None:
-        """Drop everything but one candidate per row, given by its index: (rows,). evidence: as for `drop`."""
+        """Drop all candidates but one per row. candidates: (rows,), its index. evidence: as for `drop`."""
         self.drop(~nn.functional.one_hot(candidates, self.k).bool(), step, evidence)
 
     @property
     def original_index(self) -> int:
-        """The candidate that stood here before; −1 if it is none of them."""
+        """The index of the original among the candidates; −1 if it is not one of them."""
         key = None if self.original is None else key_of(self.original)
         return self.keys.index(key) if key in self.keys else -1
+
+    def note_loaded(self, *_: Any) -> None:
+        """Update what is derived from a state that was loaded, as a hook."""
+        self.update_alive()
+        if not (self.logits.is_meta or is_sharded(self.logits)):
+            self.router.resumes |= len(self.alive) < self.k or not self.at_start()
 
     def update_alive(self) -> None:
         """Update what is derived from `dropped_at`."""
@@ -266,15 +288,15 @@ class FlexAct(nn.Module):
         self._set_aside("picked", self._plain(alive.long().argmax(-1).tolist()) if committed else None)
 
     def notice_writes(self) -> None:
-        """Update site and router where something wrote to the site's buffers or logits. Every call does this: it need
-        not be part of the model's own forward, at whose start the router looks at all sites."""
+        """Update the site and its router if the site's buffers or logits were written to. Every call checks this,
+        because a site may be called outside the model's forward, at whose start the router checks all sites."""
         if not torch.compiler.is_compiling():
             self.notice_copied_buffers()
             if self.picked is None:
-                self.view.notice_logits()
+                self.router.notice(self.view.index)
 
     def notice_copied_buffers(self) -> None:
-        """Update the site where something wrote to its buffers, as an average of weights does."""
+        """Update the site if its buffers were written to, for example by weight averaging."""
         dropped_at = self._buffers["dropped_at"]
         assert dropped_at is not None
         if self._alive_version == version_of(dropped_at) or dropped_at.is_meta or is_wrapped(dropped_at):
@@ -283,24 +305,24 @@ class FlexAct(nn.Module):
         self.update_alive()
 
     def check_buffers(self) -> None:
-        """Refuse buffers that were averaged like weights: they hold choices, and half a choice is none."""
+        """Raise if the buffers were averaged like weights: they hold decisions, which cannot be averaged."""
         if self.dropped_at.is_meta:
             return
         sound = self.signature.tolist() == [signature(key) for key in self.keys]
         if not sound or not bool((self.dropped_at < 0).any(-1).all()):
             raise FlexActError(
-                f"the buffers of {self.name or 'FlexAct'} were overwritten with numbers that no FlexAct wrote. An "
-                "average of models must copy buffers, not average them: use AveragedModel(model, use_buffers=False), "
-                "or load the state of the model itself."
+                f"the buffers of {self.label} have values that are invalid for a FlexAct. Weight averaging must copy "
+                "buffers, not average them: use AveragedModel(model, use_buffers=False), or load the state of the "
+                "model itself."
             )
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Refuse a state whose entries under this prefix are not of such a site, or were edited."""
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        """Raise if the entries of a state under this prefix do not fit this site. Also runs before loading a state."""
         names = ("signature", "dropped_at", "evidence", "logits", "temperature")
         check_state({name: getattr(self, name) for name in names}, self.candidates, self.keys, state_dict, prefix)
 
     def _plain(self, picks: list[int]) -> nn.Module:
-        """The ordinary module that does what this site does with these picks, one per row."""
+        """Return the plain module that computes the same as this site with these picks, one per row."""
         channels: dict[int, list[int]] = {}
         for channel, pick in enumerate(picks):
             channels.setdefault(pick, []).append(channel)
@@ -315,7 +337,7 @@ class FlexAct(nn.Module):
         return lookup(self.keys[k]).module()
 
     def _set_aside(self, name: str, module: nn.Module | None) -> None:
-        """Keep a module without making it part of the model's tree."""
+        """Store a module as an attribute without registering it as a child."""
         object.__setattr__(self, name, module)
 
     def _initial_logits(self) -> Tensor:
@@ -326,35 +348,23 @@ class FlexAct(nn.Module):
         return logits.flatten()
 
     def check_input(self, h: Tensor) -> None:
-        """Refuse what the site cannot take."""
-        if not isinstance(h, Tensor) or not h.is_floating_point():
-            got = f"a tensor of {h.dtype}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
-            raise FlexActError(
-                f"{self.name or 'FlexAct'} got {got}; activations need a real floating-point one "
-                "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
-            )
-        if h.device != self.logits.device:
-            raise FlexActError(
-                f"{self.name or 'FlexAct'} is on {self.logits.device} and got a tensor on {h.device}; move the model "
-                "or the tensor, for example with model.to(h.device)."
-            )
-        dim = self.config.channel_dim
-        by_channel = self.config.granularity == "channel"
-        if by_channel and (not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows):
-            raise FlexActError(
-                f"{self.name or 'FlexAct'} picks for {self.rows} channels in dimension {dim}, but its input has "
-                f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or "
-                "convert with per_call=True if this activation is used with several numbers of channels."
-            )
+        """Raise if the site does not support an input."""
+        check_input(h, self.label, self.logits.device, self.config, self.rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexAct:
-        """Move with the model, but stay in float32 when it goes to half or double precision."""
+        """Move to the model's device, but stay in float32 if the model changes its precision.
+
+        A site that leaves the meta device starts anew: `to_empty` gives it memory with arbitrary values.
+        """
+        was_meta = self.logits.is_meta
 
         def keep_dtype(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
         super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.logits.is_meta:
+            self._reset()
         if self.picked is not None:
             self.picked._apply(fn)
         return self
@@ -362,19 +372,9 @@ class FlexAct(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.original is not None:
-            key_of(self.original)  # a new process has not met this function yet
+            key_of(self.original)  # registers the function, which a new process does not know yet
 
     def extra_repr(self) -> str:
         rows = f", channels={self.rows}" if self.config.granularity == "channel" else ""
         picked = f", picked={self.picks[0] if len(set(self.picks)) == 1 else 'by channel'}" if self.committed else ""
         return f"candidates={self.candidates}{rows}{picked}"
-
-
-def _check_before_loading(site: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    assert isinstance(site, FlexAct)
-    site.check_state(state_dict, prefix)
-
-
-def _update_after_loading(site: nn.Module, _: Any) -> None:
-    assert isinstance(site, FlexAct)
-    site.update_alive()

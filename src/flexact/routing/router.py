@@ -1,9 +1,9 @@
-"""From logits to probabilities: noise, temperature, and which candidates are still in.
+"""From logits to probabilities: noise, temperature, and which candidates are alive.
 
-A `Router` serves all sites of one model. It draws their noise once per step from a generator of its own, and turns all
-logits into probabilities in a constant number of operations, whatever the depth. Sites with different numbers of
-candidates share one padded table of (rows, K); a site has one row, or one per channel. Each site reads its own part
-through a `View`.
+A `Router` serves all sites of one model. It draws their noise once per step from its own generator, and turns all
+logits into probabilities in a number of operations that does not depend on the depth. Sites with different numbers of
+candidates share one padded table of (rows, K); a site has one row, or one per channel. Each site reads its part through
+a `View`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from flexact.routing.site_tables import AnySite, Site, SiteTables
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to; −1 for an inference tensor, which does not count its writes."""
+    """Return how often a tensor was written to; −1 for an inference tensor, which does not count writes."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _state_of(site: Site) -> tuple[int, int] | None:
-    """Which tensor a site's logits are, and how often it was written to; None for a sharded one, which FSDP replaces
-    during a forward. The module's own table is many times as fast to read as the module."""
+    """Return the id of a site's logits and how often they were written to; None if they are sharded, because FSDP
+    replaces the tensor during a forward. Reading `_parameters` is many times faster than an attribute of the module."""
     logits = site._parameters.get("logits")
     if type(logits) is nn.Parameter and not logits.is_inference():
         return id(logits), logits._version
@@ -38,21 +38,21 @@ def _state_of(site: Site) -> tuple[int, int] | None:
 
 
 def _outside_of_transforms() -> AbstractContextManager[Any]:
-    """A context in which tensors are ordinary ones, also under a transform of torch.func."""
+    """Return a context without torch.func transforms, in which tensors are ordinary ones."""
     return torch._C._DisableFuncTorch() if transforming() else nullcontext()
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers, and is not one of torch.export's stand-ins."""
+    """Return whether a tensor holds values, unlike the fake tensors of torch.export."""
     return type(tensor) is Tensor
 
 
 class Router(SiteTables[AnySite]):
-    """Draws and probabilities for all sites of one model, and the statistics that they gather.
+    """The noise, the probabilities and the call statistics of all sites of a model.
 
-    `refresh` runs at the start of each forward of the model and leaves plain tensors that the sites read by their rows;
-    `advance` makes the next step's draw. A step is a forward in training mode, or, once a Schedule runs, a call of its
-    `step()`: then every micro-batch and every recomputed forward of a step sees the same draw.
+    `refresh` runs at the start of each forward of the model and computes the tables of probabilities that the sites
+    read. `advance` draws the noise of the next step. A step is a forward in training mode or, with a Schedule, a call
+    of its `step()`; every micro-batch and every recomputed forward of a step then uses the same noise.
     """
 
     def __init__(self, sites: list[AnySite], config: FlexConfig, standalone: bool) -> None:
@@ -60,16 +60,20 @@ class Router(SiteTables[AnySite]):
         self.config = config
         self.standalone = standalone
         self.scheduled = False
-        self.waiting = False  # in a warm-up: every site is what it was before, and nothing is routed
+        self.resumes = False  # whether a state was loaded in which picking had begun
+        self.penalized = False  # whether `penalty` was asked for
+        self.warming_up = False  # in a warm-up: every site runs its original, and nothing is routed
         self.trying: int | None = None  # in a trial: the candidate that every site runs alone
-        self.ready = False  # whether there are probabilities and statistics at all
-        self.current = False  # whether they are this step's; a site called outside of the model's forward asks
+        self.loss: Tensor | float | None = None  # the loss of the last step, for a Recorder
+        self.tried: int | None = None  # in a trial: the candidate of that loss
+        self.ready = False  # whether the tables have been computed
+        self.current = False  # whether the tables are up to date; checked by sites called outside the model's forward
         self.step = 0
-        self._skipped_draw = False  # since nobody would have read it
-        self._decided = False  # whether the tables are those of picks, which stay as they are
+        self._skipped_draw = False  # whether this step's noise was not drawn, since all sites were committed
+        self._decided = False  # whether the tables are those of committed sites, which do not change
         start = 0
-        for place, site in enumerate(sites):
-            site.view = View(self, place, start, site.rows, site.k)
+        for index, site in enumerate(sites):
+            site.view = View(self, index, start, site.rows, site.k)
             start += site.rows
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
@@ -79,17 +83,17 @@ class Router(SiteTables[AnySite]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is routed: in a warm-up, and in a trial."""
-        return self.waiting or self.trying is not None
+        """Whether nothing is routed, as in a warm-up or a trial."""
+        return self.warming_up or self.trying is not None
 
     def refresh(self, training: bool) -> None:
-        """Turn the logits into this forward's probabilities; begin a step where a forward is one."""
-        self.place()
+        """Compute the probabilities of this forward. Without a Schedule, a training forward also starts a step."""
+        self.move_to_device()
         if not torch.compiler.is_compiling():
             for site in self.sites:
                 site.notice_copied_buffers()
             self._read = [_state_of(site) for site in self.sites]
-        if all(site.alone is not None for site in self.sites):
+        if all(site.only_candidate is not None for site in self.sites):
             return
         if training and not self.scheduled and not recomputing():
             self.advance()
@@ -97,10 +101,10 @@ class Router(SiteTables[AnySite]):
             self._make_tables()
         self.ready = self.current = True
 
-    def notice(self, place: int) -> None:
-        """Refresh the tables at the next call where something wrote to a site's logits since: an optimizer, or an
-        average of weights, before a call that is not part of the model's own forward."""
-        if (read := self._read[place]) is not None and read != _state_of(self.sites[place]):
+    def notice(self, index: int) -> None:
+        """Mark the tables as outdated if a site's logits were written to since the last refresh, for example by an
+        optimizer or by weight averaging before a call outside the model's forward."""
+        if self.current and (read := self._read[index]) is not None and read != _state_of(self.sites[index]):
             self.current = False
 
     def _make_tables(self) -> None:
@@ -116,38 +120,38 @@ class Router(SiteTables[AnySite]):
 
     @property
     def committed(self) -> bool:
-        """Whether every site is: then nothing is drawn, and the tables are made once."""
+        """Whether every site is committed. Then no noise is drawn, and the tables are computed only once."""
         return all(site.committed for site in self.sites)
 
     def advance(self) -> None:
-        """Make the next step's draw."""
+        """Start the next step."""
         self.go_to(self.step + 1)
 
     def go_to(self, step: int) -> None:
-        """Make the draw of any step, and clear the statistics; the micro-batches of a step share both."""
-        self.place()
+        """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
+        self.move_to_device()
         self.gathered.clear()
         self.step, self.current = step, False
         self._draw()
-        self.alive()  # here, and not in a forward that the compiler traces
+        self.alive()  # updated here, because a forward may be traced by a compiler
         if self.committed and not self._decided and not transforming():
-            self._make_tables()  # likewise
+            self._make_tables()  # for the same reason
 
     def _draw(self) -> None:
-        """Make this step's draw."""
+        """Draw the noise of this step."""
         self._skipped_draw = self.committed
         if self.config.policy.noise == 0 or self.committed:
             return
         drawn = self._drawn()
-        # Pinned, so that the host need not wait for the device; not while a graph is captured, which would keep it.
+        # Pinned memory makes the copy asynchronous; during a capture, the CUDA graph would hold on to that memory.
         pinned = self.noise.is_cuda and not torch.cuda.is_current_stream_capturing()
         with _outside_of_transforms():
             # In place: a captured CUDA graph reads this memory.
             self.noise.copy_(drawn.pin_memory() if pinned else drawn, non_blocking=pinned)
 
     def runs_fused(self) -> bool:
-        """Whether draw and policy are one Triton kernel each. Not for torch.compile, which fuses the plain ones, nor
-        for torch.func and torch.jit.trace, whose tensors are not what kernels take."""
+        """Return whether sampling and policy each run as one Triton kernel. They do not under torch.compile, which
+        fuses the plain operations, nor under torch.func and torch.jit.trace, whose tensors kernels cannot read."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforming():
             return False
         if dispatch.active(self.device).name != "triton":
@@ -157,8 +161,8 @@ class Router(SiteTables[AnySite]):
         return policy_kernels.takes(self.sites[0].logits, self.k)
 
     def alive(self) -> Tensor:
-        """Which candidates are still in, (rows, K); padding is not. Kept until a site reports a change."""
-        if transforming():  # whose tensors must not outlive it
+        """Return a mask of the candidates that are not dropped, (rows, K); False for padding. Cached until a drop."""
+        if transforming():  # a tensor of torch.func must not outlive its transform
             return self._alive_now()
         if self._alive is None or self._alive_is_old:
             alive = self._alive_now()
@@ -172,27 +176,27 @@ class Router(SiteTables[AnySite]):
         return self.table([site.dropped_at.flatten() for site in self.sites]) < 0
 
     def alive_changed(self) -> None:
-        """Note that a candidate was dropped, or a state was loaded."""
+        """Mark the tables as outdated after a drop or after a state was loaded."""
         self._alive_is_old, self._decided, self.current = True, False, False
 
     def called(self) -> Tensor:
-        """Which rows were called in the last forward, (rows, 1)."""
+        """Return a mask of the rows that were called in this step, (rows, 1)."""
         return self.gathered.called(self.device)
 
     def sensitivity(self) -> Tensor:
-        """Mean |σ_k′(h)| over the calls of the last forward, (rows, K)."""
+        """Return the mean |σ_k′(h)| over the calls of this step, (rows, K)."""
         return self.gathered.means(self.device)
 
-    def place(self) -> None:
-        """Put the router's own tensors on the model's device, and again after the model moved."""
+    def move_to_device(self) -> None:
+        """Create the router's tensors on the model's device, if the model has moved or this is the first call."""
         if self._device != self.device:
             with _outside_of_transforms():
-                self._place()
+                self._create_tensors()
             if not _is_real(self.sites[0].dropped_at):
                 self._device = None  # tensors made during torch.export must not outlive it
 
     @torch.inference_mode(False)
-    def _place(self) -> None:
+    def _create_tensors(self) -> None:
         self._device, self._alive = self.device, None
         self.gathered.clear()
         self.ready = self.current = self._decided = False
@@ -201,12 +205,12 @@ class Router(SiteTables[AnySite]):
         self.alpha = torch.tensor(self.config.policy.alpha, device=self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
-        """π and p, each (rows, K)."""
+        """Return π and p, (rows, K) each."""
         of_pi = log_pi(self.logits(), self.alive())
         return of_pi.exp(), probabilities(of_pi, self.noise if self.config.policy.noise else None, self.temperature())
 
     def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
-        """The same by one kernel."""
+        """Return `_probabilities`, computed by one kernel."""
         from flexact.ops.triton import fallback  # needs Triton
         from flexact.ops.triton import policy as policy_kernels
 
@@ -215,68 +219,39 @@ class Router(SiteTables[AnySite]):
         return fallback.run(policy_kernels.draw, lambda *_: self._probabilities(), values, *tables)
 
     def _drawn(self) -> Tensor:
-        """This step's noise, (rows, K)."""
+        """Return the noise of this step, (rows, K)."""
         scale = self.config.policy.noise
         if scale == 0:
             return torch.zeros(self.rows, self.k, device="cpu")
-        with _outside_of_transforms():  # vmap allows no random numbers; all of its models share this draw
+        with _outside_of_transforms():  # vmap forbids random numbers; all of its models share this noise
             return (scale * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = vars(self) | {"waiting": False, "trying": None}  # no schedule would end these in a copy
+        # A copy has no schedule that would end these.
+        state = vars(self) | {"warming_up": False, "trying": None, "tried": None, "loss": None}
         if self.ready and is_wrapped(self.p):  # tensors of torch.func cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False
         return state
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        """Refresh, as a forward pre-hook of the model."""
+        """Refresh the tables. The router is a forward pre-hook of the model."""
         self.refresh(module.training)
 
 
 class View:
-    """A site's part of its router: its own rows of the tables, and what the site reports back."""
+    """A site's index among the sites of its router, and its rows in the router's tables."""
 
-    def __init__(self, router: Router[Any], place: int, first_row: int, rows: int, k: int) -> None:
-        self.router, self.place, self.first_row, self._k = router, place, first_row, k
+    def __init__(self, router: Router[Any], index: int, first_row: int, rows: int, k: int) -> None:
+        self.router, self.index, self.first_row, self._k = router, index, first_row, k
         self.rows = slice(first_row, first_row + rows)
 
-    def probabilities(self, training: bool) -> Tensor:
-        """p in training and π otherwise, (rows, K), up to date with the logits."""
-        router = self.router
-        if router.standalone or not router.current:
-            router.refresh(training)
-        return self._own(router.p if training else router.pi)
-
-    def noise(self) -> Tensor:
-        """The noise of this step, (rows, K)."""
-        return self._own(self.router.noise)
-
-    @property
-    def trying(self) -> int | None:
-        """The candidate that every site runs alone in a trial; None outside of one."""
-        return self.router.trying
-
-    @property
-    def waiting(self) -> bool:
-        """Whether every site runs its original function, in a warm-up."""
-        return self.router.waiting
-
-    def add(self, sensitivity: Tensor) -> None:
-        """Keep the sensitivities of a call for the policy; not again when the call is recomputed."""
-        if torch.compiler.is_compiling() or not recomputing():
-            self.router.gathered.add(self.first_row, sensitivity)
-
-    def notice_logits(self) -> None:
-        """Have the router look whether something wrote to the site's logits."""
-        if self.router.current:
-            self.router.notice(self.place)
-
-    def _own(self, table: Tensor) -> Tensor:
+    def own(self, table: Tensor) -> Tensor:
+        """Return the site's part of a (rows, K) table."""
         own = table[self.rows]
         return own if self._k == table.shape[1] else own[:, : self._k]
 
 
 def recomputing() -> bool:
-    """Whether this forward runs inside a backward pass, as activation checkpointing has it."""
+    """Return whether this forward runs inside a backward pass, as in activation checkpointing."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Checks of the saved state of a site, or of a schedule, before it is loaded."""
+"""Checks of the saved state of a site or a schedule before it is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexact.errors import FlexActError
 
 
 def signature(key: str) -> int:
-    """A number that stands for a candidate in a `state_dict`, which can only hold tensors."""
+    """Return a number that identifies a candidate in a `state_dict`, which can only hold tensors."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
@@ -24,18 +24,18 @@ def check_state(
     state_dict: Mapping[str, Any],
     prefix: str,
 ) -> None:
-    """Refuse a state whose entries under this prefix are not of such a site, or were edited.
+    """Raise if the entries of a state under this prefix do not fit a site, or were edited.
 
-    own: the tensors that the site has. candidates, keys: their names and registry keys.
+    own: the tensors of the site. candidates, keys: the names and registry keys of its candidates.
     """
     state = f"the state of site {prefix[:-1] or 'FlexAct'!r}"
     found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
     for name, value in found.items():
         if not isinstance(value, Tensor):
-            raise FlexActError(f"{state} has a {type(value).__name__} for {name}, which is a tensor; it was edited.")
+            raise FlexActError(f"{state} has a {type(value).__name__} for {name} instead of a tensor; it was edited.")
     saved, dropped_at, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
     if saved is None or dropped_at is None:
-        return  # torch itself names missing keys
+        return  # torch reports missing keys itself
     if saved.tolist() != [signature(key) for key in keys]:
         names = {signature(name): name for name in known_names()}
         had = ", ".join(names.get(number, "an unregistered function") for number in saved.flatten().tolist())
@@ -59,13 +59,13 @@ def check_state(
         raise FlexActError(f"{state} has every candidate dropped; it was edited.")
     if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
         raise FlexActError(
-            f"{state} has the temperature {float(temperature)}, which must be above 0; it was edited, or saved by a "
+            f"{state} has the temperature {float(temperature)}, but it must be above 0; it was edited, or saved by a "
             "run that diverged."
         )
 
 
 def check_tensors(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
-    """Refuse a schedule's state that lacks one of these tensors, or has it in another shape."""
+    """Raise if a schedule's state lacks one of these tensors, or has it in another shape."""
     for name, own in expected.items():
         saved = state.get(name)
         if not isinstance(saved, Tensor) or saved.shape != own.shape:

@@ -1,7 +1,7 @@
-"""Logits that are spread over ranks, as `torch.distributed.fsdp.fully_shard` leaves them.
+"""Logits that are sharded over ranks by `torch.distributed.fsdp.fully_shard`.
 
-A rank then holds a part of each site's few numbers as a DTensor. What is computed from them is computed from the whole,
-on every rank, and written back to the part. Nothing here imports torch.distributed, which an ordinary run does without.
+Each rank holds a shard of every site's logits as a DTensor. Every rank computes with the full tensor and writes the
+result to its shard. torch.distributed is not imported unless a tensor is sharded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank holds a part of a tensor only."""
+    """Return whether this rank holds only a shard of a tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. Where it is sharded every rank has to ask, as they wait for each other."""
+    """Return the full tensor. For a sharded tensor this is a collective operation, which every rank must call."""
     if not is_sharded(tensor):
         return tensor
     gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
@@ -27,7 +27,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, split as another one is."""
+    """Return this rank's part of a full tensor, sharded like another tensor."""
     if not is_sharded(like):
         return full
     from torch.distributed.tensor import DTensor, Replicate
@@ -40,7 +40,7 @@ def own_part(full: Tensor, like: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that this rank holds, to write to."""
+    """Return this rank's shard, to write to."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -48,9 +48,21 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that fully_shard was applied to. Their parameters may be unsharded at the moment."""
+    return _of_fsdp(model, "FSDPModule")
+
+
+def is_wrapped_by_fsdp(model: nn.Module) -> bool:
+    """Return whether a model, or a part of it, is sharded by fully_shard or wrapped in FullyShardedDataParallel."""
+    return bool(fsdp_modules(model) or _of_fsdp(model, "FullyShardedDataParallel"))
+
+
+def _of_fsdp(model: nn.Module, kind: str) -> list[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, getattr(fsdp, kind))]
+
+
 def has_shards(model: nn.Module) -> bool:
-    """Whether a model, or a part of it, is spread over ranks."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # it may hold its parameters whole at the moment
-    if fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules()):
-        return True
-    return any(is_sharded(parameter) for parameter in model.parameters())
+    """Return whether a model, or a part of it, is sharded over ranks."""
+    return bool(fsdp_modules(model)) or any(is_sharded(parameter) for parameter in model.parameters())

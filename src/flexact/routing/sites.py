@@ -1,8 +1,9 @@
-"""The sites of a model: finding them, and giving them one router between them."""
+"""The sites of a model: finding them, and binding them to one router."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeAlias
 
@@ -16,19 +17,19 @@ SiteRouter: TypeAlias = Router[FlexAct]
 
 
 def sites_of(model: nn.Module) -> list[FlexAct]:
-    """The sites of a model, each once, in depth order as far as it is known."""
+    """Return the sites of a model, each once, in depth order if it is known."""
     if not isinstance(model, nn.Module):
         raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
     found = [module for module in model.modules() if isinstance(module, FlexAct)]
     routers = routers_of(found)
     if len(routers) != 1:
         return found
-    order = {id(site): place for place, site in enumerate(routers[0].sites)}
+    order = {id(site): index for index, site in enumerate(routers[0].sites)}
     return sorted(found, key=lambda site: order[id(site)])
 
 
 def bound_sites(model: nn.Module) -> list[FlexAct]:
-    """`sites_of`, without a walk over all modules where the model itself was converted."""
+    """Return `sites_of`, without iterating over all modules if the model itself was converted."""
     for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
         if isinstance(hook, Router):
             return hook.sites
@@ -36,14 +37,14 @@ def bound_sites(model: nn.Module) -> list[FlexAct]:
 
 
 def routers_of(sites: list[FlexAct]) -> list[SiteRouter]:
-    """The routers behind these sites, each once: one for a converted model, one a site for sites on their own."""
+    """Return the routers of these sites, each once. A converted model has one; standalone sites have one each."""
     return list({id(site.router): site.router for site in sites}.values())
 
 
 def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> SiteRouter:
-    """Give the sites of a model one router between them, refreshed at the start of each of the model's forwards.
+    """Bind the sites of a model to one router, which is refreshed at the start of each forward of the model.
 
-    group_of: from a site's name to its group, whose sites pick together; by default the config's `share` decides.
+    group_of: maps a site's name to its group; the sites of a group pick together. By default, see `FlexConfig.share`.
     """
     groups = groups_of(sites, group_of)
     router = Router(sites, sites[0].config, standalone=False)
@@ -55,13 +56,13 @@ def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hasha
 
 
 def one_router(model: nn.Module, sites: list[FlexAct]) -> SiteRouter:
-    """The router of a converted model; sites built by hand get one together."""
+    """Return the router of a converted model. Sites that were created one by one are bound to one router first."""
     routers = routers_of(sites)
     if len(routers) == 1:
         if len(routers[0].sites) != len(sites):
             raise FlexActError(
-                f"{len(sites)} of the {len(routers[0].sites)} sites that were converted together are in this "
-                f"{type(model).__name__}; give the Schedule the whole model."
+                f"this {type(model).__name__} has only {len(sites)} of the {len(routers[0].sites)} sites that were "
+                "converted together; give the Schedule the whole model."
             )
         return routers[0]
     first = sites[0].config.to_dict()
@@ -77,14 +78,14 @@ def one_router(model: nn.Module, sites: list[FlexAct]) -> SiteRouter:
 
 
 def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) -> list[Hashable]:
-    """The group of each site; None for one that picks for itself."""
+    """Return the group of each site; None for a site that picks alone."""
     config = sites[0].config
     if group_of is None:
         return [site.keys if config.picks_together else None for site in sites]
     if config.granularity == "channel":
         raise FlexActError(
-            "share has groups of sites, and granularity='channel' lets every channel pick for itself. Use "
-            "granularity='layer', or leave share out."
+            "share puts sites into groups, but with granularity='channel' every channel picks alone. Use "
+            "granularity='layer', or omit share."
         )
     groups = [group_of(site.name) for site in sites]
     if all(group is None for group in groups):
@@ -105,19 +106,19 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
 
 
 def blend(sites: list[FlexAct]) -> None:
-    """Let sites whose config leaves open how they pick do so by a blend: for a loop that has no loss to compare by."""
+    """Change pick_by="auto" to "blend" in the configs of sites, for a training loop that does not pass the loss."""
     owners: list[FlexAct | SiteRouter] = [*sites, *routers_of(sites)]
     for owner in owners:
         if owner.config.pick_by == "trial":
             raise FlexActError(
-                "pick_by='trial' compares candidates by the loss of each step, which this loop does not pass on. Use "
-                "pick_by='blend', or a training loop of your own with schedule.step(loss)."
+                "pick_by='trial' compares candidates by the loss of each step, which this loop does not pass. Use "
+                "pick_by='blend', or write your own training loop with schedule.step(loss)."
             )
         owner.config = dataclasses.replace(owner.config, pick_by="blend")
 
 
 def unbind(model: nn.Module) -> None:
-    """Take the hooks of `bind` away."""
+    """Remove the hooks of `bind`."""
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, Router):
             del model._forward_pre_hooks[key]
@@ -128,6 +129,13 @@ def unbind(model: nn.Module) -> None:
 
 def _check_all_before_loading(model: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """Check every site before the first tensor is loaded, so that a state of another model changes nothing."""
+    own = [name for name in state_dict if name.startswith(prefix)]
+    if own and not any(name.endswith("dropped_at") for name in own):  # hooks are not told whether loading is strict
+        warnings.warn(
+            "this state is from a plain model, but this model is converted. Load the weights before convert, or use "
+            "flexact.load_picks for a network whose picks were saved; with strict=False the sites keep their state.",
+            stacklevel=6,  # the call of load_state_dict
+        )
     for name, module in model.named_modules():
         if isinstance(module, FlexAct):
             module.check_state(state_dict, f"{prefix}{name}.")

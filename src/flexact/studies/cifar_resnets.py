@@ -10,20 +10,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+"""The paper's networks, by their number of blocks per stage."""
+
 
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions around a shortcut."""
 
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         self.downsample: nn.Module | None = None
-        if stride != 1 or inside != outside:
-            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        if stride != 1 or in_channels != out_channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x
@@ -48,17 +53,17 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         stages: list[nn.Module] = []
-        inside = width
+        in_channels = width
         for stage, count in enumerate(blocks):
-            outside = width * 2**stage
+            out_channels = width * 2**stage
             own = []
             for i in range(count):
-                own.append(BasicBlock(inside, outside, 2 if stage > 0 and i == 0 else 1))
-                inside = outside
+                own.append(BasicBlock(in_channels, out_channels, 2 if stage > 0 and i == 0 else 1))
+                in_channels = out_channels
             stages.append(nn.Sequential(*own))
         stages += [nn.Identity() for _ in range(4 - len(stages))]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(inside, classes)
+        self.fc = nn.Linear(in_channels, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -69,8 +74,3 @@ class ResNet(nn.Module):
         x = torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
         out: Tensor = self.fc(x)
         return out
-
-
-def resnet18(classes: int = 10, width: int = 64) -> ResNet:
-    """A ResNet-18, which has eight blocks."""
-    return ResNet((2, 2, 2, 2), classes, width)

@@ -1,4 +1,4 @@
-"""The commands of the studies, `flexact reproduce ...` and `flexact data`."""
+"""The commands of the studies, `flexact reproduce ...`, `flexact compare` and `flexact data`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import typer
 
 from flexact.studies.cifar.command import cifar
 from flexact.studies.cifar_data.command import data
+from flexact.studies.compare.command import compare
 from flexact.studies.glue.command import glue
 from flexact.studies.overhead.command import overhead
 from flexact.studies.picks.command import picks
 from flexact.studies.synthetic.command import command_of
 from flexact.studies.synthetic.studies import STUDIES
 
-__all__ = ["data", "reproduce"]
+__all__ = ["compare", "data", "reproduce"]
 
 reproduce = typer.Typer(help="Run one of the paper's studies and write its folder.", no_args_is_help=True)
 for study in STUDIES.values():

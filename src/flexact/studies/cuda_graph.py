@@ -27,10 +27,15 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], N
             except Exception as error:
                 cause = error
                 raise
-    except Exception as error:  # ending a broken capture raises too, and says less
+    except Exception as error:  # leaving a broken capture raises a less specific error
         raise cause or error from None
     torch.cuda.synchronize(device)
     return graph.replay
+
+
+def autocast(device: torch.device, half: bool) -> torch.autocast:
+    """Autocast to bf16, if `half`, on a GPU; without its cache of cast weights, which must not outlive a capture."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=half and device.type == "cuda", cache_enabled=False)
 
 
 _streams = threading.local()
@@ -49,8 +54,7 @@ def _stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
 def study_stream(device: torch.device) -> Iterator[None]:
     """Run everything on one stream that can be captured: a step is warmed up on the stream that captures it.
 
-    On a CPU, run in one thread: several threads wait for each other in every operator, which takes seconds where other
-    processes use the cores too.
+    On a CPU, use one thread: several wait for each other in every operator, which takes seconds on busy cores.
     """
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":

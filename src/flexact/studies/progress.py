@@ -27,19 +27,12 @@ class Progress:
         if self.quiet or not sys.stderr.isatty():
             yield
             return
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        with Bar(
-            *columns,
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as self._bar:
+        shares = ("{task.description}", progress.BarColumn(), "{task.percentage:>3.0f} %")
+        times = (progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn())
+        with progress.Progress(*shares, *times, console=Console(stderr=True), transient=True) as self._bar:
             self._task = self._bar.add_task(self._description(), total=sum(self._costs) or 1.0)
             try:
                 yield
@@ -61,8 +54,7 @@ class Progress:
         """Set the progress of one piece, from 0 to 1."""
         self._shares[piece] = share
         if self._bar is not None:
-            spent = sum(cost * share for cost, share in zip(self._costs, self._shares, strict=True))
-            self._bar.update(self._task, completed=spent)
+            self._bar.update(self._task, completed=self._spent())
 
     def finished(self, piece: int, name: str) -> None:
         """Mark one piece as done."""
@@ -72,7 +64,13 @@ class Progress:
             self._bar.update(self._task, description=self._description())
         elif not self.quiet:
             seconds = time.monotonic() - self._start
-            print(f"{self._finished}/{self._pieces} {name} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+            spent = self._spent()
+            left = seconds * (sum(self._costs) / spent - 1) if spent else 0.0
+            told = f"{seconds:.0f} s, about {left:.0f} s left"
+            print(f"{self._finished}/{self._pieces} {name} ({told})", file=sys.stderr, flush=True)
+
+    def _spent(self) -> float:
+        return sum(cost * share for cost, share in zip(self._costs, self._shares, strict=True))
 
     def _description(self) -> str:
         return f"{self._named}: {self._finished} of {self._pieces}"

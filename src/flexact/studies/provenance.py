@@ -1,4 +1,4 @@
-"""The provenance of a measurement, which every committed CSV contains next to its figures."""
+"""The provenance of a measurement, which every committed CSV contains next to its numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-
-SOURCE = "source"
-"""The version of a source tree that is on the path and not installed."""
 
 
 def provenance() -> dict[str, str]:
@@ -38,7 +35,7 @@ def versions() -> dict[str, str]:
     try:
         own = version("flexact")
     except PackageNotFoundError:
-        own = SOURCE
+        own = "source"  # a source tree on the path
     return {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
 
 

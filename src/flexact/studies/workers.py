@@ -12,14 +12,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 import torch
 
+from flexact.errors import FlexActError
+
 Stop = Callable[[], bool]
-Report = Callable[[Any], None]
-Work = Callable[[Any, str, Report, Stop], Any]
-"""(task, device, report, stop) -> answer."""
+Work = Callable[[Any, str, Stop], Any]
+"""(task, device, stop) -> answer."""
 
 _stop_requested, _running = threading.Event(), threading.Lock()
 _report_pipe: Connection | None = None
@@ -35,11 +37,15 @@ class Answer:
     device: str = ""
 
 
-class Workers(Protocol):
-    """What runs tasks. `submit` is called while fewer than `size` tasks are running."""
+class NotStarted(FlexActError):
+    """A worker process ended while it imported the script of this process, as every other one would."""
 
-    @property
-    def size(self) -> int: ...
+
+class Workers(Protocol):
+    """Runs tasks. `submit` is called while fewer than `size` tasks are running."""
+
+    size: int
+
     def submit(self, task: Any) -> Future[Answer]: ...
     def stop(self) -> None:
         """Ask the running tasks to write a checkpoint and end."""
@@ -48,7 +54,7 @@ class Workers(Protocol):
 
 
 def run_tasks(
-    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Any], None], beat: Stop = lambda: False
+    workers: Workers, tasks: Sequence[Any], ended: Callable[[Any, Answer], None], beat: Callable[[], bool | None]
 ) -> None:
     """Run tasks and call `ended` with each task that started and its answer, in any order.
 
@@ -62,7 +68,7 @@ def run_tasks(
                 task = waiting.pop(0)
                 running[workers.submit(task)] = task
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            stop = beat()  # before the answers: a task that the same signal ended has not failed
+            stop = beat()  # before the answers: a task that the same signal stopped has not failed
             for future in done:
                 answer = _answer(future, stop or stopping)
                 ended(running.pop(future), answer)
@@ -76,10 +82,12 @@ def run_tasks(
 
 
 def _answer(future: Future[Answer], stopping: bool) -> Answer:
-    """The answer of a task; a worker that died has failed, unless it was asked to stop."""
+    """The answer of a task; a worker that died has failed, unless it was asked to stop. Raises if it did not start."""
     try:
         answer = future.result()
     except Exception as error:
+        if isinstance(error, NotStarted) and not stopping:
+            raise
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Answer("stopped" if stopping else "failed", error=f"the worker died, out of memory? ({words})")
     if answer.kind == "stopped" and not stopping:
@@ -88,39 +96,25 @@ def _answer(future: Future[Answer], stopping: bool) -> Answer:
 
 
 class Pool:
-    """Worker processes, one per entry of `places`, which names their devices; they end with this process.
+    """`Workers` as processes, which end when this process ends.
 
-    ended: called with every task that started and its answer. reported: called with a task and what it reports.
+    devices: the device of each worker. reported: called with a task and what it reports.
     """
 
     def __init__(
-        self,
-        places: Sequence[str],
-        work: Work,
-        waiting: Sequence[Any],
-        ended: Callable[[Any, Any], None],
-        reported: Callable[[Any, Any], None] = lambda task, value: None,
+        self, devices: Sequence[str], work: Work, reported: Callable[[Any, Any], None] = lambda task, value: None
     ) -> None:
-        self._work, self._waiting, self._ended, self._reported = work, waiting, ended, reported
-        self._slots = [_Slot(place, len(places)) for place in places]
+        self.size, self._work, self._reported = len(devices), work, reported
+        self._slots = [_Slot(device, len(devices)) for device in devices]
 
-    @property
-    def size(self) -> int:
-        return len(self._slots)
-
-    def run(self, beat: Stop = lambda: False) -> None:
-        """Run all tasks; see `run_tasks`."""
-
-        def beat_and_reports() -> bool:
-            for slot in self._slots:
-                slot.forward_reports(self._reported)
-            return beat()
-
-        run_tasks(self, self._waiting, self._ended, beat_and_reports)
+    def forward_reports(self) -> None:
+        """Pass on what the tasks have reported."""
+        for slot in self._slots:
+            slot.forward_reports(self._reported)
 
     def submit(self, task: Any) -> Future[Answer]:
+        self.forward_reports()
         slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
-        slot.forward_reports(self._reported)
         return slot.submit(self._work, task)
 
     def stop(self) -> None:
@@ -145,14 +139,33 @@ class _Slot:
         if self.future is None or self.future.exception() is not None or self.future.result().kind != "done":
             self._start()
         assert self._executor is not None
-        self.task, self.future = task, self._executor.submit(_run, work, task, self.device)
+        self.task, self.future = task, Future()
+        self._executor.submit(_run, work, task, self.device).add_done_callback(self._ended)
         return self.future
+
+    def _ended(self, future: Future[Answer]) -> None:
+        """Pass on the answer of the task; or the reason, if its process ended before it could begin."""
+        assert self.future is not None
+        error = future.exception()
+        if error is None:
+            self.future.set_result(future.result())
+        elif self._began.is_set():
+            self.future.set_exception(error)
+        else:
+            script = getattr(sys.modules["__main__"], "__file__", "the main module")
+            self.future.set_exception(
+                NotStarted(
+                    f"a worker process could not import {script}; its error is printed above. Put the call under "
+                    "if __name__ == '__main__':, because each worker imports the script; or give engine='inline'."
+                )
+            )
 
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
         self._reports, theirs = context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, theirs))
+        self._began = context.Event()
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, theirs, self._began))
         self._pid = self._executor.submit(os.getpid)
 
     def forward_reports(self, reported: Callable[[Any, Any], None]) -> None:
@@ -172,10 +185,11 @@ class _Slot:
             self._reports.close()
 
 
-def _begin(device: str, workers: int, pipe: Connection) -> None:
-    """Prepare a worker process. Ctrl-C reaches the whole process group, and the parent decides what stops."""
+def _begin(device: str, workers: int, pipe: Connection, began: Event) -> None:
+    """Prepare a worker process. It ignores Ctrl-C, which reaches all processes: the parent decides what stops."""
     global _report_pipe
     _report_pipe = pipe
+    began.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
     threading.Thread(target=_watch_parent, daemon=True).start()
@@ -187,10 +201,11 @@ def _begin(device: str, workers: int, pipe: Connection) -> None:
 
 def _run(work: Work, task: Any, device: str) -> Any:
     with _running:
-        return work(task, device, _report, _stop_requested.is_set)
+        return work(task, device, _stop_requested.is_set)
 
 
-def _report(value: Any) -> None:
+def report(value: Any) -> None:
+    """Called by a task in a worker process, to send something to the parent process."""
     if _stop_requested.is_set():
         raise InterruptedError("the worker was asked to stop")
     assert _report_pipe is not None

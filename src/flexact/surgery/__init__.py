@@ -1,1 +1,1 @@
-"""Changing a user's network: finding activations, putting sites in their place, and taking them out."""
+"""Edits of a user's network: finding activations, replacing them by sites, and extracting the plain network."""

@@ -1,6 +1,6 @@
 """The activation calls in the source of a module's methods.
 
-Only common ways of writing such a call are recognized. Any other call stays as it is, and
+Only common ways of writing such a call are recognized. Any other call is not changed, and
 `flexact.surgery.watching` warns about it when it runs.
 """
 
@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
+import functools
 import inspect
+import itertools
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from flexact.activations import (
-    ELEMENTWISE,
-    is_activation,
-    is_activation_function,
-    is_activation_type,
-    is_method,
-    module_of_call,
-)
-from flexact.surgery.rewriting import Edit, Revision, function_of, homes, merged, place_of, rewritten_class, tensor_of
-from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved
-from flexact.surgery.sources import CannotRewrite, codes_of, definition_of, digest, rewrapped
+from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
+from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
+from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved, tensor_of
+from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of, nodes_of
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
-_OWN_TYPE = r"(type\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
+_LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
+_ASKS = {"isinstance", "issubclass", "type", "__class__", "forward", "str", "repr"}
+_TYPE_OF = r"(\btype\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
 
 
 @dataclass(eq=False)
@@ -39,7 +37,6 @@ class Call:
     """An activation call in a method."""
 
     reading: Reading
-    method: str
     edit: Edit
     module: nn.Module
     """A module that computes the same as the call."""
@@ -47,97 +44,120 @@ class Call:
     """The path of the child module, or the name of the stored function, that is called; None for other functions."""
     is_plain: bool
     """Whether a site can be called with the same arguments."""
+    place: float
+    """As `Reading.place`."""
 
     @property
     def lines(self) -> Iterator[tuple[str, int]]:
         """The file and the lines of the call."""
-        code, (start, _, end, _) = self.reading.scopes[self.method].function.__code__, self.edit.place
+        code, (start, _, end, _) = self.reading.scopes[self.edit.method].function.__code__, self.edit.place
         return ((code.co_filename, code.co_firstlineno + line) for line in range(start, end + 1))
 
 
 class Reading:
     """The result of reading a module's forward, and the methods that it calls through `self`."""
 
-    def __init__(self, owner: nn.Module) -> None:
+    def __init__(self, owner: nn.Module, readings: dict[int, Reading]) -> None:
         self.owner = owner
-        self._functions = _functions(type(owner))
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
-        self.order: list[Call | str] = []
-        """The calls, and the names of the children that are called or used, in source order."""
         self.values: set[str] = set()
-        """The children that are used without being called."""
-        self.listed: set[int] = set()
-        """The ids of modules whose children are listed, so that an additional child would be noticed."""
+        """The children and stored functions that are used without being called."""
+        self.asked: set[str] = set()
+        """The attributes that a method assigns, or uses for more than calls with one argument."""
+        self.place = -0.5
+        """The index of the last child that is used in the part of the source that was read, plus one half."""
+        self.places: dict[str, float] = {}
+        """The place of the last use of each child and stored function."""
+        self.is_listed = False
+        """Whether the children are listed somewhere, so that an additional child would be noticed."""
         self.conflicts: dict[type, str] = {}
-        """The types of submodules that a site must not replace, and the reason."""
-        self.obstacle: str | None = _obstacle_to_subclass(self._functions)
-        """The reason why the module's type must not change; None if it may."""
+        """The types of submodules that a site must not replace, and the reason, which begins with a method."""
         self.scripted: set[str] = set()
         """The scripted functions with activations inside that are called."""
-        self.edited = {
-            (revision.name, edit.place): edit
-            for revision in getattr(owner, "flexact_recipe", ())
-            for edit in revision.edits
-        }
-        self.foreign: list[tuple[nn.Module, str]] = []
-        """The attributes of submodules that the methods use."""
+        self.readings = readings
+        self._functions = functions_of(type(owner)) if _has_source(owner) else []
         self._checked: set[str] = set()
-        for name in ("forward", "__call__"):
-            self.check(name)
-            self.read(name)
+
+    def stored(self) -> set[str]:
+        """Return the names of the attributes that the methods other than `__init__` assign."""
+        functions = [function for name, function in self._functions if name != "__init__"]
+        codes = [code for function in functions for code in codes_of(function.__code__)]
+        return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+
+    def note(self, path: str) -> None:
+        """Note the use of a child or a stored function at this point."""
+        children, name = list(self.owner._modules.keys()), path.partition(".")[0]
+        self.places[path] = self.place
+        if name in children:
+            self.place = max(self.place, children.index(name) + 0.5)
 
     def read(self, name: str) -> None:
         """Read a method and the methods that it calls. A method that cannot be rewritten is skipped."""
-        if name in self.scopes:
-            return
-        try:
-            value, function = function_of(type(self.owner), name)
-            if vars(nn.Module).get(name) is value:
-                return
-            rewrapped(value, function, function)
-            scope = self.scopes[name] = Scope(function, self.owner)
-        except CannotRewrite:
-            return
-        _Reader(self, scope, name).visit_all(scope.definition.body)
+        with contextlib.suppress(CannotRewrite):
+            if self._functions and name not in self.scopes:
+                scope = self.scopes[name] = Scope(function_of(type(self.owner), name)[1], self.owner)
+                _Reader(self, scope, name).visit_all(scope.definition.body)
 
     def check(self, name: str) -> None:
-        """Find what the methods of a name, in the type or its bases, do that a site or another type would change."""
-        if name not in self._checked:
-            self._checked.add(name)
-            for own_name, function in self._functions:
-                if own_name == name or (name.startswith("__") and own_name.endswith(name)):
-                    self._check(name, function)
-
-    def _check(self, name: str, function: types.FunctionType) -> None:
-        for kind in _types_checked(function):
-            self.conflicts[kind] = f"its {name} checks for this type"
-        try:
-            scope = Scope(function, self.owner)
-        except CannotRewrite:
+        """Check methods of this name, in the type or its bases, for code that a site or another type would break."""
+        if name in self._checked:
             return
-        for node in (node for node in scope.nodes if isinstance(node, ast.Attribute)):
+        self._checked.add(name)
+        method = f"{type(self.owner).__name__}.{name}"
+        for own_name, function in self._functions:
+            if own_name == name or (name.startswith("__") and own_name.endswith(name)):
+                self._checked.add(own_name)
+                own = (inspect.getattr_static(self.owner, one, None) for one in function.__code__.co_names)
+                checked = _types_checked(function, frozenset(_types_in(own)))
+                self.conflicts |= dict.fromkeys(checked, f"{method} checks for this type")
+                with contextlib.suppress(CannotRewrite):
+                    self._check(method, Scope(function, self.owner))
+
+    def _check(self, method: str, scope: Scope) -> None:
+        calls = nodes_of(ast.Call, scope.definition)
+        firsts = {node for call in calls if scope.value(call.func) is next for node in ast.walk(call)}
+        called = {call.func for call in calls}
+        for node in nodes_of(ast.Attribute, scope.definition):
             holder = scope.value(node.value)
             is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
-            if node.attr in _LISTS_CHILDREN:
-                self.listed.add(id(holder))
-            elif is_super or holder is self.owner:
-                self.check(node.attr)
-            elif isinstance(holder, nn.Module) and is_activation(holder):
-                self.conflicts[type(holder)] = f"its {name} reads {ast.unparse(node)}"
-            elif isinstance(holder, nn.Module):
-                self.foreign.append((holder, node.attr))
-        text = ast.unparse(scope.definition)
-        if scope.me and re.search(_OWN_TYPE.format(scope.me), text):
-            self.obstacle = f"its {name} uses the type of the module, which rewriting changes"
-        if scope.me and re.search(rf"(?<!next\(){scope.me}\.(named_)?parameters\(", text):
-            self.conflicts[nn.Module] = f"its {name} iterates over the parameters, and a site adds its own"
+            known = self if is_super else self.readings.get(id(holder))
+            reading = self if holder is UNKNOWN else known  # an unknown holder may be any submodule
+            if reading is None:
+                continue
+            if node.attr in _LISTS_CHILDREN and (known or node in called or node.attr == "_modules"):
+                is_deep = known is None or node.attr in ("modules", "named_modules")
+                for module in reading.owner.modules() if is_deep else [reading.owner]:
+                    self.readings[id(module)].is_listed = True
+            if node.attr in _LISTS_TENSORS and node in called - firsts:
+                reading.conflicts[nn.Module] = f"{method} iterates over the parameters or buffers, and a site adds some"
+            if known is not None:
+                known.check(node.attr)
+                if is_activation(known.owner):
+                    self.conflicts[type(known.owner)] = f"{method} reads {ast.unparse(node)}"
+        other = rf"\b(?!{scope.self_name}(\)|\.__class__))[\w.\[\]]+"
+        if re.search(_TYPE_OF.format(other), ast.unparse(scope.definition)):
+            named = _types_in(scope.value(node) for node in scope.nodes if isinstance(node, (ast.Name, ast.Attribute)))
+            kinds = [kind for kind in named if issubclass(kind, nn.Module) and kind is not nn.Module]
+            reason = f"{method} asks for this exact type, which rewriting changes"
+            self.conflicts = dict.fromkeys(kinds, reason) | self.conflicts
 
-    def rewritten(self, first: type, edits: dict[str, list[Edit]]) -> type:
-        """Return the subclass of a type whose methods have these edits."""
-        revisions = [Revision(name, digest(self.scopes[name].definition), tuple(own)) for name, own in edits.items()]
-        return rewritten_class(first, merged(first, revisions))
+    def obstacle(self) -> str | None:
+        """Return why the methods must not be rewritten; None if they may."""
+        if "forward" in vars(self.owner):
+            return "its forward was replaced on this object alone"
+        if self.is_listed or isinstance(self.owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            return "its children are iterated over, and a site would be one of them"
+        for name, function in self._functions:
+            # `super(type(self), self)` recurses forever in a subclass.
+            before = "" if name in self._checked else r"super\("
+            if not before or "super" in function.__code__.co_names:
+                with contextlib.suppress(CannotRewrite):
+                    own_type = before + _TYPE_OF.format(next(iter(function.__code__.co_varnames), "self"))
+                    if re.search(own_type, ast.unparse(definition_of(function))):
+                        return f"its {name} uses the type of the module, which rewriting changes"
+        return None
 
 
 class _Reader(ast.NodeVisitor):
@@ -166,133 +186,127 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""
         if not isinstance(node.ctx, ast.Load):
-            return
-        value, path = self.scope.value(node), self._own_path(node)
-        if path:
+            self._note_other_use(node)
+        elif path := self._used(node):
             self.reading.values.add(path)
-            self.reading.order.append(path)
-        elif value is UNKNOWN and isinstance(node, ast.Attribute):
+            if not self.scope.is_only_called(node):
+                self._note_other_use(node)
+        elif self.scope.value(node) is UNKNOWN and isinstance(node, ast.Attribute):
             self.visit(node.value)
-        else:
-            self._follow(value, node)
 
     visit_Name = visit_Attribute
 
     def visit_Call(self, node: ast.Call) -> None:
-        value, path = self.scope.value(node.func), self._own_path(node.func)
+        value = self.scope.value(node.func)
         if value is UNKNOWN:
             self.visit(node.func)
         for argument in [*node.args, *node.keywords]:
             self.visit(argument)
-        if path and isinstance(value, nn.Module):
-            self.reading.order.append(path)
-            if is_activation(value):
-                self._add(node, value, path)
-        elif is_activation_function(value):
-            self._add(node, value, path)
-            self.reading.order += [path] if path else []
-        elif self._is_method_of_tensor(node, value):
-            self._add(node, node.func.attr, None)  # type: ignore[attr-defined]
-        elif isinstance(value, torch.jit.ScriptFunction):
-            if any(f"aten::{name}" in str(value.graph) for name in ELEMENTWISE):
-                self.reading.scripted.add(ast.unparse(node.func))
-        else:
-            self._follow(value, node.func)
+        path = self._used(node.func)
+        holder = self.scope.value(node.func.value) if isinstance(node.func, ast.Attribute) else self.reading.owner
+        is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))  # others may hold another one later
+        is_function = is_lasting and is_activation_function(value)
+        if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
+            if not self._add(node, value, path):
+                self._note_other_use(node.func)
+        elif value is UNKNOWN and isinstance(node.func, ast.Attribute):
+            if (holder is UNKNOWN or isinstance(holder, Tensor)) and not node.args and not node.keywords:
+                self._add(node, node.func.attr, None)  # the method of a tensor, such as x.relu()
+        elif isinstance(value, torch.jit.ScriptFunction) and any(
+            f"aten::{name}" in str(value.graph) for name in ELEMENTWISE
+        ):
+            self.reading.scripted.add(ast.unparse(node.func))
 
-    def _own_path(self, node: ast.AST) -> str | None:
-        """Return the path of a submodule, or the name of a function that the module stores."""
-        path, owner = self.scope.path(node), self.reading.owner
+    def _used(self, node: ast.AST) -> str | None:
+        """Return the path of a submodule, or the name of a function that the module stores. Read a method."""
+        path, value, owner = self.scope.path(node), self.scope.value(node), self.reading.owner
         if path and (path.partition(".")[0] in owner._modules or is_activation_function(vars(owner).get(path))):
+            self.reading.note(path)
             return path
+        is_own = isinstance(value, types.MethodType) and value.__self__ is owner
+        if is_own and isinstance(node, ast.Attribute) and node.attr not in vars(owner):
+            self.reading.read(node.attr)
         return None
 
-    def _is_method_of_tensor(self, node: ast.Call, value: Any) -> bool:
-        """Return whether a call is that of a tensor's method, such as `x.relu()`, as far as the source tells."""
-        if not isinstance(node.func, ast.Attribute) or not is_method(node.func.attr) or node.args or node.keywords:
-            return False
-        holder = self.scope.value(node.func.value)
-        return value is UNKNOWN and (holder is UNKNOWN or isinstance(holder, Tensor))
+    def _note_other_use(self, node: ast.expr) -> None:
+        if isinstance(node, ast.Attribute) and (reading := self.reading.readings.get(id(self.scope.value(node.value)))):
+            reading.asked.add(node.attr)
 
-    def _follow(self, value: Any, node: ast.AST) -> None:
-        """Read a method of the module that is called or passed on."""
-        is_own = isinstance(value, types.MethodType) and value.__self__ is self.reading.owner
-        if is_own and isinstance(node, ast.Attribute) and node.attr not in vars(self.reading.owner):
-            self.reading.read(node.attr)
-
-    def _add(self, node: ast.Call, target: Any, child: str | None) -> None:
-        """Add an activation call, if its arguments are a tensor and constants."""
+    def _add(self, node: ast.Call, target: Any, child: str | None) -> bool:
+        """Add an activation call, if its arguments are a tensor and constants. Return whether they are."""
         reading, place, tensor = self.reading, place_of(node, self.scope.function), tensor_of(node)
-        edit = reading.edited.get((self.method, place))
-        if edit is not None:  # an earlier conversion replaced it by the call of a child
-            call = Call(reading, self.method, edit, reading.owner.get_submodule(edit.child), edit.child, True)
-            reading.calls += [call] if is_activation(call.module) else []
-            reading.order.append(edit.child)
-            return
+        edit = edits_of(reading.owner).get((self.method, place))
         settings = _settings(node, target)
-        if not self.scope.me or tensor is None or settings is None:
-            return
-        inplace = settings.pop("inplace", False)
-        module: nn.Module | None = target if isinstance(target, nn.Module) and not settings else None
-        if not isinstance(target, nn.Module):
-            kind = "call_method" if isinstance(target, str) else "call_function"
-            module = module_of_call(kind, target, (), settings)
-        if module is None:
-            return
-        is_observed = bool(inplace) and not is_unobserved(self.scope, node, tensor)
-        kind = "overwrite if" if isinstance(inplace, ast.expr) else "overwrite" if is_observed else "call"
-        is_plain = isinstance(target, str) or len(node.args) + len(node.keywords) == 1
-        call = Call(reading, self.method, Edit(kind, place), module, child, is_plain and kind == "call")
-        reading.calls.append(call)
-        reading.order.append(call)
+        if edit is not None:  # an earlier conversion replaced it by the call of a child
+            made, child, is_plain = reading.owner.get_submodule(edit.child), edit.child, True
+            reading.note(child)
+            module = made if is_activation(made) else None
+        elif tensor is None or settings is None or not self.scope.self_name:
+            return False
+        else:
+            module = module_of_call(target, (), settings)
+            overwrites = settings.get("inplace") and not is_unobserved(self.scope, node, tensor)
+            kind = "overwrite" if overwrites else "call"
+            edit = Edit(self.method, f"{kind} method" if isinstance(target, str) else kind, place)
+            is_plain = not overwrites and (isinstance(target, str) or len(node.args) + len(node.keywords) == 1)
+        if module is not None:
+            reading.calls.append(Call(reading, edit, module, child, is_plain, reading.place))
+        return module is not None
+
+
+def _has_source(module: nn.Module) -> bool:
+    """Return whether a module's methods are the user's: not those of torch.nn, of a graph or of TorchScript."""
+    if is_activation(module) or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
+        return False
+    own = next(cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
+    return not f"{own.__module__}.".startswith("torch.nn.")
 
 
 def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
-    """Return the arguments of an activation call beside the tensor; None if one is not constant. The expression of a
-    keyword `inplace` need not be."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    """Return the arguments of an activation call except the tensor; None if one is not constant. Only the argument
+    `inplace` may be an expression, which counts as True; the rewritten call evaluates it."""
     names = list(inspect.signature(target).parameters) if inspect.isfunction(target) else ["input"]
-    if len(node.args) > len(names) or any(isinstance(one, ast.Starred) for one in node.args):
-        return None
     given = dict(zip(names, node.args, strict=False)) | {str(one.arg): one.value for one in node.keywords}
     given.pop("input", None)
-    settings: dict[str, Any] = {}
     if isinstance(given.get("inplace"), (ast.Name, ast.Attribute)) and len(node.args) == 1:
-        settings["inplace"] = given.pop("inplace")
+        given["inplace"] = ast.Constant(True)
     try:
-        settings |= {name: ast.literal_eval(value) for name, value in given.items()}
+        settings = {name: ast.literal_eval(value) for name, value in given.items()}
     except ValueError:
         return None
-    if name.endswith("_") or getattr(target, "inplace", False):
-        settings["inplace"] = True
-    return settings
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    is_in_place = name.endswith("_") or getattr(target, "inplace", False)
+    return None if len(node.args) > len(names) else settings | {"inplace": True} if is_in_place else settings
 
 
-def _functions(cls: type) -> list[tuple[str, types.FunctionType]]:
-    """Return the functions in a type and its bases by name; also those inside properties and decorators."""
-    held = [item for home in homes(cls) if home is not nn.Module for item in vars(home).items()]
-    inner = [(name, getattr(value, "fget", None) or getattr(value, "func", None) or value) for name, value in held]
-    unwrapped = [(name, inspect.unwrap(value)) for name, value in inner if callable(value)]
-    return [(name, value) for name, value in unwrapped if isinstance(value, types.FunctionType)]
+@functools.lru_cache(maxsize=4096)
+def _types_checked(function: types.FunctionType, own: frozenset[type], depth: int = 3) -> frozenset[type]:
+    """Return the activation types that a function, or one that it calls, may compare with a module's type.
 
-
-def _obstacle_to_subclass(functions: list[tuple[str, types.FunctionType]]) -> str | None:
-    """Return why a type with these methods can have no subclass: `super(type(self), self)` never ends in one."""
-    for name, function in functions:
-        if "super" in function.__code__.co_names:
-            with contextlib.suppress(CannotRewrite):
-                if re.search(r"super\(" + _OWN_TYPE.format("self"), ast.unparse(definition_of(function))):
-                    return f"its {name} calls super with the type of the object, which never ends in a subclass"
-    return None
-
-
-def _types_checked(function: types.FunctionType, depth: int = 1) -> Iterator[type]:
-    """Return the activation types that a function, or one that it calls, may compare with a module's type."""
-    names = {name for code in codes_of(function.__code__) for name in code.co_names}
+    own: the types that the attributes of its module hold.
+    """
+    codes = codes_of(function.__code__)
+    names = {name for code in codes for name in code.co_names}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [function.__globals__.get(name) for name in names]
-    if names & {"isinstance", "type", "__class__", "forward"}:
-        for one in (*held, *(getattr(nn, name, None) for name in names)):
-            kinds = [kind for kind in (one if isinstance(one, tuple) else (one,)) if isinstance(kind, type)]
-            yield from filter(is_activation_type, kinds)
+    held += [contents(cell) for name, cell in cells if name != "__class__"]
+    found: set[type] = set()
+    if names & _ASKS or any(dis.opmap["MATCH_CLASS"] in code.co_code[::2] for code in codes):
+        found.update(
+            filter(is_activation_type, (*own, *_types_in((*held, *names, *(code.co_consts for code in codes)))))
+        )
     for one in held if depth else ():
         if isinstance(one, types.FunctionType) and not f"{one.__module__}.".startswith("torch."):
-            yield from _types_checked(one, depth - 1)
+            found |= _types_checked(one, frozenset(), depth - 1)
+    return frozenset(found)
+
+
+def _types_in(values: Iterable[Any], levels: int = 3) -> Iterator[type]:
+    """Return the types among some values: themselves, by their names in torch.nn, or in a container or a union."""
+    for value in values:
+        one = getattr(nn, value, None) if isinstance(value, str) else value
+        items: Any = one.__args__ if isinstance(one, types.UnionType) else one
+        if isinstance(one, type):
+            yield one
+        elif levels and type(items) in (tuple, list, set, frozenset, dict):
+            yield from _types_in(itertools.islice(items, 100), levels - 1)

@@ -7,6 +7,7 @@ module stores, such as `self.activation = F.relu`.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,14 +22,15 @@ from flexact.activations import (
     is_activation_type,
     is_kind_of_activation,
     module_of_call,
+    spelling,
 )
 from flexact.surgery.calls import Call, Reading
-from flexact.surgery.rewriting import Edit
+from flexact.surgery.rewriting import Edit, edited_class, homes
 
 Kind = Literal["module", "call", "function"]
 Place = tuple[float, ...]
-"""The position in definition order: the index of a child on each level; a call is half a step behind the last child
-that is called before it."""
+"""The position in definition order: the index of the child on each level. A call has the index of the last child that
+is called before it, plus one half."""
 
 
 _NOTHING = (
@@ -65,36 +67,63 @@ class Found:
         return self.names if self.child is None else [*self.names, self.child]
 
 
-@dataclass
 class Findings:
-    """The activations of a model in definition order, and what was learned about its submodules."""
+    """The activations of a model in definition order, and the readings of its submodules.
 
-    found: list[Found] = field(default_factory=list)
-    readings: dict[int, Reading] = field(default_factory=dict)
-    """What the sources say, by the id of the submodule."""
-    left_alone: dict[str, str] = field(default_factory=dict)
-    """The submodules whose activations cannot be sites, and the reason."""
+    per_call: whether each call of an activation is found separately.
+    """
+
+    def __init__(self, model: nn.Module, per_call: bool) -> None:
+        self.model = model
+        self.per_call = per_call
+        self.readings: dict[int, Reading] = {}
+        """The readings of the submodules' sources, by the id of the submodule."""
+        self.left_alone: dict[str, str] = {}
+        """The activations that cannot be sites, or the submodules whose activations cannot, and the reason."""
+        self.conflicting: dict[str, Found] = {}
+        """The activations among them whose use in a method prevents a site, by name."""
+        self.places: dict[str, Place] = {"": ()}
+        """The positions of the submodules in definition order, by name."""
+        self._by_key: dict[Any, Found] = {}
+        self._called: set[tuple[int, str]] = set()  # the parents and names of modules whose calls are sites
+        for module in model.modules():
+            self.readings[id(module)] = Reading(module, self.readings)
+        for reading in self.readings.values():
+            for name in ("forward", "__call__"):
+                reading.check(name)
+                reading.read(name)
+        scopes = [scope for reading in self.readings.values() for scope in reading.scopes.values()]
+        self._strings = set[str]().union(*(scope.strings for scope in scopes))
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        first_names = dict(model.named_modules())
+        for name, module in self._modules.items():
+            path, _, attribute = name.rpartition(".")
+            parent = self._modules[path]
+            if name:
+                children = list(parent._modules.keys())  # TorchScript's cannot be iterated over directly
+                self.places[name] = (*self.places[path], children.index(attribute))
+            if is_activation(module):
+                self._add_module(name, module)
+            elif name in first_names and not isinstance(parent, torch.jit.ScriptModule):
+                self._look_into(name, module)
+        self.found = sorted(self._by_key.values(), key=lambda one: one.place)
+        self._leave_conflicts()
 
     def rewritten(self, chosen: list[Found]) -> dict[nn.Module, type]:
         """Return the new type of each submodule that makes one of the chosen calls."""
-        edits: dict[Reading, dict[str, list[Edit]]] = {}
+        edits: dict[nn.Module, list[Edit]] = {}
         for one in chosen:
             for call in one.calls:
                 name = call.child if one.kind == "module" else one.name.rpartition(".")[2]
-                own = edits.setdefault(call.reading, {}).setdefault(call.method, [])
-                own.append(call.edit._replace(child=str(name)))
-        return {reading.owner: reading.rewritten(type(reading.owner), own) for reading, own in edits.items()}
+                edits.setdefault(call.reading.owner, []).append(call.edit._replace(child=str(name)))
+        return {owner: edited_class(type(owner), own) for owner, own in edits.items()}
 
-    def lines_left(self, chosen: list[Found]) -> set[tuple[str, int]]:
-        """Return the files and lines of the known calls that are not rewritten."""
+    def lines_left(self, chosen: list[Found]) -> set[tuple[str, int, str]]:
+        """Return the files, lines and functions (see `spelling`) of the known calls that are not rewritten."""
         calls = {call for reading in self.readings.values() for call in reading.calls}
         calls -= {call for one in chosen for call in one.calls}
-        return {
-            line
-            for call in calls
-            for line in call.lines
-            if call.child is None or call.child in vars(call.reading.owner)
-        }
+        left = [call for call in calls if call.child is None or call.child in vars(call.reading.owner)]
+        return {(*line, spelling(type(call.module).__name__)) for call in left for line in call.lines}
 
     def told(self) -> str:
         """Return a summary for error messages."""
@@ -104,180 +133,95 @@ class Findings:
             lines[40:] = [f"  ... and {len(lines) - 40} more"]
         return "\n".join(["Found:", *lines]) if lines else _NOTHING
 
-
-def find(model: nn.Module, per_call: bool) -> Findings:
-    """Find all activations. With per_call, each call of an activation is found separately."""
-    search = _Search(model, per_call)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    places: dict[str, Place] = {}
-    for name, module in modules.items():
-        parent, _, attribute = name.rpartition(".")
-        places[name] = (*places[parent], list(modules[parent]._modules.keys()).index(attribute)) if name else ()
-        if is_activation(module):
-            search.add_module(name, module, (id(modules[parent]) if name else 0, attribute), places[name])
-        else:
-            search.look_into(name, module, modules[parent] if name else None, places[name])
-    search.result.found.sort(key=lambda one: one.place)
-    _leave_conflicts(search.result, modules)
-    return search.result
-
-
-def _leave_conflicts(findings: Findings, modules: dict[str, nn.Module]) -> None:
-    """Leave an activation alone if a method of a module around it depends on its type or on all parameters."""
-    for one in list(findings.found):
-        parts = [name.split(".") for name in one.names if name]
-        around = {".".join(path[:i]) for path in parts for i in range(len(path))}
-        for name in sorted(around):
-            reading = findings.readings.get(id(modules[name]))
-            for kind, reason in reading.conflicts.items() if reading is not None else ():
-                if kind is nn.Module or (one.kind == "module" and isinstance(one.original, kind)):
-                    told = f"{reason}, so {', '.join(one.names)} is left as it is"
-                    findings.left_alone[name or type(modules[name]).__name__] = told
-                    findings.found = [other for other in findings.found if other is not one]
-
-
-def _has_source(module: nn.Module) -> bool:
-    """Return whether a module's methods are the user's: not those of torch.nn, of a graph or of TorchScript."""
-    if is_activation(module) or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
-        return False
-    own = next(cls for cls in type(module).__mro__ if cls.__module__ != "torch.nn.utils.parametrize")
-    return not f"{own.__module__}.".startswith("torch.nn.")
-
-
-class _Search:
-    def __init__(self, model: nn.Module, per_call: bool) -> None:
-        self.model = model
-        self.per_call = per_call
-        readings = {id(module): Reading(module) for module in model.modules() if _has_source(module)}
-        waiting = [use for reading in readings.values() for use in reading.foreign]
-        for module, name in waiting:  # grows meanwhile
-            if (reading := readings.get(id(module))) is not None:
-                reading.foreign.clear()
-                reading.check(name)
-                waiting += reading.foreign
-        self.result = Findings(readings=readings)
-        self._slots: dict[tuple[int, str], Found | None] = {}  # by parent and attribute; None: its calls were found
-        self._shared: dict[int, Found] = {}
-        self._visited: set[int] = set()
-        self._listed = {one for reading in readings.values() for one in reading.listed}
-
-    def add_module(self, name: str, module: nn.Module, slot: tuple[int, str], place: Place) -> None:
+    def _add_module(self, name: str, module: nn.Module) -> None:
         """Add an activation module, or another name of one that was found before."""
-        if slot not in self._slots:
-            found = None if self.per_call else self._shared.get(id(module))
-            if found is None:
-                found = Found("module", [], module, self.model, place=place)
-                self.result.found.append(found)
-            self._slots[slot] = self._shared[id(module)] = found
-        known = self._slots[slot]
-        if known is not None:
-            known.names.append(name)
-            calls = self.result.readings[slot[0]].calls if slot[0] in self.result.readings else []
-            known.calls += [call for call in calls if call.child == slot[1] and not call.is_plain]
-
-    def look_into(self, name: str, owner: nn.Module, parent: nn.Module | None, place: Place) -> None:
-        """Add the calls and the stored functions of any other module."""
-        if id(owner) in self._visited:
+        path, _, attribute = name.rpartition(".")
+        slot = id(self._modules[path]), attribute
+        if slot in self._called:
             return
-        self._visited.add(id(owner))
+        new = Found("module", [], module, self.model, place=self.places[name])
+        one = self._by_key.setdefault(slot if self.per_call else id(module), new)
+        one.names.append(name)
+        one.calls += [call for call in self.readings[slot[0]].calls if call.child == attribute and not call.is_plain]
+
+    def _look_into(self, name: str, owner: nn.Module) -> None:
+        """Add the calls and the stored functions of any other module."""
+        reading, prefix, place = self.readings[id(owner)], f"{name}." if name else "", self.places[name]
         functions = {attribute: value for attribute, value in vars(owner).items() if is_activation_function(value)}
-        reading = self.result.readings.get(id(owner))
-        reasons = [reason] if (reason := _reason_to_leave(owner, parent)) is not None else []
-        if reading is not None and not reasons:
-            calls = self._own_calls(reading, functions)
-            reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
-            if calls and (obstacle := self._obstacle(reading)) is not None:
-                reasons.append(obstacle)
-            else:
-                self._add_calls(name, owner, calls, place)
-            functions = {key: value for key, value in functions.items() if key not in {call.child for call in calls}}
+        # The calls that become sites of their own: those of functions, and with per_call those of any attribute that is
+        # called several times.
+        not_plain = {call.child for call in reading.calls if not call.is_plain} - reading.asked
+        apart = {None, *(functions.keys() & not_plain)}
+        if self.per_call:
+            count = Counter(call.child for call in reading.calls)
+            apart |= {child for child in count if count[child] > 1} - reading.values - reading.asked
+        calls = [call for call in reading.calls if call.child in apart]
+        reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
+        reason = _reason_to_leave(owner) or (reading.obstacle() if calls else None)
+        if reason is None:
+            self._add_calls(prefix, reading, calls, place)
+        else:
+            reasons.append(reason)
         if reasons:
-            self.result.left_alone[name or type(owner).__name__] = "; ".join(reasons)
+            self.left_alone[name or type(owner).__name__] = "; ".join(reasons)
         for attribute, function in functions.items():
-            original = module_of_call("call_function", function, (), {})
-            if original is not None:
-                at = (*place, self._own_place(owner, attribute))
-                found = Found("function", [_joined(name, attribute)], original, owner, function=function, place=at)
-                self.result.found.append(found)
+            original = module_of_call(function, (), {})
+            at = (*place, reading.places.get(attribute, len(owner._modules)))
+            if original is not None and attribute not in apart:
+                one = Found("function", [prefix + attribute], original, owner, [], function, place=at)
+                if attribute in reading.asked:
+                    self.conflicting[one.name] = one
+                    self.left_alone[one.name] = "its owner does more with this function than call it with one argument"
+                else:
+                    self._by_key[owner, attribute] = one
 
-    def _obstacle(self, reading: Reading) -> str | None:
-        """Return why the methods of a module must not be rewritten."""
+    def _add_calls(self, prefix: str, reading: Reading, calls: list[Call], place: Place) -> None:
         owner = reading.owner
-        if reading.obstacle is None and "forward" in vars(owner):
-            return "its forward was replaced on this object alone"
-        if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) or id(owner) in self._listed:
-            return "its children are iterated over, and a site would be one of them"
-        return reading.obstacle
-
-    def _own_calls(self, reading: Reading, functions: dict[str, Callable[..., Any]]) -> list[Call]:
-        """Return the calls that become sites of their own: those of functions, and with per_call those of any
-        attribute that is called several times."""
-        by_child: dict[str | None, list[Call]] = {}
-        for call in reading.calls:
-            by_child.setdefault(call.child, []).append(call)
-        several = {
-            child
-            for child, calls in by_child.items()
-            if child is None
-            or (child in functions and not all(call.is_plain for call in calls))
-            or (self.per_call and len(calls) > 1 and child not in reading.values)
-        }
-        return [call for call in reading.calls if call.child in several]
-
-    def _add_calls(self, name: str, owner: nn.Module, calls: list[Call], place: Place) -> None:
-        groups: dict[Any, Found] = {}
-        taken = {*dir(owner), *owner._modules}
-        for scope in self.result.readings[id(owner)].scopes.values():
-            taken |= scope.strings  # hasattr(self, "relu") must not find a site
+        # hasattr(self, "relu") must not find a site, and self.relu = F.relu(x) must not replace one.
+        taken = self._strings.union(dir(owner), reading.stored())
         for call in calls:
-            key: Any = call if self.per_call else repr(call.module)
-            if key not in groups:
+            key: Any = call if self.per_call else (owner, "call", repr(call.module))
+            if key not in self._by_key:
                 base = function_name(call.module) if call.child is None else call.child.replace(".", "_")
-                attribute = _free_name(base, taken)
+                names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
+                attribute = next(name for name in names if name not in taken)
                 taken.add(attribute)
-                child = None if call.child is None else _joined(name, call.child)
-                groups[key] = Found("call", [_joined(name, attribute)], call.module, owner, child=child)
-            groups[key].calls.append(call)
-            groups[key].place = (*place, self._own_place(owner, call))
-        self.result.found.extend(groups.values())
-        for child in {call.child for call in calls} - {None}:
-            parent, _, attribute = str(child).rpartition(".")
-            self._slots[id(owner.get_submodule(parent)), attribute] = None
+                child = None if call.child is None else prefix + call.child
+                self._by_key[key] = Found("call", [prefix + attribute], call.module, owner, child=child)
+            self._by_key[key].calls.append(call)
+            self._by_key[key].place = (*place, call.place)
+            if call.child is not None:
+                parent, _, attribute = call.child.rpartition(".")
+                self._called.add((id(owner.get_submodule(parent)), attribute))
 
-    def _own_place(self, owner: nn.Module, call: Call | str) -> float:
-        """Return the position of a call, or of the last call of a stored function, among the owner's children."""
-        reading, children = self.result.readings.get(id(owner)), list(owner._modules.keys())
-        if reading is None or call not in reading.order:
-            return len(children)
-        before = reading.order[: -1 - reading.order[::-1].index(call)]
-        names = {one.partition(".")[0] for one in before if isinstance(one, str)}
-        return max((i for i, child in enumerate(children) if child in names), default=-1) + 0.5
+    def _leave_conflicts(self) -> None:
+        """Leave an activation alone if a method of an enclosing module depends on its type or on all parameters."""
+        for one in self.found:
+            rewritten = {homes(type(call.reading.owner))[0] for call in one.calls}
+            parts = [name.split(".") for name in one.names if name]
+            for name in sorted({".".join(path[:i]) for path in parts for i in range(len(path))}):
+                for kind, reason in self.readings[id(self._modules[name])].conflicts.items():
+                    is_swapped = one.kind == "module" and isinstance(one.original, kind)
+                    if kind is nn.Module or is_swapped or kind in rewritten:
+                        self.conflicting[one.name] = one
+                        self.left_alone[one.name] = reason
+        self.found = [one for one in self.found if one.name not in self.conflicting]
 
 
-def _reason_to_leave(module: nn.Module, parent: nn.Module | None) -> str | None:
+def _reason_to_leave(module: nn.Module) -> str | None:
     """Return why a module that is or contains an activation cannot have a site; None for any other module."""
     if isinstance(module, torch.jit.ScriptModule):
-        inside = isinstance(parent, torch.jit.ScriptModule)
-        return None if inside else "a TorchScript module cannot be changed; convert it before it is scripted"
+        return "a TorchScript module cannot be changed; convert it before it is scripted"
     if isinstance(module, fx.GraphModule) and any(map(_is_activation_node, module.graph.nodes)):
-        return "a torch.fx.GraphModule has the forward of its graph; convert it before it is traced"
+        return "the forward of a torch.fx.GraphModule is generated from its graph; convert it before it is traced"
     if not is_kind_of_activation(module):
         return None
     if "forward" in vars(module):
         return f"the forward of this {type(module).__name__} was replaced on this object alone"
     has_tensors = is_activation_type(type(module)) or any(True for _ in module.parameters())
-    return f"{type(module).__name__} {'has tensors of its own' if has_tensors else 'is not a candidate'}"
+    return f"{type(module).__name__} {'has learnable parameters' if has_tensors else 'is not a candidate'}"
 
 
 def _is_activation_node(node: fx.Node) -> bool:
     kinds = ("call_function", "call_method")
-    return node.op in kinds and module_of_call(node.op, node.target, node.args[1:], dict(node.kwargs)) is not None
-
-
-def _free_name(base: str, taken: set[str]) -> str:
-    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
-    return next(name for name in names if name not in taken)
-
-
-def _joined(name: str, attribute: str) -> str:
-    return f"{name}.{attribute}" if name else attribute
+    return node.op in kinds and module_of_call(node.target, node.args[1:], dict(node.kwargs)) is not None

@@ -1,8 +1,8 @@
-"""A site together with the batch norm, and the residual addition, before it.
+"""A site that is fused with the batch norm and the residual addition before it.
 
 `convert(..., fuse=True)` rewrites the forwards in which BatchNorm2d → site or BatchNorm2d → add → site occurs: the
-batch norm is put off (`waiting`), what is added to it is noted (`added`), and the site does all of it (`finished`).
-Where no kernel can do it in one go, the parts run one after the other, as in the plain network.
+batch norm is deferred (`deferred`), the residual is recorded (`added`), and the site runs all of it (`finished`). If no
+kernel supports the inputs, the parts run one after the other, as in the unfused network.
 """
 
 from __future__ import annotations
@@ -21,20 +21,11 @@ if TYPE_CHECKING:
 
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
+_TENSORS = dict.fromkeys(("weight", "bias", "running_mean", "running_var", "num_batches_tracked"))
 
 
-class _Held(NamedTuple):
-    """The tensors of a batch norm."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    batches: Tensor | None
-
-
-class Waiting(NamedTuple):
-    """norm(y) + residual, put off until a site runs; the residual may go through a batch norm of its own."""
+class Deferred(NamedTuple):
+    """norm(y) + residual, deferred until a site runs. The residual may have its own batch norm."""
 
     norm: nn.BatchNorm2d
     y: Tensor
@@ -50,43 +41,43 @@ class Waiting(NamedTuple):
         return h.add_(residual) if self.in_place else h + residual
 
 
-def waiting(module: nn.Module, y: Any) -> Any:
-    """module(y), put off where the module is a batch norm or a Sequential that ends in one."""
-    if runs_in_turn(module) and is_untouched(module):
-        return in_turn(module, y)
-    return Waiting(module, y) if is_plain(module, nn.BatchNorm2d) and isinstance(y, Tensor) else module(y)
+def deferred(module: nn.Module, y: Any) -> Any:
+    """Return module(y), deferred if the module is a batch norm or a Sequential that ends in one."""
+    if is_sequential(module) and is_untouched(module):
+        return run_sequential(module, y)
+    return Deferred(module, y) if is_plain(module, nn.BatchNorm2d) and isinstance(y, Tensor) else module(y)
 
 
-def in_turn(modules: nn.Sequential, h: Any) -> Any:
-    """What nn.Sequential does, with a batch norm and the site behind it in one call.
+def run_sequential(modules: nn.Sequential, h: Any) -> Any:
+    """Run an nn.Sequential, with each batch norm fused with the site that follows it.
 
-    It goes by what the container holds now, so that a slice of it, or one that was added to, does what it should.
+    The current children decide what is fused, so that a slice of the container, or one with added children, is correct.
     """
     for module in modules:
         if isinstance(module, FlexAct):
             h = finished(module, h)
         elif not is_plain(module, nn.Identity):
-            h = waiting(module, result(h))
+            h = deferred(module, result(h))
     return h
 
 
-def forward_in_turn(self: nn.Sequential, input: Any) -> Any:
-    """The forward of an nn.Sequential that has sites behind batch norms."""
-    return result(in_turn(self, input))
+def sequential_forward(self: nn.Sequential, input: Any) -> Any:
+    """The forward of an nn.Sequential in which sites follow batch norms."""
+    return result(run_sequential(self, input))
 
 
 def passed(module: nn.Module, h: Any) -> Any:
-    """module(h), where the module is most likely an nn.Identity."""
-    return h if isinstance(h, Waiting) and is_plain(module, nn.Identity) else module(result(h))
+    """Return module(h). An nn.Identity leaves a deferred value deferred."""
+    return h if isinstance(h, Deferred) and is_plain(module, nn.Identity) else module(result(h))
 
 
 def added(left: Any, right: Any, in_place: bool = False) -> Any:
-    """left + right, put off where one of them is."""
-    if _takes_more(left) and isinstance(right, Tensor):
+    """Return left + right, deferred if one of them is."""
+    if _can_add_residual(left) and isinstance(right, Tensor):
         return left._replace(residual=right, in_place=in_place)
-    if _takes_more(left) and _takes_more(right) and left.norm is not right.norm:
+    if _can_add_residual(left) and _can_add_residual(right) and left.norm is not right.norm:
         return left._replace(residual=right.y, residual_norm=right.norm, in_place=in_place)
-    if _takes_more(right) and isinstance(left, Tensor) and not in_place:
+    if _can_add_residual(right) and isinstance(left, Tensor) and not in_place:
         return right._replace(residual=left)
     left, right = result(left), result(right)
     if in_place:
@@ -96,73 +87,61 @@ def added(left: Any, right: Any, in_place: bool = False) -> Any:
 
 
 def finished(site: nn.Module, h: Any) -> Any:
-    """site(h), in one go with what was put off."""
-    return normalised_site(site, *h) if isinstance(h, Waiting) else site(h)  # type: ignore[arg-type]
+    """Return site(h), fused with h if h is deferred."""
+    return normalised_site(site, *h) if isinstance(h, Deferred) else site(h)
 
 
-def _takes_more(h: Any) -> TypeGuard[Waiting]:
-    return isinstance(h, Waiting) and h.residual is None
-
-
-def result(h: Any) -> Any:
-    """A value whole, be it put off or not."""
-    return h.result() if isinstance(h, Waiting) else h
-
-
-def normalised_site(
-    site: FlexAct,
-    norm: nn.BatchNorm2d,
-    y: Tensor,
-    residual: Tensor | None = None,
-    residual_norm: nn.BatchNorm2d | None = None,
-    in_place: bool = False,
-) -> Tensor:
-    """site(norm(y) + residual), where the residual may go through a batch norm of its own."""
+def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
+    """Return site(norm(y) + residual). parts: the fields of `Deferred`."""
+    h = Deferred(*parts)
     if isinstance(site, FlexAct):
         site.notice_writes()
-    if _fits(site, norm, y, residual, residual_norm):
-        return _in_one_go(site, norm, y, residual, residual_norm)
-    x: Tensor = site(Waiting(norm, y, residual, residual_norm, in_place).result())
+        if _fits(site, h):
+            return _run_fused(site, h)
+    x: Tensor = site(h.result())
     return x
 
 
+def _can_add_residual(h: Any) -> TypeGuard[Deferred]:
+    return isinstance(h, Deferred) and h.residual is None
+
+
+def result(h: Any) -> Any:
+    """Return a value, computed if it was deferred."""
+    return h.result() if isinstance(h, Deferred) else h
+
+
 def is_plain(module: nn.Module | None, kind: type[_Kind]) -> TypeGuard[_Kind]:
-    """Whether a module is exactly of a type, and nothing was added to what its call does."""
+    """Return whether a module is exactly of a type, without hooks or a replaced forward."""
     return module is not None and type(module) is kind and is_untouched(module)
 
 
-def runs_in_turn(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
-    """Whether a module calls its children one after the other, and nothing else."""
+def is_sequential(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
+    """Return whether a module is a Sequential that only calls its children one after the other."""
     forward = type(module).forward if isinstance(module, nn.Sequential) else None
-    return forward in (nn.Sequential.forward, forward_in_turn) and "forward" not in vars(module)
+    return forward in (nn.Sequential.forward, sequential_forward) and "forward" not in vars(module)
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a module's call is its type's own forward and nothing else."""
-    own = vars(module)  # asked at every call of a site, and quicker than the module itself
+    """Return whether a module has no hooks and the forward of its type."""
+    own = vars(module)  # faster than attributes; this runs in every call of a site
     if _has_any_global_hook():
         return False
     hooks = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     return not hooks and "forward" not in own
 
 
-def _fits(
-    site: FlexAct,
-    norm: nn.BatchNorm2d,
-    y: Tensor,
-    residual: Tensor | None,
-    residual_norm: nn.BatchNorm2d | None,
-) -> bool:
-    """Whether the kernels take these tensors, and nobody put something else in a part's place since the conversion."""
+def _fits(site: FlexAct, h: Deferred) -> bool:
+    """Return whether the kernels support these tensors, and no module was replaced since the conversion."""
+    norm, y, residual, residual_norm, _ = h
     return (
-        isinstance(site, FlexAct)
-        and (site.training or not site.committed)  # what is evaluated is the plain network, to the bit
-        and site.alone is None
+        (site.training or not site.committed)  # in eval mode, a committed site is bit-identical to the plain network
+        and site.only_candidate is None
         and is_untouched(site)
-        and _takes(norm, y)
-        and (residual_norm is None or (_takes(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))
-        and (residual is None or _are_alike(residual, y))
-        and y.numel() > y.shape[1]  # as batch norm has it: more than one value a channel
+        and _supports(norm, y)
+        and (residual_norm is None or (_supports(residual_norm, y) and _uses_batch(residual_norm) == _uses_batch(norm)))
+        and (residual is None or (residual.shape, residual.dtype, residual.device) == (y.shape, y.dtype, y.device))
+        and y.numel() > y.shape[1]  # batch norm needs more than one value per channel
         and (y.is_contiguous(memory_format=torch.channels_last) or y.is_contiguous())
         and (site.rows == 1 or site.config.channel_dim in (1, -3))
         and site.config.policy.correction != "output_norm"
@@ -170,46 +149,32 @@ def _fits(
     )
 
 
-def _are_alike(residual: Tensor, y: Tensor) -> bool:
-    return residual.shape == y.shape and residual.dtype == y.dtype and residual.device == y.device
-
-
-def _takes(norm: nn.BatchNorm2d, y: Tensor) -> bool:
-    """Whether this is torch's own batch norm, whole, and one that takes y (else torch says what is wrong)."""
+def _supports(norm: nn.BatchNorm2d, y: Tensor) -> bool:
+    """Return whether a norm is torch's own, is complete and supports y. If not, its own forward raises the error."""
     if type(norm) is not nn.BatchNorm2d or not is_untouched(norm) or y.dim() != 4 or norm.num_features != y.shape[1]:
         return False
     weight, bias, running_mean, _, batches = _held(norm)
-    return (
-        (weight is None) == (bias is None)
-        and (weight is None or _is_beside(weight, y))
-        and (running_mean is None or (batches is not None and _is_beside(running_mean, y)))
-    )
+    if (weight is None) != (bias is None) or (running_mean is not None and batches is None):
+        return False
+    held = [one for one in (weight, running_mean) if one is not None]
+    return all(one.device == y.device and one.dtype in (y.dtype, torch.float32) for one in held)
 
 
-def _is_beside(held: Tensor, y: Tensor) -> bool:
-    """Whether torch, too, would compute with the two."""
-    return held.device == y.device and (held.dtype == y.dtype or held.dtype == torch.float32)
+def _held(norm: nn.BatchNorm2d) -> list[Tensor | None]:
+    """Return the weight, the bias, the running mean and variance, and the number of batches of a batch norm.
+
+    Reading `_parameters` and `_buffers` is many times faster than attributes of the module.
+    """
+    tensors = {**norm._parameters, **norm._buffers}
+    if tensors.keys() == _TENSORS.keys():
+        return [tensors[name] for name in _TENSORS]
+    return [getattr(norm, name) for name in _TENSORS]  # FSDP keeps them as ordinary attributes
 
 
-def _held(norm: nn.BatchNorm2d) -> _Held:
-    """Asked of the module's own tables, which is many times as quick as asking the module."""
-    parameters, buffers = norm._parameters, norm._buffers
-    if len(parameters) == 2 and len(buffers) == 3:
-        running = (buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"])
-        return _Held(parameters["weight"], parameters["bias"], *running)
-    # Something keeps them as ordinary attributes, as FSDP does.
-    return _Held(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
-
-
-def _in_one_go(
-    site: FlexAct,
-    norm: nn.BatchNorm2d,
-    y: Tensor,
-    residual: Tensor | None,
-    residual_norm: nn.BatchNorm2d | None,
-) -> Tensor:
+def _run_fused(site: FlexAct, h: Deferred) -> Tensor:
     from flexact.ops.triton import autograd as triton_autograd  # needs Triton
 
+    norm, y, residual, residual_norm, _ = h
     site.check_input(y)
     routing = site.routing(y)
     if residual is not None and residual.stride() != y.stride():
@@ -219,21 +184,19 @@ def _in_one_go(
         y,
         site.logits.detach() if site.committed else site.logits,
         triton_autograd.Normalising(_norm(norm, y), residual, other, _uses_batch(norm)),
-        triton_autograd.Blending(
-            routing.weights, routing.probabilities, routing.temperature, site.keys, site.alive, routing.statistics
-        ),
+        routing,
     )
     site.gather(routing, statistics)
     return x
 
 
 def _uses_batch(norm: nn.BatchNorm2d) -> bool:
-    """Whether a batch norm normalises with the moments of its input."""
-    return norm.training or _held(norm).running_mean is None
+    """Return whether a batch norm uses the moments of its input."""
+    return norm.training or _held(norm)[2] is None
 
 
 def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
-    """What a batch norm does to y; in training its running statistics go on by one step, as in its own forward."""
+    """Return the moments and affine parameters of a batch norm for y. In training, update its running statistics."""
     from flexact.ops.triton import autograd as triton_autograd  # needs Triton
 
     weight, bias, running_mean, running_var, batches = _held(norm)
@@ -248,21 +211,11 @@ def _norm(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
 
 
 FUSED = {
-    "norm": "ME.flexact_waiting(CALLED, X)",
-    "identity": "ME.flexact_passed(CALLED, X)",
-    "site": "ME.flexact_site(CALLED, X)",
-    "add": "ME.flexact_added(X, Y)",
-    "add in place": "ME.flexact_added(X, Y, True)",
-    "result": "(X := ME.flexact_result(X))",
+    "norm": "{me}.flexact_fused.deferred({called}, {x})",
+    "identity": "{me}.flexact_fused.passed({called}, {x})",
+    "site": "{me}.flexact_fused.finished({called}, {x})",
+    "add": "{me}.flexact_fused.added({x}, {y})",
+    "add in place": "{me}.flexact_fused.added({x}, {y}, True)",
+    "result": "({x} := {me}.flexact_fused.result({x}))",
 }
 """The kinds of edits that fuse, and their expressions (see `flexact.surgery.rewriting`)."""
-
-
-class FusedOperations:
-    """The functions that the expressions of fused edits call."""
-
-    flexact_waiting = staticmethod(waiting)
-    flexact_passed = staticmethod(passed)
-    flexact_added = staticmethod(added)
-    flexact_site = staticmethod(finished)
-    flexact_result = staticmethod(result)

@@ -1,4 +1,4 @@
-"""flexact.json: what each site of an extracted network picked, for a checkpoint whose own format cannot say so."""
+"""flexact.json: the picks of an extracted network, for checkpoints whose format cannot record them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flexact.activations import key_of
-from flexact.candidates import ORIGINAL, lookup
+from flexact.candidates import ALIASES, ORIGINAL, lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
@@ -20,31 +20,31 @@ from flexact.io.json_input import parsed_json, path_of
 from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
 from flexact.surgery.convert import convert, extract
-from flexact.surgery.finding import find
+from flexact.surgery.finding import Findings, Found
 
 FILE = "flexact.json"
 CONFIG_FIELD = "flexact"
-"""The field of a configuration of transformers that holds the same; it travels with `save_pretrained`."""
+"""The field of a transformers configuration with the same content, which `save_pretrained` writes."""
 VERSION = 1
 _KEY = "flexact_picks"
 _GIVEN = "the selection"
-"""What errors call picks that came from no file."""
+"""The name, in error messages, of picks that were not read from a file."""
 
 
 class Unpicked(nn.Module):
-    """Stands where a pick belongs until `load_picks` puts it there; it computes nothing."""
+    """A placeholder for an activation until `load_picks` replaces it; its forward raises."""
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         raise FlexActError(
-            "this network was trained with flexact and its activations are not in place yet; put them in with "
+            "this network was trained with flexact and its activations are not in place yet. Call "
             "flexact.load_picks(model, path), where path is the folder that it was loaded from."
         )
 
 
 def described(picks: Mapping[str, str], original: Mapping[str, str], committed: bool = True) -> dict[str, Any]:
-    """What flexact.json holds, in plain JSON types.
+    """Return the content of flexact.json, in plain JSON types.
 
-    picks: by site; original: the settings of the network's own configuration that say what stood there before.
+    picks: the pick of each site. original: the activation settings of the network's configuration before conversion.
     """
     return {_KEY: VERSION, "committed": committed, "picks": dict(picks), "original": dict(original)}
 
@@ -55,11 +55,11 @@ def write_picks(folder: Path, description: Mapping[str, Any]) -> None:
 
 
 def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, Any]) -> nn.Module:
-    """Put the activations that a trained network picked into a network that was built anew; returns the model.
+    """Replace the activations of a newly built network by the picks of a trained one, and return the model.
 
-    picks: what `selection` returned for the trained network, or its `to_dict()`; or a JSON file of that; or
-    flexact.json, or the folder of a checkpoint that it lies in. The folder of a plain checkpoint, whose own config.json
-    says what was picked, leaves the model as it is.
+    picks: the `selection` of the trained network, its `to_dict()`, or a JSON file with that; or flexact.json, or the
+    folder of a checkpoint that contains it. The folder of a plain checkpoint, whose config.json already names the
+    picks, leaves the model unchanged.
 
     >>> import json, pathlib, tempfile, torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -77,7 +77,7 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
     if not isinstance(model, nn.Module):
         raise FlexActError(f"load_picks needs a torch.nn.Module and its picks, in this order; got {model!r:.80}.")
     if sites_of(model):
-        raise FlexActError("this model has FlexAct sites: it is still picking. load_picks is for a plain network.")
+        raise FlexActError("this model has FlexAct sites: it is still picking. Pass a plain network to load_picks.")
     given = picks.to_dict() if isinstance(picks, Selection) else picks
     file: Path | str = _GIVEN
     description: dict[str, Any] | None
@@ -89,49 +89,50 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
         if any(isinstance(module, Unpicked) for module in model.modules()):
             raise FlexActError(
                 f"there is no {FILE} in {picks}, and {file} names no picks, but this model's activations are not in "
-                "place yet; give the folder that it was loaded from."
+                "place yet. Pass the folder that it was loaded from."
             )
         return model
     if not description["committed"] and file is _GIVEN:
         raise FlexActError(
-            f"{file} is of a run that had not committed to its picks yet. Take the selection after the commitment, or "
-            "of flexact.commit(model)."
+            f"{file} is from a run that had not committed to its picks yet. Take the selection after the commitment, "
+            "or after flexact.commit(model)."
         )
     if not description["committed"]:
         raise FlexActError(
-            f"{file} is of a run that had not committed to its picks yet; go on with that run "
-            "(trainer.train(resume_from_checkpoint=...)) and load what it saves at its end. If you committed the model "
-            "yourself since, give load_picks a JSON file of flexact.selection(model).to_dict() from before extract."
+            f"{file} is from a run that had not committed to its picks yet. Resume that run "
+            "(trainer.train(resume_from_checkpoint=...)) and load its final checkpoint. If you have committed the "
+            "model yourself since, pass a JSON file of flexact.selection(model).to_dict() from before extract."
         )
     restored = _restore_originals(model, description["original"] or _originals_of(model))
     try:
-        _put_in(model, _named_here(model, description["picks"], file), file)
+        found = Findings(model, per_call=False).found
+        _apply_picks(model, found, _named_here(model, found, description["picks"], file), file)
     except FlexActError:
-        for owner, name in restored:  # or the network would run with them
+        for owner, name in restored:  # otherwise the network would run with its original activations
             owner._modules[name] = Unpicked()
         raise
     return model
 
 
 def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The file and what it holds, checked. A config.json that has it inside does as well; None where it has not: the
-    checkpoint is a plain one."""
+    """Return the path of the picks file and its checked content. A config.json with that content is accepted as well;
+    the content is None if it has no picks, that is, if the checkpoint is a plain one."""
     file = path / FILE if path.is_dir() else path
     inside = None
     if not file.is_file() and (path / "config.json").is_file():
         file, inside = path / "config.json", CONFIG_FIELD
     if not file.is_file():
-        raise FlexActError(f"there is no {FILE} at {path}; give the folder that the trained network was saved to.")
+        raise FlexActError(f"there is no {FILE} at {path}. Pass the folder that the trained network was saved to.")
     try:
         data = parsed_json(file.read_bytes())
     except ValueError as error:
-        raise FlexActError(f"{file} is cut off or damaged: no valid JSON ({error}). Save the network again.") from None
+        raise FlexActError(f"{file} is truncated or damaged: invalid JSON ({error}). Save the network again.") from None
     if inside is not None and isinstance(data, dict):
         if inside not in data and ("model_type" in data or "architectures" in data):
             return file, None
         if inside not in data:
             raise FlexActError(
-                f"there is no {FILE} in {path}, and {file} is no configuration of transformers; give the folder "
+                f"there is no {FILE} in {path}, and {file} is not a configuration of transformers. Pass the folder "
                 "that the trained network was saved to."
             )
         data = data[inside]
@@ -142,17 +143,17 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
 
 
 def _checked(file: Path | str, data: Any) -> dict[str, Any]:
-    """What flexact.json holds, or a selection in that form; refused where it is neither."""
+    """Return the content of flexact.json, or of a selection in the same form. Raise if it is neither."""
     if isinstance(data, dict) and "flexact_selection" in data:
         data = _of_selection(file, data)
     elif isinstance(data, dict) and data and _KEY not in data and all(isinstance(one, str) for one in data.values()):
-        data = described(data, {}, True)  # as `Selection.picks` has them
+        data = described(data, {}, True)  # the form of `Selection.picks`
     checked: dict[str, Any] = data if isinstance(data, dict) else {}
     version = checked.get(_KEY)
     if isinstance(version, bool) or not isinstance(version, int):
-        raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r}, a version.")
+        raise FlexActError(f"{file} has no picks of flexact: it needs {_KEY!r} with a version number.")
     if version > VERSION:
-        raise FlexActError(f"{file} has version {version}, and this flexact reads up to {VERSION}; update flexact.")
+        raise FlexActError(f"{file} has version {version}, but this flexact reads up to {VERSION}; update flexact.")
     for name in ("picks", "original"):
         named = checked.get(name)
         if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
@@ -169,21 +170,21 @@ def _checked(file: Path | str, data: Any) -> dict[str, Any]:
 
 
 def _check_agrees(file: Path, data: Mapping[str, Any], config: Path) -> None:
-    """Refuse flexact.json where the configuration beside it, which is written with the weights, names other picks."""
+    """Raise if flexact.json and the configuration in the same folder, written with the weights, name other picks."""
     try:
         beside = parsed_json(config.read_bytes())[CONFIG_FIELD]
         agrees = all(beside[name] == data[name] for name in ("picks", "committed"))
     except (OSError, ValueError, KeyError, TypeError):
-        return  # it says nothing about picks
+        return  # the configuration has no picks
     if not agrees:
         raise FlexActError(
-            f"{file} and {config} name different picks: two networks were saved to this folder. If the weights in it "
-            f"are the latter's, as model.save_pretrained leaves them, remove {FILE}; otherwise save the network again."
+            f"{file} and {config} name different picks: two networks were saved to this folder. If the weights belong "
+            f"to {config.name}, as after model.save_pretrained, remove {FILE}; otherwise save the network again."
         )
 
 
 def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
-    """The same from what `Selection.to_dict` gave."""
+    """Return the content of flexact.json for a `Selection.to_dict`."""
     try:
         rows = Selection.from_dict(data).rows
     except FlexActError as error:
@@ -193,49 +194,48 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
     picks = {row.site: row.pick for row in rows if row.pick is not None}
     if len(picks) < len(rows):
         raise FlexActError(
-            f"{file} is a selection from before any pick was made. Take it after the training, or after "
+            f"{file} is a selection from before any pick was made. Take it after training, or after "
             "flexact.commit(model)."
         )
     return described(picks, {}, all(row.committed for row in rows))
 
 
 def built_with(model: nn.Module, settings: Mapping[str, str]) -> nn.Module:
-    """What `from_pretrained` would build for a model of transformers whose configuration had these settings, without
-    memory for its weights."""
+    """Return the transformers model that `from_pretrained` would build with these settings, on the meta device."""
     config: Any = model.config
     with torch.device("meta"):
         return type(model)(type(config).from_dict({**config.to_dict(), **settings}))
 
 
 def _originals_of(model: nn.Module) -> dict[str, str]:
-    """What a model's own configuration keeps of the settings before flexact."""
+    """Return the activation settings before conversion, from a model's configuration."""
     kept = getattr(getattr(model, "config", None), CONFIG_FIELD, None)
     return dict(kept.get("original", {})) if isinstance(kept, dict) else {}
 
 
 def _restore_originals(model: nn.Module, settings: Mapping[str, str]) -> list[tuple[nn.Module, str]]:
-    """Put what the network's own configuration would have built in the place of `Unpicked`; returns where."""
+    """Replace every `Unpicked` by the original activation, and return the owners and names of those replaced."""
     paths = [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, Unpicked)]
     if not paths:
         return []
-    unknown = f"what the network's activation was before flexact is not known: 'original' is {settings!r}"
-    todo = "Load the checkpoint that the trained network was saved to, with its own class of transformers."
+    unknown = f"the original activation of the network is unknown: 'original' is {settings!r}"
+    remedy = "Load the checkpoint of the trained network with its own class of transformers."
     try:
         built = built_with(model, settings)
         originals = [built.get_submodule(path) for path in paths]
-    except Exception as error:  # transformers raises what its many classes raise
-        raise FlexActError(f"{unknown} ({type(error).__name__}: {error!s:.200}). {todo}") from None
+    except Exception as error:  # transformers raises errors of many types
+        raise FlexActError(f"{unknown} ({type(error).__name__}: {error!s:.200}). {remedy}") from None
     if any(isinstance(original, Unpicked) or original.state_dict() for original in originals):
-        raise FlexActError(f"{unknown}. {todo}")
-    places = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
-    for (owner, name), original in zip(places, originals, strict=True):
+        raise FlexActError(f"{unknown}. {remedy}")
+    slots = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
+    for (owner, name), original in zip(slots, originals, strict=True):
         owner._modules[name] = original
-    return places
+    return slots
 
 
-def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path | str) -> dict[str, str]:
-    """The picks by the sites' names in this model, which may be the trained one without its head, or with another."""
-    here = {name for found in find(model, per_call=False).found for name in found.names}
+def _named_here(model: nn.Module, found: list[Found], picks: Mapping[str, str], file: Path | str) -> dict[str, str]:
+    """Return the picks by the names of the sites in this model, whose head may be missing or different."""
+    here = {name for one in found for name in one.names}
     prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
     ways = [picks]
     if len(prefix) > 1:
@@ -244,26 +244,25 @@ def _named_here(model: nn.Module, picks: Mapping[str, str], file: Path | str) ->
     named = max(ways, key=lambda way: len(way.keys() & here))
     missing = [name for name in named if name not in here]
     absent = [name for name in missing if not _has_part(model, name, prefix)]
-    by_channel = [name for name in missing if name.rpartition(":")[0] in here]
-    if by_channel:
+    if any(name.rpartition(":")[0] in here for name in missing):
         raise FlexActError(_by_channel(file))
     if len(absent) < len(missing) or len(missing) == len(named) > 0:
         wrong = next((name for name in missing if name not in absent), missing[0])
-        how = "as before flexact.convert" if file is _GIVEN else "from the checkpoint that the file lies beside"
+        how = "as before flexact.convert" if file is _GIVEN else "from the checkpoint beside that file"
         raise FlexActError(
-            f"{file} is of another network: this {type(model).__name__} has no activation {wrong!r}. Build the model "
-            f"{how}, with the class that was trained, or its encoder alone."
+            f"{file} belongs to another network: this {type(model).__name__} has no activation {wrong!r}. Build the "
+            f"model {how}, with the class that was trained, or its encoder alone."
         )
     if absent:
         warnings.warn(
-            f"{file}: this {type(model).__name__} has no {', '.join(absent[:5])}; the picks for it are left out.",
+            f"{file}: this {type(model).__name__} has no {', '.join(absent[:5])}; these picks are ignored.",
             stacklevel=3,
         )
-    return {name: pick for name, pick in named.items() if name in here}
+    return {name: ALIASES.get(pick, pick) for name, pick in named.items() if name in here}
 
 
 def _has_part(model: nn.Module, name: str, prefix: str) -> bool:
-    """Whether a model has the part that a site belongs to: a head, or a child of the network under the head."""
+    """Return whether a model has the part that a site belongs to: a head, or a child of the base network."""
     base = getattr(model, prefix[:-1], None) if name.startswith(prefix) else None
     owner, rest = (base, name.removeprefix(prefix)) if isinstance(base, nn.Module) else (model, name)
     return getattr(owner, rest.partition(".")[0], None) is not None
@@ -271,26 +270,26 @@ def _has_part(model: nn.Module, name: str, prefix: str) -> bool:
 
 def _by_channel(file: Path | str) -> str:
     return (
-        f"{file} has picks by channel, and load_picks puts one function in each site; save the extracted network as a "
+        f"{file} has picks per channel, but load_picks supports one function per site. Save the extracted network as a "
         "whole instead."
     )
 
 
-def _put_in(model: nn.Module, picks: Mapping[str, str], file: Path | str) -> None:
-    there = {found.name: found.original for found in find(model, per_call=False).found}
+def _apply_picks(model: nn.Module, found: list[Found], picks: Mapping[str, str], file: Path | str) -> None:
+    there = {one.name: one.original for one in found}
     apart = [name for name in picks if name not in there]
     if apart:
         raise FlexActError(
-            f"{file} has a pick for {apart[0]!r} alone, which is one of several places of one activation: it was "
-            "converted with per_call=True, and load_picks puts one function in all of them. Save the extracted network "
-            "as a whole instead."
+            f"{file} has a separate pick for {apart[0]!r}, which is one of several names of one activation: the model "
+            "was converted with per_call=True, which load_picks does not support. Save the extracted network as a "
+            "whole instead."
         )
     wanted = {name: pick for name, pick in picks.items() if pick != ORIGINAL and key_of(there[name]) != pick}
     if not wanted:
         return
     candidates = (*dict.fromkeys(wanted.values()), ORIGINAL)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what convert left alone is none of these sites
+        warnings.simplefilter("ignore")  # about activations that are not among these sites
         convert(model, list(wanted), FlexConfig(candidates=candidates, init="original"))
     for site in sites_of(model):
         chosen = torch.zeros(site.rows, site.k, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What is known about a method without running it: the values of its names, and which tensors only one name holds."""
+"""Static analysis of a method: the values of its names, and which tensors only one name refers to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.surgery.sources import codes_of, contents, definition_of
+from flexact.surgery.sources import codes_of, contents, definition_of, nodes_of
 
 UNKNOWN = object()
 """The value of an expression that is only known at run time."""
@@ -37,33 +37,29 @@ class Scope:
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         self._names = {**vars(builtins), **function.__globals__, **{name: contents(cell) for name, cell in cells}}
         self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
-        for node in self.nodes:
-            self._bound |= set(node.names) if isinstance(node, (ast.Global, ast.Nonlocal)) else set()
+        self._bound.update(*(node.names for node in self.nodes if isinstance(node, (ast.Global, ast.Nonlocal))))
         stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
         self._stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
         self.strings = {node.value for node in self.nodes if isinstance(node, ast.Constant) and type(node.value) is str}
-        self.me = code.co_varnames[0] if code.co_argcount else ""
         names = [node.id for node in stored if isinstance(node, ast.Name)]
         names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
-        if names.count(self.me) != 1:  # the name has another value somewhere
-            self.me = ""
+        first = code.co_varnames[0] if code.co_argcount else ""
+        self.self_name = first if names.count(first) == 1 else ""  # otherwise it has another value somewhere
 
     def value(self, node: ast.AST) -> Any:
         """Return the value of an expression, or UNKNOWN."""
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.Name):
-            if node.id == self.me:
-                return self.owner
-            return UNKNOWN if node.id in self._bound else self._names.get(node.id, UNKNOWN)
-        if isinstance(node, ast.Attribute):
-            base = self.value(node.value)
-            return UNKNOWN if base is UNKNOWN else _attribute(base, node.attr)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            base = self.value(node.value)
-            if isinstance(base, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-                return base._modules.get(str(node.slice.value), UNKNOWN)
-        return UNKNOWN
+        first, *names = names_of(node) or [""]
+        value = UNKNOWN if first in self._bound else self._names.get(first, UNKNOWN)
+        if first and first == self.self_name:
+            value = self.owner
+        for name in names:
+            try:
+                value = UNKNOWN if value is UNKNOWN else _attribute(value, name)
+            except Exception:  # a lazy module that cannot be imported, or an object that refuses the question
+                return UNKNOWN
+        return value
 
     def truth(self, node: ast.AST) -> bool | None:
         """Return whether a condition on the module's settings holds; None if it depends on anything else."""
@@ -72,7 +68,11 @@ class Scope:
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)) and len(node.ops) == 1:
             sides = [self._setting(side) for side in (node.left, node.comparators[0])]
-            return None if UNKNOWN in sides else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
+            return (
+                None
+                if any(side is UNKNOWN for side in sides)
+                else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
+            )
         if isinstance(node, ast.BoolOp):
             parts = [self.truth(part) for part in node.values]
             decisive = isinstance(node.op, ast.Or)
@@ -81,22 +81,33 @@ class Scope:
         return bool(value) if value is None or isinstance(value, (bool, int, float, str)) else None
 
     def _setting(self, node: ast.AST) -> Any:
-        """Return the value of an expression that is the same in every call: no mode, nothing that the method sets."""
+        """Return the value of an expression; UNKNOWN if it is the mode or an attribute that the method assigns."""
         name = node.attr if isinstance(node, ast.Attribute) else ""
         return UNKNOWN if name == "training" or name in self._stored else self.value(node)
 
+    def is_only_called(self, node: ast.AST) -> bool:
+        """Return whether a value is assigned to a variable whose only uses are calls with one argument."""
+        name = next((target_of(one) for one in self.nodes if isinstance(one, ast.Assign) and one.value is node), "")
+        called = [one.func for one in self.nodes if isinstance(one, ast.Call) and len([*one.args, *one.keywords]) == 1]
+        loads = [one for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+        return bool(name) and all(one in called for one in loads if one.id == name)
+
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
-        if isinstance(node, ast.Name):
-            return "" if node.id == self.me else None
+        first, *names = names_of(node) or [""]
+        return ".".join(names) if first and first == self.self_name and "*" not in names else None
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """Return ["self", "fc", "2"] for self.fc[2], with "*" for a variable index; empty unless it starts at a name."""
+    names: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute):
-            name = node.attr
-        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            name = str(node.slice.value)
+            names.insert(0, node.attr)
         else:
-            return None
-        base = self.path(node.value)
-        return None if base is None else f"{base}.{name}" if base else name
+            names.insert(0, str(node.slice.value) if isinstance(node.slice, ast.Constant) else "*")
+        node = node.value
+    return [node.id, *names] if isinstance(node, ast.Name) else []
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -117,68 +128,68 @@ def _attribute(value: Any, name: str) -> Any:
     return UNKNOWN if hasattr(found, "__get__") else found
 
 
+def tensor_of(call: ast.Call) -> ast.expr | None:
+    """Return the input of an activation call: its first argument, or the tensor whose method it is."""
+    if not call.args and not call.keywords:
+        return call.func.value if isinstance(call.func, ast.Attribute) else None
+    given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "input")]
+    return given[0] if given and not isinstance(given[0], ast.Starred) else None
+
+
 def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
-    variable that holds one and is then assigned, or returned as, the result of the call."""
+    variable that holds one, if the result of the call is assigned to that variable or returned."""
     if not isinstance(tensor, ast.Name):
         return is_fresh(scope, tensor)
-    for node in scope.nodes:
-        for _, block in ast.iter_fields(node):
-            for i, statement in enumerate(block if isinstance(block, list) else []):
-                if _replaces(statement, call, tensor.id):
-                    return _is_fresh_after(scope, block[:i], tensor.id)
+    blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
+    for block in blocks:
+        for i, statement in enumerate(block):
+            is_returned = isinstance(statement, ast.Return) and call in ast.walk(statement)
+            if assigned(statement, tensor.id) is call or (is_returned and _mentions(statement, tensor.id) == 1):
+                return _is_unshared_after(scope, block[:i], tensor.id, False)
     return False
 
 
-def is_fresh(scope: Scope, node: ast.AST) -> bool:
-    """Return whether an expression makes a new tensor: arithmetic, or a layer of torch."""
+def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshared: bool) -> bool:
+    """Return whether only a variable holds its tensor after some statements. is_unshared: the same before them."""
+    for statement in block:
+        value = assigned(statement, name)
+        if isinstance(statement, ast.If):
+            branches = statement.body, statement.orelse
+            is_unshared = is_unshared and all(_is_unshared_after(scope, branch, name, True) for branch in branches)
+        elif value is not None:
+            is_unshared = is_fresh(scope, value, name if is_unshared else "")
+        elif not isinstance(statement, ast.AugAssign) or target_of(statement) != name:
+            is_unshared = is_unshared and not _mentions(statement, name)
+    return is_unshared
+
+
+def is_fresh(scope: Scope, node: ast.AST, unshared: str = "") -> bool:
+    """Return whether nothing else holds the tensor of an expression: an unshared variable, arithmetic, the call of a
+    layer of torch, or of another module whose only argument is such a tensor. A call of None never runs."""
     if not isinstance(node, ast.Call):
-        return isinstance(node, ast.BinOp)
+        return isinstance(node, ast.BinOp) or (isinstance(node, ast.Name) and node.id == unshared)
     module = scope.value(node.func)
     while type(module) is nn.Sequential and len(module):
         module = module[-1]
-    if not isinstance(module, nn.Module):
-        return any(module is function for function in _NEW_FROM_FUNCTIONS)
+    if any(module is function for function in _NEW_FROM_FUNCTIONS):
+        return True
     if type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity:
         return True
-    return len(node.args) == 1 and not node.keywords and is_fresh(scope, node.args[0])
+    takes_one = len(node.args) == 1 and not node.keywords and (module is None or isinstance(module, nn.Module))
+    return takes_one and is_fresh(scope, node.args[0], unshared)
 
 
-def _replaces(statement: ast.AST, call: ast.Call, name: str) -> bool:
-    """Return whether a statement is `name = call`, or returns the call and does not read the name elsewhere."""
-    if isinstance(statement, ast.Return):
-        return _mentions(statement, name) == 1 and call in ast.walk(statement)
-    return isinstance(statement, ast.Assign) and statement.value is call and _target(statement) == name
-
-
-def _is_fresh_after(scope: Scope, statements: list[ast.stmt], name: str) -> bool:
-    """Return whether a variable holds a tensor, after some statements, that no other variable holds."""
-    for statement in reversed(statements):
-        if isinstance(statement, ast.Assign) and _target(statement) == name and is_fresh(scope, statement.value):
-            return True
-        if not _keeps(scope, statement, name):
-            return False
-    return False
-
-
-def _keeps(scope: Scope, statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement shares a variable's tensor with nothing else: it adds to the tensor, or assigns the
-    result of a module that is called with it alone. The module may be None in a branch that does not run."""
-    if not _mentions(statement, name) or (isinstance(statement, ast.AugAssign) and _target(statement) == name):
-        return True
-    if isinstance(statement, ast.If):
-        return all(_keeps(scope, one, name) for one in (*statement.body, *statement.orelse))
-    value = statement.value if isinstance(statement, ast.Assign) and _target(statement) == name else None
-    if not isinstance(value, ast.Call) or [ast.unparse(one) for one in (*value.args, *value.keywords)] != [name]:
-        return False
-    called = scope.value(value.func)
-    return called is None or isinstance(called, nn.Module)
-
-
-def _target(statement: ast.Assign | ast.AugAssign) -> str:
+def target_of(statement: ast.Assign | ast.AugAssign) -> str:
+    """Return the variable that a statement assigns to; empty if it assigns to anything else."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
 
 
+def assigned(statement: ast.AST | None, name: str) -> ast.expr | None:
+    """Return the value of an assignment to a variable."""
+    return statement.value if isinstance(statement, ast.Assign) and target_of(statement) == name else None
+
+
 def _mentions(node: ast.AST, name: str) -> int:
-    return sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+    return sum(one.id == name for one in nodes_of(ast.Name, node))

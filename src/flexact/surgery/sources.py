@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
-import hashlib
 import linecache
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Node = TypeVar("_Node", bound=ast.AST)
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -23,25 +23,22 @@ class CannotRewrite(Exception):
 @functools.lru_cache(maxsize=4096)
 def definition_of(function: types.FunctionType) -> Definition:
     """Return the node that defines a function. Raises CannotRewrite unless it compiles to the code that runs."""
-    found = _found(function)
-    if found is None:
-        raise CannotRewrite("its source cannot be read; define the class in a file")
-    if compiled(function, found.definition) != function.__code__:
+    definition = _found(function)[0]
+    if compiled(function, definition) != function.__code__:
         raise CannotRewrite("its source is not what runs: the file changed, or something rewrote it on import")
-    return found.definition
+    return definition
 
 
-def digest(node: Definition) -> str:
-    """Return a fingerprint of a definition that does not depend on its position in the file."""
-    return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:16]
+def nodes_of(kind: type[_Node], *trees: ast.AST) -> list[_Node]:
+    """Return the nodes of one type in syntax trees."""
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def compiled(function: types.FunctionType, definition: Definition) -> types.CodeType:
-    """Compile a definition in the place of a function's own: in its class and closure, with its file and lines."""
-    code, found = function.__code__, _found(function)
-    assert found is not None
-    statement = copy.deepcopy(found.statement, {id(found.definition): definition})
-    whole = compile(ast.Module([*found.imports, statement], []), code.co_filename, "exec", dont_inherit=True)
+    """Compile a definition as a replacement of a function's own, in the same class, closure, file and lines."""
+    code, (own, statement, imports) = function.__code__, _found(function)
+    edited = statement if definition is own else copy.deepcopy(statement, {id(own): definition})
+    whole = compile(ast.Module([*imports, edited], []), code.co_filename, "exec", dont_inherit=True)
     where = code.co_name, code.co_firstlineno
     return next(one for one in codes_of(whole) if (one.co_name, one.co_firstlineno) == where)
 
@@ -54,27 +51,23 @@ def codes_of(code: types.CodeType) -> list[types.CodeType]:
     return codes
 
 
-@dataclass(frozen=True)
-class _Found:
-    definition: Definition
-    statement: ast.stmt
-    """The top-level statement of the file that contains the definition."""
-    imports: list[ast.stmt]
-    """The imports of the file: Python compiles calls through imported names, and `__future__`, differently."""
+_Found = tuple[Definition, ast.stmt, list[ast.stmt]]
+"""A definition, the top-level statement of the file that contains it, and the imports of the file: Python compiles
+calls through imported names, and `__future__`, differently."""
 
 
-def _found(function: types.FunctionType) -> _Found | None:
+def _found(function: types.FunctionType) -> _Found:
     code = function.__code__
-    try:
-        found = _definitions("".join(linecache.getlines(code.co_filename, function.__globals__)))
-    except (SyntaxError, ValueError):
-        return None
-    return found.get((code.co_name, code.co_firstlineno))
+    with contextlib.suppress(SyntaxError, ValueError):
+        definitions = _definitions("".join(linecache.getlines(code.co_filename, function.__globals__)))
+        if (found := definitions.get((code.co_name, code.co_firstlineno))) is not None:
+            return found
+    raise CannotRewrite("its source cannot be read; define the class in a file")
 
 
 @functools.lru_cache(maxsize=256)
 def _definitions(text: str) -> dict[tuple[str, int], _Found | None]:
-    """Return the functions of a file by name and first line; None where two share both."""
+    """Return the functions of a file by name and first line; None if two functions share both."""
     imports: list[ast.stmt] = []
     found: dict[tuple[str, int], _Found | None] = {}
     for statement in ast.parse(text).body:
@@ -84,22 +77,20 @@ def _definitions(text: str) -> dict[tuple[str, int], _Found | None]:
             elif isinstance(node, Definition):
                 name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
                 key = name, min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-                found[key] = None if key in found else _Found(node, statement, imports)
+                found[key] = None if key in found else (node, statement, imports)
     return found
 
 
 def with_code(
     function: types.FunctionType, code: types.CodeType, cells: Sequence[types.CellType] | None = None
 ) -> types.FunctionType:
-    """Return a copy of a function with another code object and, where given, other closure cells."""
+    """Return a copy of a function with another code object and, if given, other closure cells."""
     own = function.__closure__ or () if cells is None else cells
     by_name = dict(zip(function.__code__.co_freevars, own, strict=True))
     closure = tuple(by_name[name] for name in code.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    made.__dict__.update(function.__dict__)
-    for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__doc__", "__module__", "__type_params__"):
-        if hasattr(function, name):
-            setattr(made, name, getattr(function, name))
+    functools.update_wrapper(made, function, (*functools.WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
+    made.__dict__ = dict(function.__dict__)  # without the `__wrapped__` of update_wrapper
     return made
 
 
@@ -112,7 +103,7 @@ def contents(cell: types.CellType) -> Any:
 
 
 def rewrapped(value: Any, inner: types.FunctionType, made: types.FunctionType) -> Any:
-    """Return a decorated function with `made` in the place of `inner`. Decorators must use functools.wraps."""
+    """Return a decorated function with `inner` replaced by `made`. Decorators must use functools.wraps."""
     if value is inner:
         return made
     wrapped = getattr(value, "__wrapped__", None)

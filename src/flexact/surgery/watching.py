@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,38 +17,78 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation
+from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation, spelling
 from flexact.routing.layer import FlexAct
 
 _TORCH, _FLEXACT = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
 _MODULES_OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
-"""Their own calls are not the user's, or are found as attributes."""
+"""Folders of torch whose activation calls are either not the user's or found as attributes."""
+_ACTIVATIONS = f"{_TORCH}nn/modules/activation.py"
+"""The exception: a subclass of an activation may inherit its forward, or call it."""
+
+_REMEDY = "make it a submodule of the model"
 
 
 class Watch(TorchFunctionMode):
     """Records the activations that run and are not sites, by the name of the module that calls them.
 
-    known: the files and lines of calls that need no warning; sigmoids: whether sigmoids are activations.
+    `watch` makes it warn about those of the first forward of a model in training mode and in evaluation mode.
+    known: the files, lines and functions of calls that need no warning; sigmoids: whether sigmoids are activations.
+    path: the name of the model in the one that was converted, if it is a submodule of it.
     """
 
-    def __init__(self, model: nn.Module, known: Iterable[tuple[str, int]], sigmoids: bool) -> None:
+    def __init__(self, known: set[tuple[str, int, str]], sigmoids: bool, path: str = "") -> None:
         super().__init__()
-        self.known = set(known)
+        self.known = known
+        self.path = path
         self.functions = ELEMENTWISE | SIGMOIDS if sigmoids else ELEMENTWISE
-        self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+        self.told: set[str] = set()
+        self.names: dict[int, str] = {}
         self.found: dict[str, str] = {}
+        self.modes: set[bool] = set()
+
+    def over(self, model: nn.Module) -> Watch:
+        """Watch a model from now on."""
+        self.names = {
+            id(module): name or type(module).__name__ for name, module in model.named_modules(prefix=self.path)
+        }
+        return self
+
+    def start(self, model: nn.Module) -> None:
+        """Watch the forward of a model that begins, if it is the first one in its mode."""
+        if torch._C._get_tracing_state() or model.training in self.modes:
+            return
+        stack = torch.overrides._get_current_function_mode_stack()
+        if any(isinstance(mode, Watch) and id(model) in mode.names for mode in stack):
+            unwatch(model)  # it runs in a module that is watched
+            return
+        self.modes.add(model.training)
+        if len(self.modes) == 2:
+            unwatch(model)
+        if not model.training and any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+            return  # torch's fused attention is off under a TorchFunctionMode, which would change the last digits
+        self.over(model).__enter__()  # type: ignore[no-untyped-call]
+
+        def end(*_: Any) -> None:
+            if self in torch.overrides._get_current_function_mode_stack():
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                lines = [f"  {name}: {self.found.pop(name)}" for name in list(self.found)]
+                if lines:
+                    warnings.warn("\n".join(["flexact.convert did not see these activations:", *lines]), stacklevel=2)
+            if sys.exc_info()[0] is None:  # otherwise torch is iterating over the hooks
+                handle.remove()
+
+        handle = model.register_forward_hook(end, always_call=True)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "").rstrip("_")
+        name = getattr(function, "__name__", "").strip("_")  # F.threshold is called _threshold
         if name in self.functions and not torch.compiler.is_compiling():
-            frame = self._caller(sys._getframe(1))
-            if frame is not None and (frame.f_code.co_filename, frame.f_lineno) not in self.known:
-                self._record(name, frame)
+            self._record(name, self._caller(sys._getframe(1)))
         return function(*args, **(kwargs or {}))
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame of the user's code that calls an activation; None for the call of a site or of torch."""
-        is_stray = False  # whether an activation module calls it that is not a submodule of the model
+        is_stray = False  # whether it is called by an activation module outside the model
         while frame is not None:
             file, me = frame.f_code.co_filename, frame.f_locals.get("self")
             if file.startswith((_FLEXACT, "<eval_with_key>")):  # a site, or a torch.fx.GraphModule
@@ -58,7 +97,7 @@ class Watch(TorchFunctionMode):
                 if id(me) in self.names and not isinstance(me, FlexAct):
                     return None
                 is_stray = True
-            elif not file.startswith(_TORCH):
+            elif not file.startswith(_TORCH) or file == _ACTIVATIONS:
                 return frame
             elif file.startswith(_MODULES_OF_TORCH) and not is_stray:
                 return None
@@ -66,52 +105,45 @@ class Watch(TorchFunctionMode):
         return None
 
     def _record(self, function: str, frame: FrameType | None) -> None:
-        """Add a call to the module that runs it: the first one of the model on the stack."""
-        assert frame is not None
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        while frame is not None and id(frame.f_locals.get("self")) not in self.names:
-            frame = frame.f_back
-        if frame is not None:
-            self.known.add((file, line))
-            text = f"{function} in line {line} of {file} is not a site; make it a submodule of the model"
-            name = self.names[id(frame.f_locals["self"])]
+        """Add an unknown call, under the name of the innermost module of the model on the stack."""
+        if frame is None or (frame.f_code.co_filename, frame.f_lineno, spelling(function)) in self.known:
+            return
+        text = f"{function} in line {frame.f_lineno} of {frame.f_code.co_filename} is not a site; {_REMEDY}"
+        if frame.f_code.co_filename == _ACTIVATIONS:
+            text = f"{function} of {type(frame.f_locals['self']).__name__}, a subclass of torch's type, is not a site"
+        caller: FrameType | None = frame
+        while caller is not None and id(caller.f_locals.get("self")) not in self.names:
+            caller = caller.f_back
+        if caller is not None and text not in self.told:
+            self.told.add(text)
+            name = self.names[id(caller.f_locals["self"])]
             self.found[name] = f"{self.found[name]}; {text}" if name in self.found else text
 
 
-class FirstForwards:
-    """A forward pre-hook that watches a model's first forward in training mode and in evaluation mode."""
+class _Hook:
+    """A forward pre-hook that starts a watch; a plain object, which torch.compile can trace."""
 
-    def __init__(self, known: Iterable[tuple[str, int]], sigmoids: bool) -> None:
-        self.known = set(known)
-        self.sigmoids = sigmoids
-        self.seen: set[bool] = set()
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() or model.training in self.seen:
-            return
-        self.seen.add(model.training)
-        if len(self.seen) == 2:
-            unwatch(model)
-        if not model.training and any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
-            return  # torch's fused attention is off under a TorchFunctionMode, which would change the last digits
-        watch = Watch(model, self.known, self.sigmoids)
-        watch.__enter__()  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            self.watch.start(model)
 
-        def end(*_: Any) -> None:
-            if watch in torch.overrides._get_current_function_mode_stack():
-                watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self.known |= watch.known
-                if watch.found:
-                    lines = [f"  {name}: {text}" for name, text in watch.found.items()]
-                    warnings.warn("\n".join(["flexact.convert did not see these activations:", *lines]), stacklevel=2)
-            if sys.exc_info()[0] is None:  # otherwise torch is iterating over the hooks
-                handle.remove()
 
-        handle = model.register_forward_hook(end, always_call=True)
+def watch(model: nn.Module, known: set[tuple[str, int, str]], sigmoids: bool) -> None:
+    """Watch a converted model, and its children of the user's types, which may be called without the model."""
+    told: set[str] = set()
+    for name, module in [("", model), *model.named_children()]:
+        of_torch = isinstance(module, nn.Sequential) or type(module).__module__.startswith(("torch.", "flexact."))
+        if module is model or not of_torch:
+            one = Watch(known, sigmoids, name)
+            one.told = told
+            module.register_forward_pre_hook(_Hook(one))
 
 
 def unwatch(model: nn.Module) -> None:
-    """Remove the hook of `FirstForwards`."""
+    """Remove the watch from a model."""
     for key, hook in list(model._forward_pre_hooks.items()):
-        if isinstance(hook, FirstForwards):
+        if isinstance(hook, _Hook):
             del model._forward_pre_hooks[key]

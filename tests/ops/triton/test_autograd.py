@@ -18,11 +18,11 @@ from triton.errors import TritonError
 import flexact
 from flexact import FlexAct, FlexConfig, Policy, candidates
 from flexact.candidates import lookup
-from flexact.ops import _routed_activation, dispatch, routed_activation
+from flexact.ops import _plain, dispatch, routed_activation
+from flexact.ops.blending import Blending
 from flexact.ops.triton import autograd as triton_autograd
 from flexact.ops.triton import batch_norm, moments, routed
 from flexact.ops.triton.basis import without_form
-from flexact.ops.triton.fallback import Blending
 from flexact.surgery.fused_site import normalised_site
 
 NAMES = ("relu", "tanh", "gelu")
@@ -114,18 +114,18 @@ def test_opcheck_of_the_closed_form_on_a_card(layout: str, per_channel: bool) ->
     h = LAYOUTS[layout]().to("cuda")
     if per_channel and h.dim() == 0:
         pytest.skip("a number has no channels")
-    torch.library.opcheck(_routed_activation, routed_arguments(h, 4 if per_channel else 1))
+    torch.library.opcheck(_plain.operator, routed_arguments(h, 4 if per_channel else 1))
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["layer", "channel"])
 def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) -> None:
     h, logits, *rest = routed_arguments(torch.randn(3, 4, 2).to(device), rows)
     _, alive, channel_dim, statistics = rest[3:]
-    blending = Blending(*rest[:3], NAMES, tuple(alive), statistics)
+    blending = Blending(*rest[:3], NAMES, tuple(alive), channel_dim, statistics)
     results = []
     for x, gathered in (
         FLEXACT.routed_activation_triton(h, logits, *rest),
-        triton_autograd.routed(h, logits, blending, channel_dim),
+        triton_autograd.routed(h, logits, blending),
     ):
         results.append((x, gathered, *torch.autograd.grad(x.square().sum(), (h, logits))))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
@@ -133,7 +133,7 @@ def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) 
 
 def test_a_second_derivative_is_that_of_the_blend_written_plainly(device: torch.device) -> None:
     h, logits, *rest = routed_arguments(torch.randn(6).to(device), 1)
-    x, _ = triton_autograd.routed(h, logits, Blending(*rest[:3], NAMES, (0, 1, 2), 0), 1)
+    x, _ = triton_autograd.routed(h, logits, Blending(*rest[:3], NAMES, (0, 1, 2), 1, False))
     plain = sum(rest[0][0, k] * lookup(name).function(h) for k, name in enumerate(NAMES))
     second = []
     for one in (x, plain):
@@ -248,7 +248,7 @@ ERRORS = [
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exception], None]:
     """A function that makes one of a module's raise; Triton is given up for this test alone."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
 
     def set_up(module: object, name: str, error: Exception) -> None:
         def fail(*_: Any, **__: Any) -> Any:

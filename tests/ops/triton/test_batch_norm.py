@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from flexact.candidates import lookup
 from flexact.ops import reference
+from flexact.ops.blending import Blending
 from flexact.ops.triton import batch_norm, tiles
-from flexact.ops.triton.basis import blend
-from flexact.ops.triton.batch_norm import Norm
+from flexact.ops.triton.batch_norm import Norm, Normalising
 from flexact.ops.triton.moments import moments as batch_moments
 
 NAMES = ("relu", "tanh", "leaky_relu", "silu")
@@ -89,12 +89,10 @@ class Case:
         norm, other = copy.deepcopy(self.norm), copy.deepcopy(self.residual_norm)
         own = normalises(norm, self.y)
         others = None if other is None or self.residual is None else normalises(other, self.residual)
-        p, parts = self.probabilities(), blend(NAMES, tuple(range(K)))
-        x, statistics = batch_norm.forward(self.y, own, self.residual, others, p, parts, True)
-        temperature = torch.tensor(TEMPERATURE, device=self.y.device)
-        to_y, to_residual, results = batch_norm.backward(
-            self.delta, self.y, own, self.residual, others, p, p, temperature, parts, uses_batch(norm), True
-        )
+        normalising = Normalising(own, self.residual, others, uses_batch(norm))
+        blending = self.blending()
+        x, statistics = batch_norm.forward(self.y, normalising, blending)
+        to_y, to_residual, results = batch_norm.backward(self.delta, self.y, normalising, blending, True)
         to_bias, to_weight, *to_residual_weight, to_logits = batch_norm.split_results(
             results, self.y.shape[1], others is not None
         )
@@ -107,6 +105,10 @@ class Case:
         if other is not None and other.affine:
             found |= {"to residual_norm.weight": to_residual_weight[0], "to residual_norm.bias": to_bias}
         return found
+
+    def blending(self, statistics: bool = True) -> Blending:
+        p, temperature = self.probabilities(), torch.tensor(TEMPERATURE, device=self.y.device)
+        return Blending(p, p, temperature, NAMES, tuple(range(K)), 1, statistics)
 
     def probabilities(self) -> Tensor:
         return torch.softmax(self.logits / TEMPERATURE, -1).float()
@@ -271,8 +273,7 @@ def test_nothing_that_comes_in_is_written_to(device: torch.device) -> None:
 def test_without_the_gradient_to_the_logits_the_others_are_the_same(device: torch.device) -> None:
     one = case(device, "channels last", "normalised", rows=3)
     own, other = (normalises(norm, one.y) for norm in (one.norm, one.residual_norm))
-    p, temperature = one.probabilities(), torch.tensor(TEMPERATURE, device=device)
-    arguments = (one.delta, one.y, own, one.residual, other, p, p, temperature, blend(NAMES, tuple(range(K))), True)
+    arguments = (one.delta, one.y, Normalising(own, one.residual, other, True), one.blending())
     with_it, without = batch_norm.backward(*arguments, True), batch_norm.backward(*arguments, False)
     assert all(torch.equal(left, right) for left, right in zip(with_it[:2], without[:2], strict=True))
     sums, _ = with_it[2].split([3 * 3, 3 * K])
@@ -282,8 +283,8 @@ def test_without_the_gradient_to_the_logits_the_others_are_the_same(device: torc
 @pytest.mark.parametrize("asked", [False, True])
 def test_statistics(asked: bool, device: torch.device) -> None:
     one = case(device, "channels last", "plain", rows=3)
-    own, p = normalises(one.norm, one.y), one.probabilities()
-    _, gathered = batch_norm.forward(one.y, own, one.residual, None, p, blend(NAMES, tuple(range(K))), asked)
+    normalising = Normalising(normalises(one.norm, one.y), one.residual, None, True)
+    _, gathered = batch_norm.forward(one.y, normalising, one.blending(asked))
     if not asked:
         assert gathered.numel() == 0
         return

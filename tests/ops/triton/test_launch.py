@@ -24,7 +24,8 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from flexact.ops.triton import batch_norm
 from flexact.ops.triton import routed
-from flexact.ops.triton.basis import _FORMS, blend
+from flexact.ops.blending import Blending
+from flexact.ops.triton.basis_functions import FORMS
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
@@ -53,17 +54,18 @@ Launch.__call__ = build
 def norm():
     return batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
 
-names = tuple(_FORMS)
-every, few = blend(names, tuple(range(len(names)))), blend(names, (0, 3))
+names = tuple(FORMS)
+every, few = tuple(range(len(names))), (0, 3)
 temperature, h = torch.tensor(0.5), torch.randn(4, 6, 5, 7, dtype=torch.bfloat16)
-for rows, y, parts in ((1, h, every), (6, h.to(memory_format=torch.channels_last), few)):
+for rows, y, alive in ((1, h, every), (6, h.to(memory_format=torch.channels_last), few)):
     p = torch.rand(rows, len(names))
-    routed.forward(y, p, parts, 1, 3)
-    routed.backward(y, y, p, p, temperature, parts, 1, True)
+    routed.forward(y, Blending(p, p, temperature, names, alive, 1, True))
+    routed.backward(y, y, Blending(p, p, temperature, names, alive, 1, False), True)
     moments(y, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
     for other in ((None, None), (y, None), (y, norm())):
-        batch_norm.forward(y, norm(), *other, p, few, 3)
-        batch_norm.backward(y, y, norm(), *other, p, p, temperature, few, True, True)
+        normalising = batch_norm.Normalising(norm(), *other, True)
+        batch_norm.forward(y, normalising, Blending(p, p, temperature, names, few, 1, True))
+        batch_norm.backward(y, y, normalising, Blending(p, p, temperature, names, few, 1, False), True)
 assert {kernel for kernel, size in built if size} >= {routed._forward, routed._backward, batch_norm._backward}
 assert len({kernel for kernel, size in built if size}) == 10
 """
@@ -142,7 +144,7 @@ def fails(*arguments: Any) -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=int)))
-    launch._say_once.cache_clear()
+    launch._log_once.cache_clear()
 
 
 @pytest.mark.usefixtures("driver")

@@ -66,13 +66,13 @@ def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(comm
 def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
     with pytest.raises(SystemExit) as ended:
         main([*command[3:], "--out", str(tmp_path / "run")])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "| ReLU" in out
-    assert "Page: not built, because plotly is missing" in out
+    assert "Page: not built, because markdown-it-py is missing" in out
     assert (tmp_path / "run" / "table.md").is_file()
     assert not (tmp_path / "run" / "report.html").exists()
 

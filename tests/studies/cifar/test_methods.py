@@ -7,9 +7,16 @@ import torch
 from torch import nn
 
 from flexact import FlexActError, FlexConfig, extract
+from flexact.baselines.learnable import Learnable
 from flexact.routing.sites import sites_of
-from flexact.studies.cifar.methods import METHODS, build, extra_parameters, optimizer_groups
+from flexact.studies.cifar.methods import METHODS, build, optimizer_groups, picking_sites
 from flexact.studies.cifar_resnets import BasicBlock, ResNet
+
+
+def extra_parameters(network: nn.Module) -> int:
+    """The number of trained parameters of activations."""
+    learn = [*picking_sites(network), *(module for module in network.modules() if isinstance(module, Learnable))]
+    return sum(parameter.numel() for module in learn for parameter in module.parameters())
 
 
 @pytest.mark.parametrize(("model", "sites"), [("resnet18", 8), ("resnet34", 16)])

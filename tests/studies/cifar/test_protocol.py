@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError, FlexConfig
-from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
+from flexact.studies.cifar.protocol import BUDGETS, RECTIFIERS, Cell, Protocol
 
 
 def test_the_default_is_the_papers_protocol() -> None:
@@ -17,11 +17,11 @@ def test_the_default_is_the_papers_protocol() -> None:
     own = {"share": "site", "rewind": False}  # as the study's results were made
     assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3, **own)
     assert Protocol(policy="paper").config(seed=3) == FlexConfig.paper(seed=3, **own)
-    assert Protocol.short().epochs == 30
+    assert BUDGETS["short"] == 30
 
 
 def test_a_protocol_survives_json_and_names_a_policy() -> None:
-    protocol = Protocol.short(policy="paper", candidates=("relu", "gelu"), changes={"commit_at": 0.6}, width=8)
+    protocol = Protocol(epochs=30, policy="paper", candidates=("relu", "gelu"), changes={"commit_at": 0.6}, width=8)
     again = Protocol.from_dict(json.loads(json.dumps(protocol.to_dict())))
     assert again == protocol
     assert hash(again) == hash(protocol)

@@ -12,9 +12,9 @@ from flexact.report.histories import read_histories
 from flexact.studies.cifar.pictures import accuracy_curves
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.study import Grid, Store
-from flexact.studies.cifar.table import table_of
+from flexact.studies.cifar.table import table
 from flexact.studies.grid.cell_task import run_task
-from flexact.studies.grid.curves import Curve, read_curve
+from flexact.studies.grid.curves import read_curve
 from flexact.studies.grid.pictures import selection_by_depth
 from flexact.studies.grid.run import run
 
@@ -33,7 +33,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
 
 
 def test_the_page_has_table_curves_and_selection(store: Store) -> None:
-    assert "Flex-Act (all layers)" in store.write_table(table_of(store)).read_text(encoding="utf-8")
+    assert "Flex-Act (all layers)" in store.shown(table)
     page = build(store.folder).read_text(encoding="utf-8")
     for words in ("79.29 ± 0.11", "Accuracy over epochs", "Selection by depth"):
         assert words in page
@@ -55,8 +55,7 @@ def test_accuracy_is_the_mean_over_seeds(store: Store) -> None:
 
 def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> None:
     points = list(range(5, 201, 5))
-    nothing = [0.0] * len(points)
-    curve = Curve(points, nothing, [50.0 + epoch / 10 for epoch in points], nothing, nothing)
+    curve = [{"epoch": epoch, "test_accuracy": 50.0 + epoch / 10} for epoch in points]
     grid = Grid(("cifar100", "cifar10"), ("resnet34", "resnet18"), ("relu",), seeds=1)
     picture = accuracy_curves(dict.fromkeys(grid.cells, curve))
     assert picture is not None

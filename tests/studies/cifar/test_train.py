@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,11 +36,12 @@ from flexact.studies.cifar.train import NanLoss, Outcome, Stopped, train_cell
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, normalised
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.cell_task import LOCK
 from flexact.studies.grid.locks import is_locked, locked
 
 CPU = torch.device("cpu")
-BLOCKS = (1, 1)
+SMALL = {"resnet18": (1, 1)}
 PROTOCOL = Protocol(epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0)
 PICKS = Cell("cifar10", "resnet18", "flexact-all", 0)
 RELU = Cell("cifar10", "resnet18", "relu", 0)
@@ -65,13 +67,15 @@ def images(folder: Path) -> Images:
     return data.load("cifar10", folder, complete=False)
 
 
+@mock.patch.dict(BLOCKS, SMALL)
 def trained(cell: Cell, images: Images, folder: Path, protocol: Protocol = PROTOCOL, **keywords: Any) -> Outcome:
-    return train_cell(cell, protocol, images, folder, CPU, blocks=BLOCKS, **keywords)
+    return train_cell(cell, protocol, images, folder, CPU, **keywords)
 
 
+@mock.patch.dict(BLOCKS, SMALL)
 def training_of(method: str, images: Images, protocol: Protocol = PROTOCOL) -> Training:
     torch.manual_seed(0)
-    network = build("resnet18", method, images.classes, protocol.config(0), protocol.width, BLOCKS)
+    network = build("resnet18", method, images.classes, protocol.config(0), protocol.width)
     return Training(network, images, protocol, 0, CPU, Ranks())
 
 
@@ -126,10 +130,11 @@ def test_every_method_trains(method: str, images: Images) -> None:
     assert any("relu" in name for name in moved) or method == "relu"
 
 
+@mock.patch.dict(BLOCKS, SMALL)
 def test_the_first_step_is_that_of_a_loop_written_by_hand(images: Images) -> None:
     training = training_of("relu", images)
     torch.manual_seed(0)
-    network = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS))
+    network = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     order = epoch_order(45, seed=0, epoch=0)
     draws = step.epoch_draws(40, seed=0, epoch=0)
@@ -154,12 +159,13 @@ def test_the_order_is_another_one_each_epoch_and_seed_and_the_incomplete_batch_i
     assert all(sorted(order) == list(range(45)) for order in orders)
     assert orders[0] == orders[3]
     assert orders[0] != orders[1] != orders[2]
-    assert training_of("relu", images).steps_an_epoch == 5
+    assert training_of("relu", images).steps_per_epoch == 5
 
 
+@mock.patch.dict(BLOCKS, SMALL)
 def test_the_accuracy_is_that_of_the_plain_network(straight: Path, images: Images) -> None:
     about = json.loads((straight / "checkpoint.json").read_text())
-    plain = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width, BLOCKS)).eval()
+    plain = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width)).eval()
     for site, pick in about["outcome"]["picks"].items():
         parent, _, name = site.rpartition(".")
         setattr(plain.get_submodule(parent), name, lookup(pick).module())

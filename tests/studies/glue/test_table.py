@@ -16,7 +16,7 @@ from flexact.studies.glue.table import averages, table
 
 
 def row(task: str, method: str, seed: int, **figures: object) -> Result:
-    fields = {**STUDY.blank, "state": "done", "split": "official", "error": "", "device": "card", "step_ms": 10.0}
+    fields = {"state": "done", "split": "official", "device": "card", "step_ms": 10.0}
     fields |= {"task": task, "method": method, "seed": seed, "torch": "2", "commit": "c", "date": "d", **figures}
     return Result(**fields)  # type: ignore[arg-type]
 
@@ -52,17 +52,17 @@ def test_the_table_has_ours_the_papers_the_gains_and_the_costs() -> None:
     assert "Not done yet, 1 of 8: mrpc-flexact-all-1." in text
 
 
-def test_what_is_no_result_is_told() -> None:
+def test_a_limited_run_is_marked_as_no_result() -> None:
     results = [row("qnli", "fixed", 0, accuracy=80.0, split="of dev.tsv")]
     text = " ".join(table(results, Protocol(limit=10), []).split())
     assert "QNLI has no training file here" in text
-    assert "Only the first 10 rows of each file were used: these are no results" in text
+    assert "Only the first 10 rows of each file were used, so these are no results" in text
     assert "| fixed activation | 1 | 80.00 | - |" in text
     failed = [row("rte", "fixed", 0, state="failed", error="the loss is nan")]
     assert "- rte-fixed-0: the loss is nan" in table(failed, Protocol(), [])
 
 
-def test_what_is_not_defined_is_in_no_mean() -> None:
+def test_an_undefined_metric_is_excluded_from_means() -> None:
     defined = [row("stsb", "fixed", seed, pearson=80.0 + seed, spearman=81.0) for seed in (0, 1)]
     nan = {"pearson": math.nan, "spearman": math.nan}
     some = [*defined, row("stsb", "fixed", 2, **nan), row("stsb", "flexact-all", 0, **nan)]
@@ -70,7 +70,7 @@ def test_what_is_not_defined_is_in_no_mean() -> None:
     assert "| fixed activation | 3 | 80.50 ± 0.71 | 81.00 ± 0.00 | 80.75 ± 0.35 |" in text
     assert "| Flex-Act (all layers) | 1 | - | - | - |" in text
     assert "| Flex-Act (all layers) | - | - | - |" in text  # nothing to compare
-    assert "in no mean: stsb-fixed-2, stsb-flexact-all-0." in text
+    assert "excluded from means: stsb-fixed-2, stsb-flexact-all-0." in text
     rte = row("rte", "fixed", 0, accuracy=60.0)
     text = " ".join(table([row("stsb", "fixed", 0, **nan), rte], Protocol(), []).split())
     assert "| fixed activation | 1 | - | - | 60.00 | 60.00 |" in text  # a column without figures is in no average

@@ -31,7 +31,7 @@ from flexact.studies.grid.store import Store
 EPOCHS = 4
 
 
-def load(name: str, folder: Path) -> Any:
+def load(name: str, folder: Path, partial: bool) -> Any:
     path = Path(folder, "behaviour.json")
     behaviour = json.loads(path.read_text()) if path.exists() else {}
     return SimpleNamespace(
@@ -82,7 +82,7 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
 
 def store_in(folder: Path) -> Store[Any]:
     """A grid of the image study that is trained here."""
-    return Store(folder, dataclasses.replace(STUDY, train=train, load=load, load_part=load))
+    return Store(folder, dataclasses.replace(STUDY, train=train, load=load))
 
 
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:

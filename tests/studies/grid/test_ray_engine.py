@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from flexact import FlexActError
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.study import Store
 from flexact.studies.grid.engines import engine
+from flexact.studies.grid.ray_engine import _connect
 
 HERE = Path(__file__).parent
 pytest.importorskip("ray")
@@ -94,6 +96,15 @@ def test_sigterm_stops_the_cells_on_the_cluster_with_a_checkpoint(
 def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
     with pytest.raises(FlexActError, match=r"127.0.0.1:1 .*ray start --head"):
         engine("ray", "cpu", None, "127.0.0.1:1")([], print, lambda: False)
+
+
+def test_any_error_of_ray_is_told_in_our_words() -> None:
+    class Ray:
+        def init(self, **_: Any) -> None:
+            raise Exception("The current node timed out during startup.")  # as Ray does
+
+    with pytest.raises(FlexActError, match=r"cannot join or start a Ray cluster here \(The current node timed out"):
+        _connect(Ray(), None)
 
 
 def test_rays_own_options_are_checked_before_a_cluster_is_asked_for() -> None:

@@ -125,7 +125,7 @@ def test_every_cell_is_one_line_and_one_folder(go: Any, fake_training: ModuleTyp
     assert all(row.accuracy == fake_training.accuracy_of(cell) for cell, row in store.results().items())
     assert len((store.folder / "results.csv").read_text().splitlines()) == 5
     assert sorted(path.name for path in (store.folder / "cells").iterdir()) == sorted(cell.name for cell in TWO.cells)
-    assert store.results()[TWO.cells[1]].picked == {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}
+    assert store.results()[TWO.cells[1]].picks == "layer1.0.relu=relu layer4.1.relu=tanh"
 
 
 def test_a_failed_cell_is_recorded_and_the_grid_goes_on(go: Any) -> None:
@@ -153,7 +153,7 @@ def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
 
 def test_another_configuration_is_refused_with_the_difference(go: Any) -> None:
     go()
-    with pytest.raises(FlexActError, match="holds a run of this study already"):
+    with pytest.raises(FlexActError, match="already holds a run of this study"):
         go()
     with pytest.raises(FlexActError, match="epochs: 4 → 5"):
         go(protocol=Protocol(epochs=5), resume=True)
@@ -204,6 +204,11 @@ def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) ->
     store = go(resume=True)
     assert [row.state for row in store.results().values()] == ["done"] * 4
     assert (store.cell_folder(full) / "starts").read_text() == "0\n2\n"
+
+
+def test_failed_cells_do_not_count_as_kept(go: Any) -> None:
+    with pytest.raises(FlexActError, match=r"1 of 4 cells kept, 1 failed; the others"):
+        go(behaviour={"fail": [TWO.cells[0].name], "full": [TWO.cells[2].name]})
 
 
 def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_of_itself(
@@ -262,8 +267,8 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
 
 
 @pytest.mark.parametrize("flag", ["resume", "retry_failed"])
-def test_there_is_nothing_to_go_on_with_in_a_folder_without_a_grid(go: Any, tmp_path: Path, flag: str) -> None:
-    with pytest.raises(FlexActError, match=r"holds no grid of .*Give its --out: --status, --resume"):
+def test_a_folder_without_a_grid_cannot_be_resumed(go: Any, tmp_path: Path, flag: str) -> None:
+    with pytest.raises(FlexActError, match=r"holds no grid of .* Give the folder of an existing one to --out"):
         go(**{flag: True})
     assert not (tmp_path / "out").exists()
 
@@ -290,7 +295,7 @@ def test_one_cell_is_told_in_the_singular(go: Any) -> None:
 
 
 def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
-    def nothing(name: str, folder: Path) -> Any:
+    def nothing(name: str, folder: Path, partial: bool) -> Any:
         raise FlexActError("there is no CIFAR-10 here")
 
     unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, load=nothing))

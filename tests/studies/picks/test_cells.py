@@ -51,7 +51,7 @@ def test_the_order_of_names_does_not_matter() -> None:
         (("tabular", "flexct", 0), "the task tabular has no method 'flexct'; did you mean 'flexact'?"),
         (("tabular", "fixed-sine", 0), "the task tabular has no method 'fixed-sine'; did you mean"),
         (("tabular", "fixed", 0), "the task tabular has no method 'fixed'"),
-        (("tabular", "flexact", -1), "a seed is a whole number from 0 on; got -1"),
+        (("tabular", "flexact", -1), "a seed must be a non-negative integer; got -1"),
     ],
 )
 def test_a_cell_that_there_is_not_is_refused(arguments: tuple[str, str, int], told: str) -> None:

@@ -91,7 +91,7 @@ def test_sigterm_stops_a_long_run_soon(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM" in told
+    assert "stopped by SIGTERM; 0 of 1 cell kept; the others start again." in told
     assert Store(tmp_path / "out").results() == {}
 
 
@@ -166,7 +166,7 @@ def test_status_says_where_the_benchmark_stands(
     (tmp_path / "out" / "cells" / "tabular-fixed-gelu-0" / "run.lock").unlink()
     assert ran("--out", str(tmp_path / "out"), "--status") == 0
     told = capsys.readouterr().out
-    assert "The benchmark of picks; 10 steps a plain run; commit" in told
+    assert "The benchmark of picks; 10 steps per plain run; commit" in told
     assert "2 cells: 1 done, 1 missing." in told
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
-from flexact.report.charts import charts
+from flexact.observe.figures.svg_backend import charts
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.report import regrets
@@ -46,8 +47,8 @@ def test_the_summary_has_a_row_for_each_method(rows: Make) -> None:
     text = table(some(rows), Protocol(), [])
     assert cells_of(text, "flexact") == ["flexact", "1", "0.38", "0.38", "tabular", "1", "0", "1.15×", "1.30×"]
     assert cells_of(text, "original") == ["original", "1", "1.00", "1.00", "tabular", "-", "-", "1.00×", "1.00×"]
-    assert "A trial" not in text
-    assert "A trial: every plain run has 40 steps" in table(some(rows), Protocol(steps=40), [])
+    assert "A quick test" not in text
+    assert "A quick test: every plain run has 40 steps" in table(some(rows), Protocol(steps=40), [])
 
 
 def test_an_incomplete_grid_says_what_is_missing(rows: Make) -> None:
@@ -71,7 +72,9 @@ def test_the_regret_chart_has_a_mark_for_each_task_and_method(rows: Make) -> Non
     assert list(values) == ["flexact", "original"]
     assert math.isnan(values["flexact"][0])
     assert values["original"] == [0.0, 1.0]
-    trace = charts(picture)[0]["data"][0]
-    assert (trace["type"], trace["x"], trace["y"]) == ("scatter", [None, 0.375], ["physics", "tabular"])
+    (chart,) = charts(picture)
+    shown = [note.splitlines() for note in re.findall(r"<title>(.*?)</title>", chart, re.DOTALL)]
+    assert [note[:2] for note in shown] == [["tabular", "flexact"], ["physics", "original"], ["tabular", "original"]]
+    assert shown[0][2].endswith(": 0.375")
     assert picture.figure() is not None
     assert regrets([]) is None

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.runner import run
-from flexact.studies.synthetic.store import read_results
+from flexact.studies.synthetic.store import Result
 from flexact.studies.synthetic.studies import ALPHA, CORRECTIONS, SYNTHETIC
 
 MODELS = ("flexact-default", "flexact-a0.3", "relu", "tanh", "splash", "convex")
@@ -84,7 +85,7 @@ def test_config_says_what_was_run_and_with_what(whole):
 def test_the_table_has_ours_the_counts_and_the_papers_where_it_trains_as_long(whole):
     assert "/4 |" in (whole / "table.md").read_text()
     assert "paper's" not in (whole / "table.md").read_text()
-    table = SYNTHETIC.table(replace(SMALL, epochs=100), read_results(whole / "results.csv"))
+    table = SYNTHETIC.table(replace(SMALL, epochs=100), csv_rows.read(whole / "results.csv", Result))
     assert "0.0004 ± 0.0007" not in table  # LeakyReLU's column was not asked for
     assert "0.4328 ± 0.4287" in table  # the paper's ReLU on Tanh
 
@@ -157,7 +158,7 @@ def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
     options = Options(seeds=1, epochs=1, truths=study.truths, models=models)
     run(study, options, tmp_path, jobs=1)
     assert [row["model"] for row in rows(tmp_path)] == list(models)
-    compared = study.table(replace(options, epochs=100), read_results(tmp_path / "results.csv"))
+    compared = study.table(replace(options, epochs=100), csv_rows.read(tmp_path / "results.csv", Result))
     assert ("60.0" if study is ALPHA else "0.35629 ± 0.00938") in compared
     table = (tmp_path / "table.md").read_text()
     assert "paper's" not in table

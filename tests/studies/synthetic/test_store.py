@@ -3,8 +3,9 @@ import json
 import pytest
 
 from flexact import FlexActError
+from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store, read_results
+from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 
 MODELS = ("relu", "tanh")
 OPTIONS = {"candidates": ("relu", "tanh"), "seeds": 2, "truths": ("relu",), "epochs": 3, "models": MODELS}
@@ -54,7 +55,8 @@ def test_a_resumed_folder_ends_with_the_bytes_of_an_uninterrupted_one(half_done,
         other.add(model, part(model))
     for name in ("results.csv", "history.csv", "curves.csv"):
         assert (again.folder / name).read_bytes() == (other.folder / name).read_bytes()
-    assert [row.model for row in read_results(again.folder / "results.csv")] == ["relu", "relu", "tanh", "tanh"]
+    rows = csv_rows.read(again.folder / "results.csv", Result)
+    assert [row.model for row in rows] == ["relu", "relu", "tanh", "tanh"]
 
 
 def test_rows_of_a_model_that_was_killed_before_its_results_are_dropped(half_done):
@@ -68,7 +70,7 @@ def test_rows_of_a_model_that_was_killed_before_its_results_are_dropped(half_don
 
 
 def test_a_folder_of_this_study_needs_resume_or_overwrite(half_done):
-    with pytest.raises(FlexActError, match=r"holds a run of this study already; .*--resume, .*--over"):
+    with pytest.raises(FlexActError, match=r"already holds a run of this study; .*--resume, .*--over"):
         store(half_done).open(resume=False, overwrite=False)
     fresh = store(half_done)
     fresh.open(resume=False, overwrite=True)

@@ -1,11 +1,14 @@
-"""Descriptions of pictures, which `matplotlib_backend` draws with matplotlib and the report's page with plotly."""
+"""Panels: what `matplotlib_backend` draws in figures and `svg_backend` on pages and in notebooks."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
+
+from flexact.config import PAPER_CANDIDATES
 
 INK = "ink"
 """The colour of text: dark on a light page, light on a dark page."""
@@ -13,8 +16,15 @@ INK = "ink"
 SHADES = ("#f2f6fb", "#c6dbef", "#7fb2d9", "#3a85bf", "#12508f", "#08264f")
 """Shades of probabilities from 0 to 1, light to dark, so that they are readable without colour."""
 
-SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "P": "cross"}
-"""Symbols of marks in matplotlib and in plotly, in the order of a panel's bars."""
+SYMBOLS = {
+    "o": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "D": "M0-6L6 0 0 6-6 0z",
+    "s": "M-5-5h10v10h-10z",
+    "X": "M-5-3l2-2 3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3z",
+    "^": "M0-6L6 5H-6z",
+    "P": "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z",
+}
+"""Symbols of marks in matplotlib and as SVG paths, in the order of a panel's bars."""
 
 # The paper's five have Okabe and Ito's colours. These and the next three are distinct for colour-blind readers; all
 # candidates after the five also have dashes.
@@ -35,9 +45,22 @@ _COLOURS = {
     "softsign": "#b15928",
     "relu_squared": "#2e7d32",
     "sine": "#c62828",
+    "gelu_tanh": "#2fca0f",
+    "quick_gelu": "#8a1297",
+    "snake": "#fb00e4",
+    "star_relu": "#0e5df3",
+    "hardtanh": "#ee7ef0",
+    "hardsigmoid": "#f96a09",
+    "softshrink": "#b6a668",
+    "hardshrink": "#8f0b3d",
+    "logsigmoid": "#4f5009",
+    "tanhshrink": "#14563f",
+    "clipped_gelu": "#fd7583",
+    "hard_mish": "#22c967",
+    "laplace": "#6ba004",
+    "sqrt_softplus": "#fd020e",
     "original": "#999999",
 }
-_PAPERS_FIVE = ("relu", "leaky_relu", "sigmoid", "tanh", "identity")
 _SPARE = ("#d81b60", "#1e88e5", "#8d6e63", "#00897b", "#5e35b1", "#f4511e", "#6d8700", "#546e7a")
 
 
@@ -54,7 +77,7 @@ def candidate_colours(names: Iterable[str]) -> dict[str, str]:
 
 def candidate_dash(name: str) -> str:
     """Return solid for the paper's five, dash for the other built-in candidates, dot for custom candidates."""
-    return "solid" if name in _PAPERS_FIVE else "dash" if name in _COLOURS else "dot"
+    return "solid" if name in PAPER_CANDIDATES else "dash" if name in _COLOURS else "dot"
 
 
 @dataclass(frozen=True)
@@ -92,6 +115,37 @@ class Grid:
     """(name, colour) of categories, into which the values are indexes. If empty, the values are probabilities."""
     notes: Sequence[Sequence[str]] = ()
     """Texts that the page shows on hover instead of the values."""
+    opacity: Sequence[Sequence[float]] = ()
+    """Opacity of each cell; if empty, every cell is opaque."""
+    labels: Sequence[Sequence[str]] = ()
+    """Short texts in the cells."""
+
+    @property
+    def edges(self) -> list[float]:
+        """The edges of the columns, half-way between their centres.
+
+        >>> Grid([0, 1, 3], []).edges
+        [-0.5, 0.5, 2.0, 4.0]
+        """
+        first, last = self.columns[0], self.columns[-1]
+        if len(self.columns) == 1:
+            return [first - 0.5, first + 0.5]
+        inner = [(a + b) / 2 for a, b in pairwise(self.columns)]
+        return [2 * first - inner[0], *inner, 2 * last - inner[-1]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A vertical line through a panel, such as a drop."""
+
+    x: float
+    name: str
+    """The kind of event, for the legend."""
+    label: str = ""
+    """Text beside the line."""
+    note: str = ""
+    """Text that the page shows on hover."""
+    dash: str = "dash"
 
 
 @dataclass(frozen=True)
@@ -102,14 +156,15 @@ class Panel:
     x_label: str = ""
     y_label: str = ""
     lines: Sequence[Line] = ()
+    events: Sequence[Event] = ()
     rows: Sequence[str] = ()
     """Names of the rows of bars or of the grid, from top to bottom."""
     bars: Sequence[Bars] = ()
     marks: bool = False
-    """Whether points are drawn at the ends of bars instead of bars, so that a value of 0 is visible."""
+    """Whether points are drawn at the ends of bars instead of bars, so that a value of 0 is visible. A NaN is not
+    drawn."""
     stacked: bool = False
-    totals: bool = False
-    """Whether the sum of each row is printed at the end of its stacked bars."""
+    """Whether the bars of a row follow each other; such a panel needs a `value_range`."""
     grid: Grid | None = None
     log_values: bool = False
     """Whether the axis of the bars is logarithmic."""
@@ -122,48 +177,28 @@ class Panel:
         """The text below the x axis."""
         return f"{self.x_label} ({self.x_note})" if self.x_note else self.x_label
 
-
-@dataclass(frozen=True)
-class PictureDescription:
-    """Panels under one title, with one legend and a sentence that explains them."""
-
-    slug: str
-    title: str
-    sentence: str
-    panels: Sequence[Panel] = field(repr=False)
-    across: int = 3
-    """Maximum number of panels side by side. With 1, each panel is as wide as the page."""
-
     @property
-    def legend(self) -> dict[str, Line | Bars | tuple[str, str]]:
-        """The legend's entries by name, in the order of appearance."""
-        entries: dict[str, Line | Bars | tuple[str, str]] = {}
-        for panel in self.panels:
-            for line in panel.lines:
-                if line.name != panel.title:  # the title names it already
-                    entries.setdefault(line.name, line)
-            if [bars.name for bars in panel.bars] != list(panel.rows):  # the rows name them already
-                for bars in panel.bars:
-                    entries.setdefault(bars.name, bars)
-            for name, colour in panel.grid.categories if panel.grid else ():
-                entries.setdefault(name, (name, colour))
-        return entries
+    def limits(self) -> tuple[float, float] | None:
+        """The range of the values. On a logarithmic axis it contains all bars, with room on both sides."""
+        low = [v for bars in self.bars for v in bars.values if v > 0]
+        if self.value_range is not None or not self.log_values or not low:
+            return self.value_range
+        ends = [
+            v + e for bars in self.bars for v, e in zip(bars.values, bars.errors or bars.values, strict=True) if v > 0
+        ]
+        return 10 ** math.floor(math.log10(min(low)) - 0.3), max(ends) * 1.6
 
-    @property
-    def has_shades(self) -> bool:
-        """Whether a panel is a heat map of probabilities."""
-        return any(panel.grid is not None and not panel.grid.categories for panel in self.panels)
+    def place(self, number: int, row: int) -> float:
+        """Return how far below the middle of its row a bar lies, in heights of a bar: bars of a row lie side by side
+        unless they are stacked, and only finite values take a place."""
+        if self.stacked:
+            return 0.0
+        taken = [math.isfinite(bars.values[row]) for bars in self.bars]
+        return sum(taken[:number]) - (sum(taken) - 1) / 2
 
 
-def value_range(panel: Panel) -> tuple[float, float] | None:
-    """Return the range of a panel's values. On a logarithmic axis it contains all bars, with room on both sides."""
-    if panel.value_range is not None or not panel.log_values or not panel.bars:
-        return panel.value_range
-    ends = [v + e for bars in panel.bars for v, e in zip(bars.values, bars.errors or bars.values, strict=True) if v > 0]
-    low = [v for bars in panel.bars for v in bars.values if v > 0]
-    if not low:
-        return None
-    return 10 ** math.floor(math.log10(min(low)) - 0.3), max(ends) * 1.6
+Legend = dict[str, Line | Bars | tuple[str, str]]
+"""The entries of a legend by name; a category of a heat map is its (name, colour)."""
 
 
 def short_names(names: Sequence[str], most: int = 24) -> list[str]:
@@ -175,18 +210,18 @@ def short_names(names: Sequence[str], most: int = 24) -> list[str]:
     >>> short_names(["encoder.layer.0.intermediate.act", "encoder.layer.1.intermediate.act", "pool"], most=18)
     ['encoder.layer.0…', 'encoder.layer.1…', 'pool']
     """
-    whole = _without_shared_start(names)
+    whole = without_shared_start(names)
     short = [_end(name, most) for name in whole]
     for label in _repeated(short):
         alike = [i for i, other in enumerate(short) if other == label]
-        ends = _without_shared_end([whole[i] for i in alike])
+        ends = without_shared_end([whole[i] for i in alike])
         for i, end in zip(alike, ends, strict=True):
             short[i] = _end(end, most - 1) + "…"
     repeated = _repeated(short)
     return [name if label in repeated else label for name, label in zip(whole, short, strict=True)]
 
 
-def _without_shared_start(names: Sequence[str]) -> list[str]:
+def without_shared_start(names: Sequence[str]) -> list[str]:
     """Return dotted names without the parts that all of them begin with. The last part of a name always stays."""
     parts = [name.split(".") for name in names]
     shared = 0
@@ -195,9 +230,9 @@ def _without_shared_start(names: Sequence[str]) -> list[str]:
     return [".".join(p[shared:]) for p in parts]
 
 
-def _without_shared_end(names: Sequence[str]) -> list[str]:
+def without_shared_end(names: Sequence[str]) -> list[str]:
     mirrored = [".".join(reversed(name.split("."))) for name in names]
-    return [".".join(reversed(name.split("."))) for name in _without_shared_start(mirrored)]
+    return [".".join(reversed(name.split("."))) for name in without_shared_start(mirrored)]
 
 
 def _end(name: str, most: int) -> str:

@@ -1,8 +1,9 @@
-"""Pictures of a Recorder's history: the picks by site and step.
+"""Pictures of a Recorder's history over the steps of a run: the loss, the probabilities, the picks.
 
 >>> history = [{"step": 0, "sites": {"1": {"relu": 0.4, "tanh": 0.6}}, "picks": {"1": "tanh"}, "loss": 1.5}]
 >>> [picture.title for picture in history_pictures(history)]
-['Pick by site and step', 'Probability by site and step', 'Final pick by depth', 'Recorded numbers']
+['Map of the network', 'Recorded numbers', 'Probability by step', 'Pick by site and step',
+ 'Probability by site and step']
 
 Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure().savefig("picks.png")``.
 """
@@ -10,228 +11,161 @@ Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.h
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import Bars, Grid, Line, Panel, candidate_colours
+from flexact.io.markdown_tables import counted
+from flexact.observe.figures.description import INK, Event, Grid, Line, Panel, candidate_colours, candidate_dash
+from flexact.observe.figures.network_map import margins, network
+from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, contest, drops_of, outcomes
 from flexact.observe.figures.picture import Picture
-from flexact.observe.history import RESERVED
-from flexact.policy.evidence import Contest
+from flexact.observe.history import TRYING, Records, number_names
+from flexact.observe.selection_row import TIE
 
 MOST_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
+MOST_CELLS = 500_000
+"""Maximum number of cells of all heat maps of a picture; each takes about a byte of the page."""
+MOST_POINTS = 1000
+"""Maximum number of points of a curve."""
 UNDECIDED = ("undecided", "#ffffff")
 """Name and colour of a cell whose leading candidates are equally likely, as all are before training."""
-_TIE = 1e-6
 _AFTER = 3
 """Minimum number of records that are shown after the last site has committed."""
 
 
-def history_pictures(history: Sequence[Mapping[str, Any]], stem: str = "history") -> list[Picture]:
+def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
     """Return all pictures of a Recorder's history."""
-    pictures = [picks(history, stem), probabilities(history, stem), final_picks(history, stem)]
-    if _numbers(history):
-        pictures.append(numbers(history, stem))
-    return pictures
+    pictures = [network(history, stem), curves(history, stem)]
+    if number_names(history):
+        pictures.insert(1, numbers(history, stem))
+    drops = drops_of(history)  # by channel where a site picks by channel; `margins` shows whole sites
+    if any(contest(drop) for one in outcomes(history) for drop in drops.get(one.site, {}).values()):
+        pictures.append(margins(history, stem))
+    return [*pictures, picks(history, stem), probabilities(history, stem)]
 
 
-def picks(history: Sequence[Mapping[str, Any]], stem: str = "history", by: str = "step") -> Picture:
+def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
     """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
-    sites, candidates, table = _by_site(history)
+    check_not_empty(history)
     if any(by not in entry for entry in history):
         raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
     shown, note = _shown(history, by)
+    candidates, table = by_site(shown)
     colours = candidate_colours(candidates)
     categories = [(name, colours[name]) for name in candidates]
-    values, notes = [], []
-    for site in sites:
-        leaders = [_leaders(table[site][i]) for i in shown]
-        values.append([_category(names, candidates) for names, _ in leaders])
-        notes.append([f"{' or '.join(names)}, probability {p:.3f}" for names, p in leaders])
+    values = [[_category(pi, candidates) for pi in records] for records in table.values()]
     if any(value == len(candidates) for row in values for value in row):
         categories.append(UNDECIDED)
-    grid = Grid([history[i][by] for i in shown], values, categories, notes)
+    grid = Grid([entry[by] for entry in shown], values, categories)
     return Picture(
         f"{stem}-picks",
         f"Pick by site and {by}",
         "The candidate with the highest probability at each site (first layer on top) as training went on"
-        + _channels_note(history),
-        [Panel("", by, "", rows=sites, grid=grid, x_note=note)],
+        + channels_note(history),
+        [Panel("", by, "", rows=list(table), grid=grid, x_note=note)],
         across=1,
     )
 
 
-def probabilities(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
+def probabilities(history: Records, stem: str = "history") -> Picture:
     """Draw the probability of each candidate by site and step, as one heat map per candidate."""
-    sites, candidates, table = _by_site(history)
-    shown, note = _shown(history, "step")
-    steps = [history[i]["step"] for i in shown]
+    candidates, table = by_site(history[-1:])
+    shown, note = _shown(history, "step", most=min(MOST_COLUMNS, MOST_CELLS // (len(table) * len(candidates)) or 2))
+    candidates, table = by_site(shown)
+    steps = [entry["step"] for entry in shown]
     panels = [
         Panel(
             candidate,
             "step",
             x_note=note,
-            rows=sites,
-            grid=Grid(steps, [[table[site][i].get(candidate, math.nan) for i in shown] for site in sites]),
+            rows=list(table),
+            grid=Grid(steps, [[pi.get(candidate, math.nan) for pi in records] for records in table.values()]),
         )
         for candidate in candidates
     ]
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
-        "How likely each candidate was at each site (first layer on top) as training went on" + _channels_note(history),
+        "How likely each candidate was at each site (first layer on top) as training went on" + channels_note(history),
         panels,
     )
 
 
-def final_picks(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Draw the probabilities of the last record, site by site in depth order."""
-    sites, candidates, table = _by_site(history)
+def curves(history: Records, stem: str = "history") -> Picture:
+    """Draw the probability of each candidate over the steps: the mean over sites."""
+    shown = _evenly(history)
+    candidates, table = by_site(shown)
     colours = candidate_colours(candidates)
-    bars = [Bars(name, [table[site][-1].get(name, 0.0) for site in sites], colours[name]) for name in candidates]
+    steps = [entry["step"] for entry in shown]
+    lines = []
+    for name in candidates:
+        records = zip(*table.values(), strict=True)
+        found = [[pi[name] for pi in record if name in pi] or [math.nan] for record in records]
+        lines.append(Line(name, steps, [fmean(ps) for ps in found], colours[name], candidate_dash(name)))
     return Picture(
-        f"{stem}-final",
-        "Final pick by depth",
-        f"Each site's probabilities at step {history[-1]['step']}, the first layer on top: the longest part of a "
-        "bar is its pick" + _channels_note(history),
-        [Panel("", "probability", "", rows=sites, bars=bars, stacked=True, value_range=(0.0, 1.0))],
+        f"{stem}-curves",
+        "Probability by step",
+        "The mean probability of each candidate over the sites, which after the commitment is the share of sites that "
+        "picked it. Vertical lines mark drops and the commitment.",
+        [Panel("", "step", "probability", lines, events(history), value_range=(0.0, 1.02))],
         across=1,
     )
 
 
-def numbers(history: Sequence[Mapping[str, Any]], stem: str = "history") -> Picture:
-    """Draw the other recorded numbers, such as loss and accuracy."""
+def numbers(history: Records, stem: str = "history") -> Picture:
+    """Draw the other recorded numbers, such as loss and accuracy; in a trial with a line per candidate."""
+    colours = candidate_colours(by_site(history[-1:])[0])
     panels = []
-    for name in _numbers(history):
-        points = [(entry["step"], entry[name]) for entry in history if name in entry]
-        panels.append(Panel(name, "step", lines=[Line(name, [x for x, _ in points], [y for _, y in points])]))
+    for name in number_names(history):
+        of_candidate: dict[str, list[tuple[float, float]]] = {}  # in a trial each has a line, and the pick's is `name`
+        for entry in history:
+            if name in entry:
+                of_candidate.setdefault(entry.get(TRYING, name), []).append((entry["step"], entry[name]))
+        lines = []
+        for line, points in of_candidate.items():
+            x, y = zip(*_thinned(points), strict=True)
+            lines.append(Line(line, x, y, colours.get(line, INK), candidate_dash(line) if line in colours else "solid"))
+        panels.append(Panel(name, "step", lines=lines, events=events(history)))
     if not panels:
         raise FlexActError(
             "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
         )
-    return Picture(f"{stem}-numbers", "Recorded numbers", "What was recorded beside the picks, by step.", panels)
+    sentence = (
+        "The loss and the other numbers by step; in a trial with a line per candidate. Vertical lines mark drops and "
+        "the commitment, after which the picks are trained alone."
+    )
+    return Picture(f"{stem}-numbers", "Recorded numbers", sentence, panels, across=min(3, len(panels)))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The final state of a site."""
-
-    site: str
-    pick: str
-    probability: float
-    margin: float
-    """The pick's probability less the runner-up's."""
-    runner_up: str | None
-    lead: Contest | None
-    """The pick's lead over the runner-up when that was dropped. None for sites that pick per channel."""
-    decided: bool | None
-    """None if the site has not committed, or if the history does not say."""
-    decision: str
-
-
-def outcomes(history: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """Return the final state of each site, in depth order."""
-    sites, _, table = _by_site(history)
-    decisions: dict[str, Any] = {}
-    drops: dict[str, dict[str, Any]] = {}
-    for entry in history:
-        decisions |= entry.get("decisions", {})
-        for key, new in entry.get("drops", {}).items():
-            drops.setdefault(key, {}).update(new)
-    rows = []
-    for site in sites:
-        ranked = sorted(table[site][-1].items(), key=lambda p: -p[1])
-        if not ranked:
-            continue
-        (pick, p), (second, q) = ranked[0], ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else (None, 0.0)
-        of_site = [one for key, one in decisions.items() if _site_of(key) == site]
-        decided = all(one["decided"] for one in of_site) if of_site else None
-        lead = None
-        if site in decisions:
-            second = decisions[site]["runner_up"]
-            lead = _contest(drops.get(site, {}).get(second))
-        rows.append(Outcome(site, pick, p, p - q, second, lead, decided, _decision_text(p, of_site, site in decisions)))
-    return rows
+def events(history: Records) -> list[Event]:
+    """Return the steps at which candidates were dropped. The last is the commitment if all sites have committed."""
+    by_step: dict[int, Counter[str]] = {}
+    for dropped in drops_of(history).values():
+        for name, drop in dropped.items():
+            by_step.setdefault(drop["step"], Counter())[name] += 1
+    committed = _settled(history) is not None
+    found = []
+    for step, counts in sorted(by_step.items()):
+        label = ", ".join(counts) if len(counts) <= 2 else f"{counts.total()} drops"
+        note = ", ".join(f"{name} at {counted(count, 'site')}" for name, count in counts.most_common())
+        name, dash = ("commitment", "solid") if committed and step == max(by_step) else ("drop", "dash")
+        found.append(Event(step, name, label, note, dash))
+    return found
 
 
-def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
-    """Return a decision in words. is_whole: whether the site has one pick for all channels."""
-    if not decisions:
-        return "not committed" if probability < 1 else "-"
-    count = sum(one["decided"] for one in decisions)
-    if is_whole:
-        return "decided" if count else "undecided"
-    return f"{count} of {len(decisions)} channels decided"
-
-
-def _contest(drop: Mapping[str, Any] | None) -> Contest | None:
-    """Return the evidence of a drop that a Recorder wrote."""
-    if drop is None or drop["standard_error"] is None:
-        return None
-    return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
-
-
-_CHANNEL = re.compile(r"(.+):\d+")
-
-
-def _site_of(key: str) -> str:
-    """Return the site of a record's key, without its channel."""
-    match = _CHANNEL.fullmatch(key)
-    return match[1] if match else key
-
-
-def _channels_note(history: Sequence[Mapping[str, Any]]) -> str:
-    by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
-    return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
-
-
-def _by_site(
-    history: Sequence[Mapping[str, Any]],
-) -> tuple[list[str], list[str], dict[str, list[dict[str, float]]]]:
-    """Return sites, candidates, and per site one {candidate: probability} per record, as the mean over channels."""
-    if not history:
-        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
-    sites: dict[str, None] = {}
-    candidates: dict[str, None] = {}
-    records = []
-    for entry in history:
-        channels: dict[str, dict[str, list[float]]] = {}
-        for key, pi in entry["sites"].items():
-            of_site = channels.setdefault(_site_of(key), {})
-            for candidate, p in pi.items():
-                of_site.setdefault(candidate, []).append(p)
-        sites.update(dict.fromkeys(channels))
-        candidates.update(dict.fromkeys(candidate for of_site in channels.values() for candidate in of_site))
-        records.append(channels)
-    table = {
-        site: [{name: fmean(ps) for name, ps in channels.get(site, {}).items()} for channels in records]
-        for site in sites
-    }
-    return list(sites), list(candidates), table
-
-
-def _numbers(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for entry in history for key in entry if key not in ("step", *RESERVED)))
-
-
-def _leaders(probabilities: Mapping[str, float]) -> tuple[list[str], float]:
-    """Return the candidates with the highest probability, and that probability."""
+def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> float:
+    """Return the index of the likeliest candidate, that after the last for several, and NaN where there is none."""
     highest = max(probabilities.values(), default=math.nan)
-    return [name for name, p in probabilities.items() if highest - p <= _TIE], highest
-
-
-def _category(leaders: Sequence[str], candidates: Sequence[str]) -> float:
-    """Return the index of a cell's category; several leaders have the one after the last candidate."""
+    leaders = [name for name, p in probabilities.items() if highest - p <= TIE]
     if not leaders:
         return math.nan
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
 
 
-def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], str]:
+def _shown(history: Records, by: str, most: int = MOST_COLUMNS) -> tuple[Records, str]:
     """Return the records that a heat map shows, and a note about its axis.
 
     If every site commits early, the map ends soon after the last commitment, at 1.5 times that step, and the note says
@@ -243,12 +177,12 @@ def _shown(history: Sequence[Mapping[str, Any]], by: str) -> tuple[list[int], st
         end = start + 1.5 * (at - start)
         count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
         if count < 0.75 * len(history):
-            return _evenly(count), f"nothing changes after {by} {at:.12g}"
-    return _evenly(len(history)), ""
+            return _evenly(history[:count], most), f"nothing changes after {by} {at:.12g}"
+    return _evenly(history, most), ""
 
 
-def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the first record from which on every site is committed; None if a site never commits."""
+def _settled(history: Records) -> int | None:
+    """Return the index of the first record with every site committed; None if a site never commits."""
     last = history[-1]["sites"]
     if not last or any(max(pi.values(), default=0.0) < 1.0 for pi in last.values()):
         return None
@@ -258,8 +192,20 @@ def _settled(history: Sequence[Mapping[str, Any]]) -> int | None:
     return index
 
 
-def _evenly(count: int) -> list[int]:
-    """Return the indexes of at most MOST_COLUMNS records, including the first and the last."""
-    if count <= MOST_COLUMNS:
-        return list(range(count))
-    return [round(i * (count - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)]
+def _evenly(history: Records, most: int = MOST_COLUMNS) -> Records:
+    """Return at most `most` records, including the first and the last."""
+    if len(history) <= most:
+        return history
+    return [history[round(i * (len(history) - 1) / (most - 1))] for i in range(most)]
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return at most MOST_POINTS points: of each stretch the lowest and the highest, so that no spike is lost."""
+    if len(points) <= MOST_POINTS:
+        return points
+    size = math.ceil(2 * len(points) / MOST_POINTS)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return kept

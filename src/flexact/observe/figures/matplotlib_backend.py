@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import Any
 
-from flexact.errors import missing_extra
-from flexact.observe.figures.description import (
-    INK,
-    SHADES,
-    SYMBOLS,
-    Bars,
-    Grid,
-    Line,
-    Panel,
-    PictureDescription,
-    short_names,
-    value_range,
-)
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from flexact.observe.figures.description import INK, SHADES, SYMBOLS, Bars, Grid, Legend, Line, Panel, short_names
 
 _PAPER_INK = "#222222"
+_SHADES = LinearSegmentedColormap.from_list("flexact", SHADES)
 _DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 _LETTER, _SWATCH = 0.07, 0.7
 """Widths in inches of a letter in the legend, and of the symbol and the spaces around a name."""
@@ -46,26 +40,27 @@ STYLE: dict[Any, Any] = {
 """matplotlib's settings for these pictures, which must be active while a figure is drawn and while it is saved."""
 
 
-def drawn(picture: PictureDescription) -> Figure:
-    """Return a figure with the picture's panels and one legend below."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise missing_extra("matplotlib", "plots") from None
+def drawn(title: str, panels: Sequence[Panel], across: int, legend: Legend) -> Figure:
+    """Return a figure with at most `across` panels side by side and one legend below."""
     with matplotlib.rc_context(STYLE):
-        across = min(picture.across, len(picture.panels))
-        down = math.ceil(len(picture.panels) / across)
-        tallest = max(_inches(panel) for panel in picture.panels)
+        across = min(across, len(panels))
+        down = math.ceil(len(panels) / across)
+        tallest = max(map(_inches, panels))
         width = 8.0 if across == 1 else 4.0 * across
         figure = Figure(figsize=(width, tallest * down + 0.9), layout="constrained")
-        figure.suptitle(picture.title, fontsize=11, fontweight="bold")
+        figure.suptitle(title, fontsize=11, fontweight="bold")
         axes = figure.subplots(down, across, squeeze=False).ravel()
-        for panel, ax in zip(picture.panels, axes, strict=False):
+        for panel, ax in zip(panels, axes, strict=False):
             _draw_panel(ax, panel)
-        for ax in axes[len(picture.panels) :]:
+        for ax in axes[len(panels) :]:
             ax.set_axis_off()
-        _draw_legend(figure, picture, [ax for ax, panel in zip(axes, picture.panels, strict=False) if panel.grid])
+        shaded = [ax for ax, panel in zip(axes, panels, strict=False) if panel.grid and not panel.grid.categories]
+        if shaded:
+            shades = ScalarMappable(cmap=_SHADES)
+            shades.set_clim(0, 1)
+            figure.colorbar(shades, ax=shaded, label="probability", shrink=0.8, aspect=30)
+        if legend:
+            _draw_legend(figure, legend)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # otherwise every savefig repeats the layout and takes three times as long
     return figure
@@ -86,6 +81,10 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         _draw_line(ax, line)
     if panel.lines:
         ax.locator_params(axis="x", nbins=5)
+    for event in panel.events:
+        ax.axvline(event.x, color="#777777", linewidth=0.8, linestyle=_DASHES[event.dash])
+        place_of: Any = {"rotation": 90, "va": "top", "ha": "right", "transform": ax.get_xaxis_transform()}
+        ax.text(event.x, 0.99, event.label, fontsize=7, color="#555555", **place_of)
     if panel.bars:
         _draw_bars(ax, panel)
     if panel.grid:
@@ -99,7 +98,7 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which STYLE shows as text
         ax.xaxis.set_minor_formatter("")
-    limits = value_range(panel)
+    limits = panel.limits
     if limits:
         (ax.set_xlim if panel.bars else ax.set_ylim)(*limits)
 
@@ -115,15 +114,14 @@ def _draw_line(ax: Axes, line: Line) -> None:
 def _draw_bars(ax: Axes, panel: Panel) -> None:
     if panel.marks:
         for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
-            aside = 0.5 * (number + 0.5) / len(panel.bars) - 0.25
-            rows = [row + aside for row in range(len(panel.rows))]
-            ax.plot(bars.values, rows, symbol, color=bars.colour, markersize=6)
+            rows = [row + 0.5 / len(panel.bars) * panel.place(number, row) for row in range(len(panel.rows))]
+            ax.errorbar(bars.values, rows, xerr=bars.errors, fmt=symbol, color=bars.colour, markersize=6)
         return
-    low = (value_range(panel) or (0.0, 1.0))[0]
+    low = (panel.limits or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
     height = 0.8 if panel.stacked else 0.8 / len(panel.bars)
     for number, bars in enumerate(panel.bars):
-        at = [row + (0.0 if panel.stacked else (number + 0.5) * height - 0.4) for row in range(len(panel.rows))]
+        at = [row + height * panel.place(number, row) for row in range(len(panel.rows))]
         errors = None
         if bars.errors is not None:
             down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]
@@ -131,50 +129,39 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         left = start if panel.stacked else None
         ax.barh(at, bars.values, height, left=left, color=bars.colour, xerr=errors, ecolor=_PAPER_INK, capsize=2)
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
-    for row, total in enumerate(start if panel.totals else ()):
-        ax.annotate(f"{total:.2f}", (total, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
-    ax.grid(axis="y", visible=False)
 
 
 def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap
-
     centres = [float(column) for column in grid.columns]
     rows = [row - 0.5 for row in range(len(panel.rows) + 1)]
     if grid.categories:
         colours: Any = ListedColormap([colour for _, colour in grid.categories])
         low, high = -0.5, len(grid.categories) - 0.5
     else:
-        colours = LinearSegmentedColormap.from_list("flexact", SHADES)
-        low, high = 0.0, 1.0
+        colours, low, high = _SHADES, 0.0, 1.0
     ax.grid(visible=False)
-    ax.pcolormesh(_edges(centres), rows, grid.values, cmap=colours, vmin=low, vmax=high, rasterized=True)
-    if len(centres) == 1:
+    alpha: Any = grid.opacity or None
+    tiles: Any = {"edgecolors": "white", "linewidth": 2} if grid.notes else {}
+    ax.pcolormesh(
+        grid.edges, rows, grid.values, cmap=colours, vmin=low, vmax=high, alpha=alpha, rasterized=True, **tiles
+    )
+    halo = [withStroke(linewidth=1.5, foreground="white")]
+    for row, labels in enumerate(grid.labels):
+        for centre, label in zip(centres, labels, strict=True):
+            ax.text(centre, row, label, ha="center", va="center", fontsize=6, color=_PAPER_INK, path_effects=halo)
+    if not panel.x_label:
+        ax.set_xticks([])
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+    elif len(centres) == 1:
         ax.set_xticks(centres)
     elif all(centre.is_integer() for centre in centres):  # there is no step 2.5
         ax.locator_params(axis="x", integer=True)
 
 
-def _edges(centres: Sequence[float]) -> list[float]:
-    """Return the edges of a heat map's cells, half-way between their centres."""
-    if len(centres) == 1:
-        return [centres[0] - 0.5, centres[0] + 0.5]
-    inner = [(a + b) / 2 for a, b in pairwise(centres)]
-    return [2 * centres[0] - inner[0], *inner, 2 * centres[-1] - inner[-1]]
-
-
-def _draw_legend(figure: Figure, picture: PictureDescription, maps: Sequence[Axes]) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    if picture.has_shades:
-        shades = ScalarMappable(cmap=LinearSegmentedColormap.from_list("flexact", SHADES))
-        shades.set_clim(0, 1)
-        figure.colorbar(shades, ax=list(maps), label="probability", shrink=0.8, aspect=30)
+def _draw_legend(figure: Figure, legend: Legend) -> None:
     handles: list[Any] = []
-    for name, item in picture.legend.items():
+    for name, item in legend.items():
         name = "\u200b" + name if name.startswith("_") else name  # matplotlib skips names that begin with an underscore
         if isinstance(item, Line):
             colour = _PAPER_INK if item.colour == INK else item.colour
@@ -182,7 +169,6 @@ def _draw_legend(figure: Figure, picture: PictureDescription, maps: Sequence[Axe
         else:
             face = item.colour if isinstance(item, Bars) else item[1]
             handles.append(Patch(facecolor=face, edgecolor="#999999", linewidth=0.5, label=name))
-    if len(handles) > 1:
-        longest = max(len(handle.get_label()) for handle in handles)
-        across = int(figure.get_figwidth() / (_LETTER * longest + _SWATCH))
-        figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), across, 6)))
+    longest = max(len(handle.get_label()) for handle in handles)
+    across = int(figure.get_figwidth() / (_LETTER * longest + _SWATCH))
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), across, 6)))

@@ -1,42 +1,40 @@
-"""The Triton kernels as differentiable functions: `routed` and `normalised`.
+"""The Triton kernels as differentiable functions, with plain torch as a fallback: `routed` and `normalised`.
 
-Under torch.compile they dispatch to custom operators, which it can trace into (`triton_operators`). In eager mode they
-are autograd functions, whose CPU overhead is a fraction of an operator's and grows with the number of arguments.
+Under torch.compile they dispatch to operators, which it can trace into. In eager mode they are autograd functions,
+whose CPU overhead is a fraction of an operator's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import triton_op
 
 from flexact.errors import FlexActError
-from flexact.ops import differentiable
-from flexact.ops.triton import batch_norm, fallback, registration
-from flexact.ops.triton.batch_norm import Norm
-from flexact.ops.triton.fallback import Blending, Normalising
-from flexact.ops.triton.launch import is_traced
+from flexact.ops import closed_form, operators
+from flexact.ops.blending import Blending, packed, unpacked
+from flexact.ops.triton import batch_norm, batch_norm_plain
+from flexact.ops.triton import moments as moment_kernels
+from flexact.ops.triton import routed as routed_kernels
+from flexact.ops.triton.batch_norm import Norm, Normalising
+from flexact.ops.triton.fallback import run
 from flexact.ops.triton.moments import Running
 
-__all__ = ["Blending", "Norm", "Normalising", "moments", "normalised", "routed"]
-
-
-def routed(h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-    """Return the routed activation of h and its statistics. See `flexact.ops.routed_activation`."""
-    if is_traced(h):
-        return registration.routed(h, logits, blending, channel_dim)
-    x, gathered = _Routed.apply(h, logits, blending, channel_dim)  # type: ignore[no-untyped-call]
-    return x, gathered
+__all__ = ["Norm", "Normalising", "moments", "normalised", "routed"]
 
 
 def normalised(y: Tensor, logits: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the routed activation of norm(y) + residual and its statistics."""
-    if is_traced(y):
-        return registration.normalised(y, logits, normalising, blending)
-    own, residual, other, _ = normalising
-    affine = (own.weight, own.bias, None, None) if other is None else (own.weight, own.bias, other.weight, other.bias)
-    x, gathered = _Normalised.apply(y, logits, residual, *affine, normalising, blending)  # type: ignore[no-untyped-call]
+    norm, residual, residual_norm, batch_statistics = normalising
+    inputs = (y, *norm, residual, *(residual_norm or (None, None, None)), logits)
+    if operators.is_traced(y):
+        *routing, _, statistics = packed(blending)
+        x, gathered = _normalised_operator(*inputs, *routing, statistics, batch_statistics)
+    else:
+        x, gathered = _Normalised.apply(*inputs, normalising, blending)  # type: ignore[no-untyped-call]
     return x, gathered
 
 
@@ -45,84 +43,158 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
 
     The running statistics are updated in place.
     """
-    if is_traced(y):
-        found: Tensor = registration.batch_moments(y.detach(), *(running or (None, None, None)), momentum, eps)
+    if operators.is_traced(y):
+        found: Tensor = _moments_operator(y.detach(), *(running or (None, None, None)), momentum, eps)
         return found
-    return fallback.moments(y, running, momentum, eps)
+    return _moments(y, running, momentum, eps)
 
 
-class _Routed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, logits: Tensor, blending: Blending, channel_dim: int) -> tuple[Tensor, Tensor]:
-        ctx.keys, ctx.alive, ctx.channel_dim = blending.keys, blending.alive, channel_dim
-        ctx.save_for_backward(h, logits, blending.weights, blending.probabilities, blending.temperature)
-        ctx.set_materialize_grads(False)  # none for the statistics
-        x, gathered = fallback.routed_forward(h, blending, channel_dim)
-        ctx.mark_non_differentiable(gathered)
-        return x, gathered
+def _routed_forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+    return run(routed_kernels.forward, closed_form.forward, h, blending)
 
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        if delta is None:
-            return None, None, None, None
-        need_h, need_logits, _, _ = ctx.needs_input_grad
-        h, logits, weights, probabilities, temperature = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the backward runs with create_graph=True
-            routing = (weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim)
-            return (*differentiable.gradients(delta, h, logits, (need_h, need_logits), *routing), None, None)
-        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, False)
-        gradient, to_logits = fallback.routed_backward(delta, h, blending, ctx.channel_dim, need_logits)
-        return gradient if need_h else None, to_logits if need_logits else None, None, None
+
+def _routed_backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
+    return run(routed_kernels.backward, closed_form.backward, delta, h, blending, need_logits)
+
+
+routed = operators.RoutedActivation("routed_activation_triton", triton_op, _routed_forward, _routed_backward)
+
+
+@triton_op("flexact::batch_moments", mutates_args={"running_mean", "running_var", "batches"})
+def _moments_operator(
+    y: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    batches: Tensor | None,
+    momentum: float | None,
+    eps: float,
+) -> Tensor:
+    running = None
+    if running_mean is not None and running_var is not None and batches is not None:
+        running = (running_mean, running_var, batches)
+    return _moments(y, running, momentum, eps)
+
+
+def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
+    return run(moment_kernels.moments, batch_norm_plain.moments, y, running, momentum, eps)
 
 
 class _Normalised(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        logits: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual_weight: Tensor | None,
-        residual_bias: Tensor | None,
-        normalising: Normalising,
-        blending: Blending,
-    ) -> tuple[Tensor, Tensor]:
-        own, _, other, ctx.batch_statistics = normalising
-        ctx.keys, ctx.alive = blending.keys, blending.alive
-        norms = (own.moments, weight, bias, None if other is None else other.moments, residual_weight, residual_bias)
-        ctx.save_for_backward(y, residual, *norms, *blending[:3])
-        ctx.set_materialize_grads(False)  # none for the statistics
-        x, gathered = fallback.normalised_forward(y, normalising, blending)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        y, *norms, _, normalising, blending = inputs
+        ctx.batch_statistics, ctx.keys, ctx.alive = normalising.batch_statistics, blending.keys, blending.alive
+        ctx.save_for_backward(y, *norms, *blending[:3])
+        ctx.set_materialize_grads(False)  # the statistics have no gradient
+        x, gathered = _normalised_forward(y, normalising, blending)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         if delta is None:
-            return (None,) * 9
+            return (None,) * 11
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
             raise FlexActError(
                 "create_graph=True was given, but a site that is fused with its batch norm has no second derivative. "
                 "Convert without fuse=True."
             )
-        y, residual, moments, weight, bias, residual_moments, residual_weight, residual_bias, *rest = ctx.saved_tensors
-        weights, probabilities, temperature = rest
-        other = None if residual_moments is None else Norm(residual_moments, residual_weight, residual_bias)
-        normalising = Normalising(Norm(moments, weight, bias), residual, other, ctx.batch_statistics)
-        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, False)
-        need = ctx.needs_input_grad
-        to_y, to_residual, results = fallback.normalised_backward(delta, y, normalising, blending, need[1])
-        to_bias, to_weight, *others = batch_norm.split_results(results, moments.shape[1], other is not None)
-        return (
-            to_y if need[0] else None,
-            others[-1] if need[1] else None,
-            to_residual if need[2] else None,
-            to_weight if need[3] else None,
-            to_bias if need[4] else None,
-            others[0] if need[5] else None,
-            to_bias if need[6] else None,  # a shared tensor: torch copies it for the second parameter
-            None,
-            None,
-        )
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[:9]
+        y, *norms, weights, probabilities, temperature = saved
+        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 1, False)
+        found = _normalised_backward(delta, y, _normalising(*norms, ctx.batch_statistics), blending, needed[8])
+        return *_by_input(saved, needed, *found), None, None
+
+
+@triton_op("flexact::normalised_activation", mutates_args=())
+def _normalised_operator(
+    y: Tensor,
+    moments: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    residual_moments: Tensor | None,
+    residual_weight: Tensor | None,
+    residual_bias: Tensor | None,
+    logits: Tensor,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    statistics: bool,
+    batch_statistics: bool,
+) -> tuple[Tensor, Tensor]:
+    norms = (moments, weight, bias, residual, residual_moments, residual_weight, residual_bias)
+    blending = unpacked(weights, probabilities, temperature, keys, alive, 1, statistics)
+    return _normalised_forward(y, _normalising(*norms, batch_statistics), blending)
+
+
+@triton_op("flexact::normalised_activation_backward", mutates_args=())
+def _normalised_backward_operator(
+    delta: Tensor,
+    y: Tensor,
+    moments: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    residual_moments: Tensor | None,
+    residual_weight: Tensor | None,
+    residual_bias: Tensor | None,
+    weights: Tensor,
+    probabilities: Tensor,
+    temperature: Tensor,
+    keys: str,
+    alive: Sequence[int],
+    batch_statistics: bool,
+    need_logits: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    norms = (moments, weight, bias, residual, residual_moments, residual_weight, residual_bias)
+    blending = unpacked(weights, probabilities, temperature, keys, alive, 1, False)
+    normalising = _normalising(*norms, batch_statistics)
+    to_y, to_residual, results = _normalised_backward(delta, y, normalising, blending, need_logits)
+    return to_y, y.new_empty(0) if to_residual is None else to_residual, results
+
+
+def _keep_normalised(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.keys, ctx.alive, _, ctx.batch_statistics = inputs
+    ctx.save_for_backward(*tensors[:8], *tensors[9:])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate_normalised(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    saved, needed = ctx.saved_tensors, ctx.needs_input_grad[:9]
+    found = _normalised_backward_operator(delta, *saved, ctx.keys, ctx.alive, ctx.batch_statistics, needed[8])
+    return *_by_input(saved, needed, *found), *(None,) * 7
+
+
+_normalised_operator.register_autograd(_differentiate_normalised, setup_context=_keep_normalised)
+
+
+def _normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
+    return run(batch_norm.forward, batch_norm_plain.forward, y, normalising, blending)
+
+
+def _normalised_backward(
+    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    return run(batch_norm.backward, batch_norm_plain.backward, delta, y, normalising, blending, need_logits)
+
+
+def _normalising(
+    moments: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *rest: Any
+) -> Normalising:
+    *residual_norm, batch_statistics = rest
+    other = None if residual_norm[0] is None else Norm(*residual_norm)
+    return Normalising(Norm(moments, weight, bias), residual, other, batch_statistics)
+
+
+def _by_input(
+    saved: Sequence[Tensor], needed: Sequence[bool], to_y: Tensor, to_residual: Tensor | None, results: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients to the first nine inputs, y to logits, of `_normalised_operator`; None if not needed."""
+    channels, has_residual_norm = saved[0].shape[1], saved[5] is not None
+    to_bias, to_weight, *others = batch_norm.split_results(results, channels, has_residual_norm)
+    # Both biases share one tensor, which torch copies for the second parameter.
+    found = (to_y, None, to_weight, to_bias, to_residual, None, others[0], to_bias, others[-1])
+    return tuple(gradient if need else None for gradient, need in zip(found, needed, strict=True))

@@ -4,8 +4,6 @@ Candidates share terms: leaky_relu is 0.01·h + 0.99·relu(h), and elu is relu(h
 therefore computed over a *basis* of functions, each evaluated once, with coefficients folded from the candidates'
 weights. A sum over a candidate's values or slopes is the same combination of the sums of the basis functions. Only
 candidates that are increasing everywhere are decomposed, so |σ′| is the combination of the slopes as well.
-
-The functions are implemented in `basis_exact`, and in `basis_fast` for half-precision inputs on a GPU.
 """
 
 from __future__ import annotations
@@ -18,25 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.candidates import SELU_ALPHA, SELU_SCALE
-from flexact.ops.triton.basis_exact import exact_slope, exact_value
-from flexact.ops.triton.basis_fast import fast_slope, fast_value
-from flexact.ops.triton.basis_parts import (
-    GELU,
-    HARDSWISH,
-    LINEAR,
-    MISH,
-    NEGATIVE_EXP,
-    RELU,
-    RELU6,
-    RELU_SQUARED,
-    SIGMOID,
-    SILU,
-    SINE,
-    SOFTPLUS,
-    SOFTSIGN,
-    TANH,
-)
+from flexact.ops.triton.basis_functions import FORMS
 
 FEW = 10
 """Maximum size of a basis that is kept while candidates are eliminated; see `blend`."""
@@ -44,25 +24,6 @@ FEW = 10
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
 """Candidates that `without_form` has warned about."""
-
-_FORMS: dict[str, dict[int, float]] = {
-    "relu": {RELU.value: 1.0},
-    "leaky_relu": {LINEAR.value: 0.01, RELU.value: 0.99},
-    "sigmoid": {SIGMOID.value: 1.0},
-    "tanh": {TANH.value: 1.0},
-    "identity": {LINEAR.value: 1.0},
-    "gelu": {GELU.value: 1.0},
-    "silu": {SILU.value: 1.0},
-    "mish": {MISH.value: 1.0},
-    "elu": {RELU.value: 1.0, NEGATIVE_EXP.value: 1.0},
-    "selu": {RELU.value: SELU_SCALE, NEGATIVE_EXP.value: SELU_SCALE * SELU_ALPHA},
-    "softplus": {SOFTPLUS.value: 1.0},
-    "hardswish": {HARDSWISH.value: 1.0},
-    "relu6": {RELU6.value: 1.0},
-    "softsign": {SOFTSIGN.value: 1.0},
-    "relu_squared": {RELU_SQUARED.value: 1.0},
-    "sine": {SINE.value: 1.0},
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +54,7 @@ def is_fast(h: Tensor) -> bool:
 @functools.cache
 def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the candidates that have no Triton implementation, and log a warning once for each."""
-    missing = tuple(key for key in keys if key not in _FORMS)
+    missing = tuple(key for key in keys if key not in FORMS)
     if new := set(missing) - _said:
         _said.update(new)
         _log.warning(
@@ -111,7 +72,7 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
     candidates instead of two cost 2 % of a training step (candidates.csv of the overhead study), while compiling a
     kernel for a smaller basis takes seconds.
     """
-    forms = [_FORMS.get(key, {}) for key in keys]  # empty for custom candidates, which are eliminated here
+    forms = [FORMS.get(key, {}) for key in keys]  # empty for custom candidates, which are eliminated here
     every, needed = ({part for k in some for part in forms[k]} for some in (range(len(keys)), alive))
     basis = tuple(sorted(every if len(every) <= FEW and len(alive) > 1 else needed))
     table = tuple(tuple(form.get(part, 0.0) for form in forms) for part in basis)
@@ -119,48 +80,12 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
 
 
 @triton.jit
-def value(h, PART: tl.constexpr, FAST: tl.constexpr):
-    """Return the value of one basis function."""
-    if FAST:
-        return fast_value(h, PART)
-    else:
-        return exact_value(h, PART)
-
-
-@triton.jit
-def slope(h, v, PART: tl.constexpr, FAST: tl.constexpr):
-    """Return the derivative of a basis function from its value v; at a kink it is that of torch's backward."""
-    if FAST:
-        return fast_slope(h, v, PART)
-    else:
-        return exact_slope(h, v, PART)
-
-
-# A zero weight masks infinite values, which 0·∞ = NaN would spread; relu_squared overflows soon. Bounded functions skip
-# the mask.
-
-
-@triton.jit
-def weighted_value(weight, v, PART: tl.constexpr):
-    """Return weight times the value v of a basis function, or 0 if the weight is 0."""
-    if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
-        return weight * v
-    else:
-        return weight * tl.where(weight == 0, 0.0, v)
-
-
-@triton.jit
-def weighted_slope(weight, d, PART: tl.constexpr):
-    """Return weight times the derivative d of a basis function, or 0 if the weight is 0."""
-    if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART == SINE:  # noqa: SIM109  # Triton has no `in`
-        return weight * tl.where(weight == 0, 0.0, d)
-    else:
-        return weight * d
-
-
-@triton.jit
-def coefficients(weights_ptr, row, k, BASIS: tl.constexpr, FORMS: tl.constexpr):
-    """Return the coefficient of each basis function, from row `row` of a (rows, k) table of weights."""
+def coefficients(
+    weights_ptr, channel, inside, k, BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr
+):  # fmt: skip
+    """Return the coefficient of each basis function from a (rows, k) table of weights, for each column of a tile or one
+    for all columns."""
+    row = tl.where(inside, channel, 0)[None, :] if BY_CHANNEL else tl.zeros([1, 1], tl.int32)
     found = ()
     for b in tl.static_range(len(BASIS)):
         total = tl.zeros_like(row).to(tl.float32)

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.triton.basis import Blend, is_fast
+from flexact.ops.blending import Blending
+from flexact.ops.closed_form import with_layout_of
+from flexact.ops.triton.basis import Blend, blend, coefficients, is_fast
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.routed import (
     blended,
@@ -25,21 +27,8 @@ from flexact.ops.triton.routed import (
     finish_statistics,
     finished_statistics,
     logit_gradient,
-    row_coefficients,
 )
-from flexact.ops.triton.tiles import (
-    STAGES,
-    WARPS,
-    Tiles,
-    add_up,
-    by_channel,
-    columns,
-    load,
-    places,
-    store,
-    store_sum,
-    zeros,
-)
+from flexact.ops.triton.tiles import STAGES, Tiles, add_up, by_channel, columns, load, places, store, store_sum, zeros
 
 _FINISH_BLOCK = 256
 _NOTHING = Blend((), (), 0)
@@ -61,57 +50,64 @@ class Norm(NamedTuple):
         return moments, moments if weight is None else weight, moments if bias is None else bias
 
 
-class _BackwardPlan(NamedTuple):
-    """The launches of a backward in their order, and the sizes of its buffers."""
+class Normalising(NamedTuple):
+    """How a fused site computes h = norm(y) + residual in one forward."""
 
-    sums: Launch
-    finish: Launch
-    gradients: Launch
-    room: int
-    """Number of partial sums: first those per channel, then those per row of the routing."""
-    results: int
-    """Number of results: the sums over each channel, then the gradient to the logits."""
+    norm: Norm
+    residual: Tensor | None
+    residual_norm: Norm | None
+    """The batch norm of the residual, if it has one."""
+    batch_statistics: bool
+    """Whether the moments are those of the batch, so that the gradient goes through them."""
+
+    @property
+    def flags(self) -> tuple[int, bool, bool]:
+        """The kind of the residual, and whether the norm and the residual norm are affine."""
+        affine = self.norm.weight is not None
+        if self.residual is None:
+            return _NO_RESIDUAL.value, affine, False
+        if self.residual_norm is None:
+            return _PLAIN.value, affine, False
+        return _NORMALISED.value, affine, self.residual_norm.weight is not None
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Return y, the residual and the norms in the order in which every kernel takes them."""
+        norm, residual, residual_norm, _ = self
+        return y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors
 
 
-def forward(
-    y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor, blend: Blend,
-    statistics: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return x and its sensitivities, (rows, K)."""
-    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
-    rows, k = weights.shape
-    flags = _flags(norm, residual, residual_norm)
-    sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, flags, rows, k, is_fast(y))
-    x, partials = torch.empty_like(y), norm.moments.new_empty(room)
-    norms = (*norm.tensors, *(residual_norm or norm).tensors)
-    sweep(y, y if residual is None else residual, *norms, weights, x, partials)
-    return x, finished_statistics(finish, partials, rows, k)
+    parts, weights = blend(blending.keys, blending.alive), blending.weights.contiguous()
+    tiles = by_channel(y, 1, cut_for(parts))
+    choices = (parts, blending.statistics, normalising.flags, *weights.shape, is_fast(y))
+    sweep, finish, room = tiles.plan(_forward_plan, *choices)
+    x, partials = torch.empty_like(y), normalising.norm.moments.new_empty(room)
+    sweep(*normalising.tensors(y), weights, x, partials)
+    return x, finished_statistics(finish, partials, weights)
 
 
 def backward(
-    delta: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, weights: Tensor,
-    probabilities: Tensor, temperature: Tensor, blend: Blend, batch_statistics: bool, need_logits: bool,
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients to y and to the residual (None without one), and all others in one flat tensor.
 
     The flat tensor holds the gradients to bias, weight, the weight of a residual norm and the logits; `split_results`
     splits it.
-
-    batch_statistics: whether the moments are those of the batch, so that the gradient goes through them.
     """
-    tiles, weights = by_channel(y, 1, cut_for(blend)), weights.contiguous()
-    delta = delta if delta.stride() == y.stride() else torch.empty_like(y).copy_(delta)
-    rows, k = weights.shape
-    flags = _flags(norm, residual, residual_norm)
-    plan = tiles.plan(_backward_plan, blend, batch_statistics, need_logits, flags, rows, k, is_fast(y))
-    tensors = (y, y if residual is None else residual, *norm.tensors, *(residual_norm or norm).tensors, weights)
-    partials, results = norm.moments.new_empty(plan.room), norm.moments.new_empty(plan.results)
+    norm, residual, residual_norm, batch_statistics = normalising
+    parts, weights = blend(blending.keys, blending.alive), blending.weights.contiguous()
+    tiles, delta = by_channel(y, 1, cut_for(parts)), with_layout_of(y, delta)
+    choices = (parts, batch_statistics, need_logits, normalising.flags, *weights.shape, is_fast(y))
+    sums, finish, gradients, *sizes = tiles.plan(_backward_plan, *choices)
+    partials, results = (norm.moments.new_empty(size) for size in sizes)
+    tensors = (*normalising.tensors(y), weights)
     to_h = delta if residual is None else torch.empty_like(y)
-    plan.sums(delta, *tensors, to_h, partials)
-    plan.finish(partials, results, probabilities.contiguous(), temperature)
+    sums(delta, *tensors, to_h, partials)
+    finish(partials, results, blending.probabilities.contiguous(), blending.temperature)
     to_y = torch.empty_like(y)
     to_residual = None if residual is None else to_h if residual_norm is None else torch.empty_like(y)
-    plan.gradients(to_h, *tensors, results, to_y, to_y if to_residual is None else to_residual)
+    gradients(to_h, *tensors, results, to_y, to_y if to_residual is None else to_residual)
     return to_y, to_residual, results
 
 
@@ -122,45 +118,34 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
 
 
 def _forward_plan(
-    tiles: Tiles, blend: Blend, statistics: bool, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
+    tiles: Tiles, parts: Blend, statistics: bool, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
-    constants = (*blend.constants(fast), statistics, *flags, rows > 1, *tiles.constants)
-    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
-    return (
-        sweep,
-        finish_statistics(tiles, blend, statistics, rows, k),
-        tiles.room(len(blend.basis) if statistics else 0),
-    )
+    constants = (*parts.constants(fast), statistics, *flags, rows > 1, *tiles.constants)
+    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants)
+    return sweep, *finish_statistics(tiles, parts, statistics, rows, k)
 
 
 def _backward_plan(
-    tiles: Tiles, blend: Blend, batch_statistics: bool, need_logits: bool, flags: tuple[int, bool, bool], rows: int,
+    tiles: Tiles, parts: Blend, batch_statistics: bool, need_logits: bool, flags: tuple[int, bool, bool], rows: int,
     k: int, fast: bool,
-) -> _BackwardPlan:  # fmt: skip
+) -> tuple[Launch, Launch, Launch, int, int]:  # fmt: skip
+    """Return the three launches in their order, the number of partial sums, and the number of results.
+
+    Both numbers count first the sums over each channel, then those of the routing.
+    """
     channels, walk = tiles.channels, (*flags, rows > 1, *tiles.constants)
     count = 3 if flags[0] == _NORMALISED.value else 2
-    by_norm, by_routing = tiles.room(count), tiles.room(len(blend.basis) if need_logits else 0)
-    constants = (*blend.constants(fast), need_logits, *walk)
-    sums = Launch(_backward_sums, tiles.grid, (by_norm, *tiles.sizes, k), constants, WARPS)
+    by_norm, by_routing = tiles.room(count), tiles.room(len(parts.basis) if need_logits else 0)
+    constants = (*parts.constants(fast), need_logits, *walk)
+    sums = Launch(_backward_sums, tiles.grid, (by_norm, *tiles.sizes, k), constants)
     grid = (channels + (rows if need_logits else 0),)
-    numbers = (by_norm, blend.alive, channels, *tiles.parts(channels), rows, *tiles.parts(rows), k)
-    finish = Launch(_finish_backward, grid, numbers, (*blend.constants(fast), count, _FINISH_BLOCK), 1)
-    needed = blend if flags[0] == _NO_RESIDUAL.value else _NOTHING  # with a residual, ∂h is stored: one kernel for all
+    numbers = (by_norm, parts.alive, channels, *tiles.parts(channels), rows, *tiles.parts(rows), k)
+    finish = Launch(_finish_backward, grid, numbers, (*parts.constants(fast), count, _FINISH_BLOCK), 1)
+    needed = parts if flags[0] == _NO_RESIDUAL.value else _NOTHING  # with a residual, ∂h is stored: one kernel for all
     constants = (*needed.constants(fast), batch_statistics, *walk)
-    gradients = Launch(_backward, tiles.grid, (*tiles.sizes, k, tiles.numel // channels), constants, WARPS)
-    results = count * channels + (rows * k if need_logits else 0)
-    return _BackwardPlan(sums, finish, gradients, by_norm + by_routing, results)
-
-
-def _flags(norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> tuple[int, bool, bool]:
-    """Return the kind of the residual, and whether the norm and the residual norm are affine."""
-    affine = norm.weight is not None
-    if residual is None:
-        return _NO_RESIDUAL.value, affine, False
-    if residual_norm is None:
-        return _PLAIN.value, affine, False
-    return _NORMALISED.value, affine, residual_norm.weight is not None
+    gradients = Launch(_backward, tiles.grid, (*tiles.sizes, k, tiles.numel // channels), constants)
+    return sums, finish, gradients, by_norm + by_routing, count * channels + (rows * k if need_logits else 0)
 
 
 @triton.jit
@@ -198,7 +183,7 @@ def _forward(
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, _rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
     r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE)
     sums = zeros(len(BASIS) if SENSITIVITIES else 0, BLOCK_A, BLOCK_J)
@@ -226,7 +211,7 @@ def _backward_sums(
     The partial sums of the inner products start at offset `by_norm`, after the others.
     """
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
     r_norm = _norm(r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE)
     sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
@@ -270,12 +255,10 @@ def _finish_backward(
             total = add_up(partials_ptr, i, COUNT, program, channels, parts, per_channel, BLOCK)
             tl.store(sums_ptr + i * channels + program, total)
     else:
-        row = program - channels
-        found = ()
-        for b in tl.static_range(len(BASIS)):
-            found = found + (add_up(partials_ptr + by_norm, b, len(BASIS), row, rows, routing_parts, per_row, BLOCK),)
-        to_logits_ptr = sums_ptr + COUNT * channels
-        logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
+        logit_gradient(
+            partials_ptr + by_norm, probabilities_ptr, temperature_ptr, sums_ptr + COUNT * channels, alive,
+            program - channels, rows, k, routing_parts, per_row, BASIS, FORMS, BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -291,7 +274,7 @@ def _backward(
     Without a residual, `to_h_ptr` points to δ and ∂h is recomputed from it.
     """
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     mean, rstd, scale, bias = _norm(moments_ptr, weight_ptr, bias_ptr, channel, channels, inside, AFFINE)
     r_mean, r_rstd, r_scale, _r_bias = _norm(
         r_moments_ptr, r_weight_ptr, r_bias_ptr, channel, channels, inside, R_AFFINE

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexact.ops.triton.batch_norm import Norm
+from flexact.ops import closed_form
+from flexact.ops.blending import Blending
+from flexact.ops.triton.batch_norm import Norm, Normalising
 from flexact.ops.triton.moments import Running
 
 
@@ -22,25 +24,31 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
     return torch.stack([mean, (variance + eps).rsqrt()])
 
 
-def pre_activation(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
+def forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
+    """Return the result of `batch_norm.forward`."""
+    return closed_form.forward(_pre_activation(y, normalising), blending)
+
+
+def backward(
+    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the result of `batch_norm.backward`."""
+    norm, residual, residual_norm, batch_statistics = normalising
+    to_h, to_logits = closed_form.backward(delta, _pre_activation(y, normalising), blending, need_logits)
+    to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
+    if residual is None or residual_norm is None:
+        return to_y, None if residual is None else to_h, torch.cat([to_bias, to_weight, to_logits])
+    to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
+    return to_y, to_residual, torch.cat([to_bias, to_weight, to_residual_weight, to_logits])
+
+
+def _pre_activation(y: Tensor, normalising: Normalising) -> Tensor:
     """Return h = norm(y) + residual."""
+    norm, residual, residual_norm, _ = normalising
     h = _normalised(y, norm)[1]
     if residual is not None:
         h = h + (residual if residual_norm is None else _normalised(residual, residual_norm)[1])
     return h.to(y.dtype)
-
-
-def backward(
-    to_h: Tensor, y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None, batch_statistics: bool
-) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Return the gradients to y, residual, and [bias, weight, residual weight]. See `batch_norm.backward`."""
-    to_y, to_weight, to_bias = _backward(to_h, y, norm, batch_statistics)
-    if residual is None:
-        return to_y, None, [to_bias, to_weight]
-    if residual_norm is None:
-        return to_y, to_h, [to_bias, to_weight]
-    to_residual, to_residual_weight, _ = _backward(to_h, residual, residual_norm, batch_statistics)
-    return to_y, to_residual, [to_bias, to_weight, to_residual_weight]
 
 
 def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:

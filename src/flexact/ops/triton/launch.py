@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from flexact.ops import dispatch
+from flexact.ops.operators import is_traced
 
 NEWEST_LAUNCHER = (3, 6)
 """The newest Triton whose private launcher is known to work here."""
@@ -38,10 +39,11 @@ class Launch:
     """A kernel with its grid and all arguments but the tensors; call it with the tensors to launch it.
 
     numbers, constants: the runtime and the compile-time arguments, which follow the tensors in this order.
+    warps: warps per program.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int
+        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
         self._interpreted = not isinstance(kernel, triton.JITFunction)
@@ -74,7 +76,7 @@ class Launch:
         except Exception as error:
             if _is_gpu_error(error):
                 raise
-            _say_once(f"{type(error).__name__}: {error}")
+            _log_once(f"{type(error).__name__}: {error}")
             self._built[key] = None
             self._launch_documented(tensors)
 
@@ -96,18 +98,18 @@ class Launch:
 def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
     """Return the private launcher of a compiled kernel and its arguments, or None if this Triton has another one."""
     if dispatch.triton_version() > NEWEST_LAUNCHER:
-        _say_once(f"Triton {triton.__version__} is newer than {'.'.join(map(str, NEWEST_LAUNCHER))}")
+        _log_once(f"Triton {triton.__version__} is newer than {'.'.join(map(str, NEWEST_LAUNCHER))}")
         return None
     try:
         stream_of = triton.runtime.driver.active.get_current_stream
         return built.run, grid, stream_of, built.function, built.packed_metadata
     except AttributeError as error:
-        _say_once(str(error))
+        _log_once(str(error))
         return None
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _log_once(reason: str) -> None:
     """Log once per reason that launches fall back to Triton's documented interface."""
     _log.warning("unknown Triton launcher (%s): falling back to Triton's own, which has a higher CPU overhead.", reason)
 
@@ -115,8 +117,3 @@ def _say_once(reason: str) -> None:
 def _is_gpu_error(error: Exception) -> bool:
     """Return whether an error is about the GPU or an earlier launch on it."""
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _GPU_ERRORS)
-
-
-def is_traced(tensor: Tensor) -> bool:
-    """Return whether torch.compile or another tracer traces the operations on a tensor."""
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)

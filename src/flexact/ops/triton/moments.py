@@ -16,7 +16,6 @@ from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.tiles import (
     MOMENTS,
     STAGES,
-    WARPS,
     Tiles,
     add_up,
     by_channel,
@@ -50,7 +49,7 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
 
 def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tuple[Launch, Launch, int]:
     """Return the main launch, the launch that merges its partial results, and the size of their buffer."""
-    sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants), WARPS)
+    sweep = Launch(_sweep, tiles.grid, tiles.sizes, (track, *tiles.constants))
     channels = tiles.channels
     numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
     finish = Launch(_finish, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)

@@ -1,7 +1,7 @@
 """Two Triton kernels that process all sites of a model in one launch: sampling, and the policy's logit step.
 
 Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
-forty. `routing.router` and `policy.logit_updates` have the same in plain torch, for readers and as the oracle
+forty. `routing.router` and `policy.logit_updates` do the same in plain torch, for readers and as the oracle
 of the tests.
 
 The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
@@ -17,14 +17,15 @@ No sum goes over rows, so programs are independent.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.ops.triton.launch import Launch, is_traced
+from flexact.ops.operators import is_traced
+from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.routed import MOST_CANDIDATES
 
 _ROWS = 8
@@ -37,8 +38,7 @@ _TINY = tl.constexpr(1e-30)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """The operations that the policy applies to a gradient, in this order."""
 
     clips: bool
@@ -61,16 +61,6 @@ class Rule:
     def tied(self) -> bool:
         """Whether λ is tied to the temperature."""
         return self.pulls and self.lam is None
-
-    @property
-    def numbers(self) -> tuple[float, float, float, float]:
-        """Runtime arguments in the order in which the kernel takes them."""
-        return self.mean_rate, self.square_rate, 0.0 if self.lam is None else float(self.lam), float(self.clip)
-
-    @property
-    def constants(self) -> tuple[bool, ...]:
-        """Return the compile-time arguments in the order in which the kernel takes them."""
-        return self.clips, self.pulls, self.clips_sensitivity, self.tied, self.paced
 
 
 def takes(logits: Tensor, k: int) -> bool:
@@ -114,8 +104,9 @@ def _draw_launch(rows: int, k: int) -> Launch:
 
 @functools.lru_cache(maxsize=128)
 def _direction_launch(rows: int, k: int, most: int, rule: Rule) -> Launch:
-    numbers = (rows, k, most, *rule.numbers)
-    return Launch(_direction, (triton.cdiv(rows, _ROWS),), numbers, (*rule.constants, _ROWS), _WARPS)
+    numbers = (rows, k, most, rule.mean_rate, rule.square_rate, float(rule.lam or 0), float(rule.clip))
+    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.paced, _ROWS)
+    return Launch(_direction, (triton.cdiv(rows, _ROWS),), numbers, constants, _WARPS)
 
 
 @triton.jit
@@ -226,7 +217,8 @@ def _updated(
 ):  # fmt: skip
     """Update the running averages with a gradient; return its mean and root mean square with bias correction."""
     wide = gradient.to(tl.float64)  # as in `flexact.policy.running_gradient`
-    square = tl.sum(wide * wide, axis=1, keep_dims=True) / _remaining(alive)
+    count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
+    square = tl.sum(wide * wide, axis=1, keep_dims=True) / tl.where(count < 1, 1.0, count)
     mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, inside)
     square = _averaged(square_ptr + row, square, square_rate, row < rows)
     one = tl.full(square.shape, 1.0, tl.float32)
@@ -243,13 +235,6 @@ def _averaged(pointer, new, rate, mask):
     average = old + rate * (new - old)
     tl.store(pointer, average, mask)
     return average
-
-
-@triton.jit
-def _remaining(alive):
-    """Return the number of alive candidates of each row, at least 1."""
-    count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
-    return tl.where(count < 1, 1.0, count)
 
 
 @triton.jit

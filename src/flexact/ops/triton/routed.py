@@ -13,15 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from flexact.ops import dispatch
-from flexact.ops.triton.basis import Blend, coefficients, is_fast, slope, value, weighted_slope, weighted_value
-from flexact.ops.triton.basis_parts import LINEAR
+from flexact.ops.blending import Blending
+from flexact.ops.closed_form import with_layout_of
+from flexact.ops.triton.basis import Blend, blend, coefficients, is_fast
+from flexact.ops.triton.basis_functions import LINEAR, evaluated, weighted_slope, weighted_value
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.tiles import (
     FEW_SUMS,
     FLAT,
     MANY_SUMS,
     STAGES,
-    WARPS,
     Cut,
     Tiles,
     add_up,
@@ -40,42 +41,34 @@ _FINISH_BLOCK = 1024
 _FEW_BASIS_FUNCTIONS = 6
 
 MOST_CANDIDATES = tl.constexpr(dispatch.MOST_CANDIDATES)
-"""Width of a row in a kernel: all built-in candidates, and a power of 2."""
+"""Width of a row in a kernel, a power of 2."""
 
 
-def forward(h: Tensor, weights: Tensor, blend: Blend, channel_dim: int, statistics: bool) -> tuple[Tensor, Tensor]:
+def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and its sensitivities, (rows, K). See `closed_form.forward`."""
-    h, weights = dense(h), weights.contiguous()
+    weights, _, _, keys, alive, channel_dim, statistics = blending
+    h, weights, parts = dense(h), weights.contiguous(), blend(keys, alive)
     rows, k = weights.shape
     x = torch.empty_like(h)
     if h.numel() == 0:
         return x, weights.new_zeros((rows, k) if statistics else 0)
-    tiles = _tiles(h, rows, channel_dim, blend)
-    sweep, finish, room = tiles.plan(_forward_plan, blend, statistics, rows, k, is_fast(h))
+    tiles = _tiles(h, rows, channel_dim, parts)
+    sweep, finish, room = tiles.plan(_forward_plan, parts, statistics, rows, k, is_fast(h))
     partials = h.new_empty(room, dtype=torch.float32)
     sweep(h, weights, x, partials)
-    return x, finished_statistics(finish, partials, rows, k)
+    return x, finished_statistics(finish, partials, weights)
 
 
-def backward(
-    delta: Tensor,
-    h: Tensor,
-    weights: Tensor,
-    probabilities: Tensor,
-    temperature: Tensor,
-    blend: Blend,
-    channel_dim: int,
-    need_logits: bool,
-) -> tuple[Tensor, Tensor]:
+def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients to h and to the logits, (rows·K,), empty if not needed."""
-    h, weights = dense(h), weights.contiguous()
-    delta = delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
+    weights, probabilities, temperature, keys, alive, channel_dim, _ = blending
+    h, weights, parts = dense(h), weights.contiguous(), blend(keys, alive)
     rows, k = weights.shape
-    gradient = torch.empty_like(h)
+    delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
     if h.numel() == 0:
         return gradient, weights.new_zeros(rows * k if need_logits else 0)
-    tiles = _tiles(h, rows, channel_dim, blend)
-    sweep, finish, room = tiles.plan(_backward_plan, blend, need_logits, rows, k, is_fast(h))
+    tiles = _tiles(h, rows, channel_dim, parts)
+    sweep, finish, room = tiles.plan(_backward_plan, parts, need_logits, rows, k, is_fast(h))
     partials = h.new_empty(room, dtype=torch.float32)
     sweep(h, delta, weights, gradient, partials)
     to_logits = weights.new_empty(rows * k if need_logits else 0)
@@ -85,54 +78,49 @@ def backward(
 
 
 def _forward_plan(
-    tiles: Tiles, blend: Blend, statistics: bool, rows: int, k: int, fast: bool
+    tiles: Tiles, parts: Blend, statistics: bool, rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch | None, int]:
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
-    constants = (*blend.constants(fast), statistics, rows > 1, *tiles.constants)
-    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
-    return (
-        sweep,
-        finish_statistics(tiles, blend, statistics, rows, k),
-        tiles.room(len(blend.basis) if statistics else 0),
-    )
+    constants = (*parts.constants(fast), statistics, rows > 1, *tiles.constants)
+    sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants)
+    return sweep, *finish_statistics(tiles, parts, statistics, rows, k)
 
 
 def _backward_plan(
-    tiles: Tiles, blend: Blend, need_logits: bool, rows: int, k: int, fast: bool
+    tiles: Tiles, parts: Blend, need_logits: bool, rows: int, k: int, fast: bool
 ) -> tuple[Launch, Launch, int]:
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
-    constants = (*blend.constants(fast), need_logits, rows > 1, *tiles.constants)
-    sweep = Launch(_backward, tiles.grid, (*tiles.sizes, k), constants, WARPS)
-    numbers = (blend.alive, rows, k, *tiles.parts(rows))
-    finish = Launch(_finish_gradient, (rows,), numbers, (*blend.constants(fast), _FINISH_BLOCK), WARPS)
-    return sweep, finish, tiles.room(len(blend.basis) if need_logits else 0)
+    constants = (*parts.constants(fast), need_logits, rows > 1, *tiles.constants)
+    sweep = Launch(_backward, tiles.grid, (*tiles.sizes, k), constants)
+    numbers = (parts.alive, rows, k, *tiles.parts(rows))
+    finish = Launch(_finish_gradient, (rows,), numbers, (*parts.constants(fast), _FINISH_BLOCK))
+    return sweep, finish, tiles.room(len(parts.basis) if need_logits else 0)
 
 
-def finish_statistics(tiles: Tiles, blend: Blend, statistics: bool, rows: int, k: int) -> Launch | None:
-    """Return the launch that reduces the partial sums of a forward to its statistics, or None without statistics."""
+def finish_statistics(tiles: Tiles, parts: Blend, statistics: bool, rows: int, k: int) -> tuple[Launch | None, int]:
+    """Return the launch that reduces the partial sums of a forward to its statistics, if any, and their number."""
     if not statistics:
-        return None
-    numbers = (blend.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
-    constants = (*blend.constants(False), _FINISH_BLOCK)
-    return Launch(_finish_statistics, (rows,), numbers, constants, WARPS)
+        return None, 0
+    numbers = (parts.alive, rows, k, *tiles.parts(rows), tiles.numel // rows)
+    constants = (*parts.constants(False), _FINISH_BLOCK)
+    return Launch(_finish_statistics, (rows,), numbers, constants), tiles.room(len(parts.basis))
 
 
-def finished_statistics(finish: Launch | None, partials: Tensor, rows: int, k: int) -> Tensor:
+def finished_statistics(finish: Launch | None, partials: Tensor, weights: Tensor) -> Tensor:
     """Return the sensitivities of a forward, (rows, K), empty if they were not requested."""
-    if finish is None:
-        return partials.new_empty(0)
-    gathered = partials.new_empty(rows, k)
-    finish(partials, gathered)
+    gathered = partials.new_empty(weights.shape if finish else 0)
+    if finish:
+        finish(partials, gathered)
     return gathered
 
 
-def _tiles(h: Tensor, rows: int, channel_dim: int, blend: Blend) -> Tiles:
-    return flat(h, FLAT) if rows == 1 else by_channel(h, channel_dim % h.dim(), cut_for(blend))
+def _tiles(h: Tensor, rows: int, channel_dim: int, parts: Blend) -> Tiles:
+    return flat(h, FLAT) if rows == 1 else by_channel(h, channel_dim, cut_for(parts))
 
 
-def cut_for(blend: Blend) -> Cut:
+def cut_for(parts: Blend) -> Cut:
     """Return the cut for sums per channel. With many sums, fewer programs keep the final reduction short."""
-    return FEW_SUMS if len(blend.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
+    return FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
 
 
 @triton.jit
@@ -142,7 +130,7 @@ def _forward(
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     sums = zeros(len(BASIS) if SENSITIVITIES else 0, BLOCK_A, BLOCK_J)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
@@ -160,7 +148,7 @@ def _backward(
     BY_CHANNEL: tl.constexpr, LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     channel, column, inside = columns(tl.program_id(0), channels, inner, LAST, BLOCK_J)
-    weights = row_coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
+    weights = coefficients(weights_ptr, channel, inside, k, BASIS, FORMS, BY_CHANNEL)
     sums = zeros(len(BASIS) if NEED_LOGITS else 0, BLOCK_A, BLOCK_J)
     for row_tile in tl.range(tl.program_id(1), tl.cdiv(outer, BLOCK_A), tl.num_programs(1), num_stages=STAGES):
         offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
@@ -173,18 +161,6 @@ def _backward(
 
 
 @triton.jit
-def row_coefficients(
-    weights_ptr, channel, inside, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr, BY_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Return the coefficients for each column of a tile, or one set for all columns."""
-    if BY_CHANNEL:
-        return coefficients(weights_ptr, tl.where(inside, channel, 0)[None, :], k, BASIS, FORMS)
-    else:
-        return coefficients(weights_ptr, tl.zeros([1, 1], tl.int32), k, BASIS, FORMS)
-
-
-@triton.jit
 def blended(
     h, weights, sums, mask,
     BASIS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr, EVEN: tl.constexpr,
@@ -193,13 +169,13 @@ def blended(
     x = tl.zeros_like(h)
     updated = ()
     for b in tl.static_range(len(BASIS)):
-        v = value(h, BASIS[b], FAST)
-        x += weighted_value(weights[b], v, BASIS[b])
+        value, slope = evaluated(h, BASIS[b], FAST)
+        x += weighted_value(weights[b], value, BASIS[b])
         if SENSITIVITIES:
             if BASIS[b] == LINEAR:
                 updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
-                size = tl.abs(slope(h, v, BASIS[b], FAST))
+                size = tl.abs(slope)
                 updated = updated + (sums[b] + (size if EVEN else tl.where(mask, size, 0.0)),)
     return x, updated
 
@@ -212,10 +188,10 @@ def differentiated(
     total = tl.zeros_like(h)
     updated = ()
     for b in tl.static_range(len(BASIS)):
-        v = value(h, BASIS[b], FAST)
-        total += weighted_slope(weights[b], slope(h, v, BASIS[b], FAST), BASIS[b])
+        value, slope = evaluated(h, BASIS[b], FAST)
+        total += weighted_slope(weights[b], slope, BASIS[b])
         if NEED_LOGITS:
-            updated = updated + (sums[b] + delta * v,)
+            updated = updated + (sums[b] + delta * value,)
     return delta * total, updated
 
 
@@ -242,19 +218,21 @@ def _finish_gradient(
     partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, rows, k, parts, per_row,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    found = ()
-    for b in tl.static_range(len(BASIS)):
-        found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
-    logit_gradient(found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k, BASIS, FORMS)
+    logit_gradient(
+        partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, tl.program_id(0), rows, k,
+        parts, per_row, BASIS, FORMS, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit
 def logit_gradient(
-    found, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, k,
-    BASIS: tl.constexpr, FORMS: tl.constexpr,
+    partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, row, rows, k, parts, per_row,
+    BASIS: tl.constexpr, FORMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store (p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from the inner products with the basis; 0 if eliminated."""
+    """Store (p_k/τ)·Σ_j p_j (⟨δ, a_k⟩ − ⟨δ, a_j⟩), from partial inner products with the basis; 0 if eliminated."""
+    found = ()
+    for b in tl.static_range(len(BASIS)):
+        found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
     column = tl.arange(0, MOST_CANDIDATES)
     p = tl.load(probabilities_ptr + row * k + column, column < k, other=0.0)
     # Mask the inner products where p = 0, because 0·∞ would be NaN.

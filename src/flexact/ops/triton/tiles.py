@@ -1,17 +1,16 @@
 """How the kernels split a tensor into tiles.
 
 In memory, every dense tensor is (outer, channels, inner): a channels-last one has inner = 1, a contiguous one
-inner = height·width. Where channels do not matter, it is split into rows of a tile's width. A program processes one
-column of tiles and every n-th row of them, with n programs per column. It stores partial sums, which a second kernel
-reduces in a fixed order.
+inner = height·width. Where channels do not matter, it is split into rows of a tile's width. A program processes
+every n-th tile of one column of tiles, where n is the number of programs per column. It stores partial sums, which a
+second kernel reduces in a fixed order.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WARPS = 4
 MOST_PLANS = 256
 """Maximum number of cached plans per tensor size."""
 
@@ -44,20 +42,27 @@ MANY_SUMS = Cut(1024, 132 * 2)
 MOMENTS = Cut(2048, 132 * 2)
 
 
-@dataclass(frozen=True, eq=False)
 class Tiles:
-    """How one tensor is split into tiles, with sums over the whole tensor or per channel."""
+    """How one tensor is split into tiles, with sums over the whole tensor or per channel.
 
-    numel: int
-    outer: int
-    channels: int
-    inner: int
-    last: bool
-    """Whether the channels are the contiguous dimension."""
-    block_a: int
-    block_j: int
-    programs: int
-    _plans: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+    last: whether the channels are the contiguous dimension.
+    programs: approximate number of programs.
+    """
+
+    def __init__(
+        self, numel: int, outer: int, channels: int, inner: int, last: bool, block_a: int, block_j: int, programs: int
+    ) -> None:
+        self.sizes = self.numel, self.outer, self.channels, self.inner = numel, outer, channels, inner
+        self.last, self.block_a, self.block_j = last, block_a, block_j
+        width = channels if last else inner
+        self.columns = triton.cdiv(width, block_j) * (1 if last else channels)  # of tiles
+        self.splits = max(1, min(triton.cdiv(outer, block_a), programs // self.columns))  # programs per column
+        self.grid = self.columns, self.splits
+        # Whether the tiles cover the tensor exactly, so that no mask is needed.
+        self.even = outer * channels * inner == numel and outer % block_a == 0 and width % block_j == 0
+        # Compile-time constants in the order in which every kernel takes them.
+        self.constants = last, block_a, block_j, self.even
+        self._plans: dict[tuple[Any, ...], Any] = {}
 
     def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
         """Return `make(self, *choices)`, cached."""
@@ -71,29 +76,6 @@ class Tiles:
             plan = self._plans[make, choices] = make(self, *choices)
         return plan
 
-    @cached_property
-    def columns(self) -> int:
-        """Number of columns of tiles."""
-        if self.last:
-            return triton.cdiv(self.channels, self.block_j)
-        return self.channels * triton.cdiv(self.inner, self.block_j)
-
-    @cached_property
-    def splits(self) -> int:
-        """Number of programs per column of tiles."""
-        return max(1, min(triton.cdiv(self.outer, self.block_a), self.programs // self.columns))
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        return self.columns, self.splits
-
-    @cached_property
-    def even(self) -> bool:
-        """Whether the tiles cover the tensor exactly, so that no mask is needed."""
-        width = self.channels if self.last else self.inner
-        exact = self.outer * self.channels * self.inner == self.numel
-        return exact and self.outer % self.block_a == 0 and width % self.block_j == 0
-
     def room(self, count: int) -> int:
         """Return the buffer size for `count` partial sums per program and channel."""
         return self.splits * (self.channels if self.last else self.columns) * count
@@ -103,15 +85,6 @@ class Tiles:
         if rows == 1:
             return self.splits * self.columns, 1
         return self.splits, 1 if self.last else self.columns // self.channels
-
-    @cached_property
-    def constants(self) -> tuple[bool, int, int, bool]:
-        """Compile-time constants in the order in which every kernel takes them."""
-        return self.last, self.block_a, self.block_j, self.even
-
-    @cached_property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.numel, self.outer, self.channels, self.inner
 
 
 def flat(h: Tensor, cut: Cut) -> Tiles:
@@ -144,7 +117,7 @@ def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
 
 
 def _power_of_2(size: int, most: int) -> int:
-    """Return the next power of 2 of a size, at most `most`. A symbolic size is only compared if it is large."""
+    """Return the next power of 2 of a size, at most `most`. A symbolic size stays symbolic if it is at least `most`."""
     return most if size >= most else triton.next_power_of_2(int(size))
 
 

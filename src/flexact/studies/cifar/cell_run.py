@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
-import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from flexact.studies.cifar.ranks import Ranks, synced
 from flexact.studies.cifar.step import Training
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.grid.curves import CURVE
 
 HISTORY = "history.jsonl"
@@ -38,12 +38,6 @@ AGREE_EVERY = 20
 
 class NanLoss(FlexActError):
     """The loss or a weight is not finite."""
-
-
-class Stopped(FlexActError):
-    """The run was asked to stop, and has written a checkpoint."""
-
-    exit_code = 128 + signal.SIGTERM
 
 
 class Epoch(NamedTuple):
@@ -95,11 +89,9 @@ class CellRun:
         device: torch.device,
         report: Callable[[Epoch], object] | None,
         stop: Callable[[], bool] | None,
-        blocks: Sequence[int] | None,
     ) -> None:
         self.cell, self.protocol, self.folder, self.device = cell, protocol, folder, device
         self.images = images.to(device)
-        self.blocks = blocks
         self.report, self.stop = report or (lambda _: None), stop or (lambda: False)
         self.ranks = Ranks.current()
         self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
@@ -132,9 +124,7 @@ class CellRun:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.cell.seed)
             config = self.protocol.config(self.cell.seed)
-            network = build(
-                self.cell.model, self.cell.method, self.images.classes, config, self.protocol.width, self.blocks
-            )
+            network = build(self.cell.model, self.cell.method, self.images.classes, config, self.protocol.width)
         if self.protocol.norm == "synced":
             synced(network)
         if self.device.type == "cuda":
@@ -149,7 +139,7 @@ class CellRun:
             if self.ranks.count == 1 or training.steps_done % AGREE_EVERY == 0:
                 self._stop_or_save()
             training.step()
-            if training.steps_done % training.steps_an_epoch == 0:
+            if training.steps_done % training.steps_per_epoch == 0:
                 self._end_epoch(recorder)
                 if self.protocol.checkpoint_minutes == 0 and training.steps_done < training.total_steps:
                     self._save()
@@ -280,7 +270,7 @@ class CellRun:
         if not self.ranks.writes or not picking_sites(self.training.network):
             return None
         with checkpoint.naming(self.folder / HISTORY):
-            recorder = Recorder(self.training.network, self.folder / HISTORY)
+            recorder = Recorder(self.training.network, self.folder / HISTORY, resume=True)
             recorder.rewind(self.saved_at)
             if not recorder.history:
                 recorder.record(0, epoch=0)

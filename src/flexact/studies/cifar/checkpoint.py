@@ -50,7 +50,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensor], about: Mapping[
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """What the last `save` wrote; None if there is no checkpoint. Raises if the files are damaged."""
+    """Return what the last `save` wrote; None if there is no checkpoint. Raises if the files are damaged."""
     path, remedy = folder / ABOUT, f"Remove {folder} to train this cell from the start."
     if not path.is_file():
         return None

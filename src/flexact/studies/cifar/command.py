@@ -12,7 +12,9 @@ from flexact.io.option_checks import check_known
 from flexact.studies.grid import command as shared
 
 
+@shared.grid_command
 def cifar(
+    grid: shared.GridCommand,
     methods: Annotated[
         shared.Names,
         typer.Option(
@@ -52,30 +54,15 @@ def cifar(
             show_default="data; with --resume the grid's own",
         ),
     ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")
-    ] = False,
-    out: shared.Out = Path("runs/cifar"),
-    engine: shared.EngineName = "local",
-    address: shared.Address = None,
-    jobs: shared.Jobs = None,
-    device: shared.Device = None,
-    resume: shared.Resume = False,
-    overwrite: shared.Overwrite = False,
-    retry_failed: shared.RetryFailed = False,
-    status: shared.Status = False,
-    quiet: shared.Quiet = False,
+    partial: shared.Partial = False,
 ) -> None:
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
     from flexact.studies.cifar.protocol import BUDGETS, Protocol
     from flexact.studies.cifar.study import Grid, Store
-    from flexact.studies.cifar.table import table_of
-    from flexact.studies.grid.engines import engine as engine_named
+    from flexact.studies.cifar.table import table
 
-    store = Store(out)
-    if status:
-        shared.print_status(store)
-        return
+    store = Store(grid.out)
+    before = grid.before(store)
     if budget is not None:
         check_known("budget", budget, BUDGETS)
         if epochs is not None:
@@ -83,7 +70,6 @@ def cifar(
                 f"--budget {budget} is {BUDGETS[budget]} epochs and --epochs asks for {epochs}; give one of the two."
             )
         epochs = BUDGETS[budget]
-    before = shared.begun(store, resume or retry_failed)
     chosen = shared.given(datasets=datasets, models=models, methods=methods, seeds=seeds, first_seed=first_seed)
     settings = shared.given(
         epochs=epochs,
@@ -94,16 +80,11 @@ def cifar(
         width=width,
         checkpoint_minutes=checkpoint_minutes,
     )
-    shared.carry_out(
+    grid.carry_out(
         store,
-        table_of,
-        quiet,
+        table,
         grids=Grid.asked_for(chosen, before),
         protocol=shared.protocol_of(Protocol, settings, before),
         data=shared.folder_of_data(data, before, Path("data")),
-        engine=engine_named(engine, device, jobs, address),
         partial=shared.is_partial(partial, before),
-        resume=resume,
-        overwrite=overwrite,
-        retry_failed=retry_failed,
     )

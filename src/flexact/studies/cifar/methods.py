@@ -9,7 +9,6 @@ A fixed activation runs through the same fused kernels as a picked one, as sites
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ from flexact.candidates import known_names
 from flexact.io.option_checks import check_known
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
-from flexact.studies.cifar_resnets import BasicBlock, ResNet
+from flexact.studies.cifar_resnets import BLOCKS, BasicBlock, ResNet
 
-MODELS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
-"""The number of blocks of each stage."""
 BASELINE = "relu"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
 """`where` of each method that picks."""
@@ -34,24 +31,13 @@ FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELIN
 """Other activations that all blocks can have."""
 
 
-def build(
-    model: str,
-    method: str,
-    classes: int,
-    config: FlexConfig | None = None,
-    width: int = 64,
-    blocks: Sequence[int] | None = None,
-) -> nn.Module:
+def build(model: str, method: str, classes: int, config: FlexConfig | None = None, width: int = 64) -> nn.Module:
     """A network in training mode on the CPU. Its weights are drawn from torch's generator, the same for every method.
 
     config: the policy of the methods that pick; width: channels of the first stage.
-    blocks: the number of blocks of each stage instead of the model's own, for tests.
-
-    >>> extra_parameters(build("resnet34", "flexact-all", classes=10, width=4))
-    80
     """
     check_names(model, method)
-    network: nn.Module = ResNet(MODELS[model] if blocks is None else blocks, classes, width)
+    network: nn.Module = ResNet(BLOCKS[model], classes, width)
     if method in PLACEMENTS:
         by_channel = config is not None and config.granularity == "channel"
         example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward counts the channels
@@ -67,7 +53,7 @@ def build(
 def _committed_to(network: nn.Module, name: str) -> nn.Module:
     """The network with one fixed activation in all blocks; the stem keeps its ReLU."""
     other = "identity" if name == BASELINE else name
-    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # of equal logits, the first is picked
+    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # equal logits pick the first
     for site in sites_of(network):
         if name != BASELINE and site.name.startswith("layer"):
             site.drop(torch.tensor([[True, False]]), step=0)
@@ -83,14 +69,8 @@ def picking_sites(network: nn.Module) -> list[FlexAct]:
 
 def check_names(model: str, method: str) -> None:
     """Raise if there is no such model or method."""
-    for kind, name, known in (("model", model, tuple(MODELS)), ("method", method, METHODS + FIXED)):
+    for kind, name, known in (("model", model, tuple(BLOCKS)), ("method", method, METHODS + FIXED)):
         check_known(kind, name, known)
-
-
-def extra_parameters(network: nn.Module) -> int:
-    """The number of trained parameters of activations."""
-    learn = [*picking_sites(network), *(module for module in network.modules() if isinstance(module, Learnable))]
-    return sum(parameter.numel() for module in learn for parameter in module.parameters())
 
 
 def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.statistics import in_order
 from flexact.studies.cifar.table import title
-from flexact.studies.grid.curves import Curve
+from flexact.studies.grid.curves import Curve, evaluated
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")
@@ -27,12 +27,12 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
     panels = []
     for dataset, model in sorted({(cell.dataset, cell.model) for cell in curves}, key=lambda key: in_order(*key)):
         own = {
-            cell: curve.evaluated
+            cell: accuracies
             for cell, curve in curves.items()
-            if (cell.dataset, cell.model) == (dataset, model) and curve.evaluated
+            if (cell.dataset, cell.model) == (dataset, model) and (accuracies := evaluated(curve, "test_accuracy"))
         }
         if own:
-            heading, last = f"{title(model)} on {title(dataset)}", max(max(curve) for curve in own.values())
+            heading, last = f"{title(model)} on {title(dataset)}", max(max(accuracies) for accuracies in own.values())
             panels.append(Panel(heading, "epoch", "accuracy in %", _lines(own, 0)))
             panels.append(
                 Panel(f"{heading}: last quarter", "epoch", "accuracy in %", _lines(own, math.ceil(0.75 * last)))
@@ -48,7 +48,7 @@ def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
 
 
 def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
-    """One line per method, from an epoch on."""
+    """One line per method, starting at an epoch."""
     lines = []
     for method in METHODS + FIXED:
         own = [

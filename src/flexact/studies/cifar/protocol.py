@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
@@ -43,7 +43,7 @@ class Cell(CellFields):
 class Protocol(PickingProtocol):
     """How every cell is trained; by default as in the paper.
 
-    >>> Protocol.from_dict(Protocol.short(batch=64).to_dict()) == Protocol(epochs=30, batch=64)
+    >>> Protocol.from_dict(Protocol(batch=64).to_dict()) == Protocol(batch=64)
     True
     """
 
@@ -70,11 +70,6 @@ class Protocol(PickingProtocol):
     WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "checkpoint_minutes")
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {**PickingProtocol.CHOICES, "norm": NORMS}
-
-    @classmethod
-    def short(cls, **changes: Any) -> Protocol:
-        """The protocol with the short budget."""
-        return cls(**{"epochs": BUDGETS["short"], **changes})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,8 +76,8 @@ class Ranks:
 def started_by_torchrun(device: str, timeout: float = TIMEOUT) -> Iterator[torch.device]:
     """Join the other ranks if torchrun started several, and yield the device of this one.
 
-    device: "cpu" or "cuda"; each rank uses one GPU. timeout: seconds until a rank that does not answer raises
-    `LostRank`; a rank that dies does so at once.
+    device: "cpu" or "cuda"; each rank uses one GPU. timeout: seconds to wait for a silent rank before
+    `LostRank` is raised; if a rank dies, it is raised at once.
     """
     own = torch.device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

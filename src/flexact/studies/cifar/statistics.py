@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.cifar.methods import BASELINE, METHODS, MODELS
+from flexact.studies.cifar.methods import BASELINE, METHODS
 from flexact.studies.cifar.study import Result
 from flexact.studies.cifar_data.data import NAMES
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.statistics import Comparison, paired
 from flexact.studies.grid.store import DONE
 
@@ -46,7 +47,7 @@ def summaries(results: Iterable[Result]) -> list[Summary]:
 def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int]:
     """The sort key of tables and figures."""
     place = METHODS.index(method) if method in METHODS else len(METHODS)
-    return NAMES.index(dataset), list(MODELS).index(model), place
+    return NAMES.index(dataset), list(BLOCKS).index(model), place
 
 
 def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:

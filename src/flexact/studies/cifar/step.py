@@ -8,7 +8,6 @@ captured again.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +26,8 @@ from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import captured
+from flexact.studies.cuda_graph import autocast, captured
+from flexact.studies.named_seeds import generator_of
 
 WARM_UP = 3
 """Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
@@ -45,13 +45,13 @@ class Training:
     ) -> None:
         self.network, self.images, self.protocol, self.seed, self.device = network, images, protocol, seed, device
         self.ranks, self._part = ranks, ranks.part(protocol.batch)
-        self.steps_an_epoch = len(images.train_y) // protocol.batch
+        self.steps_per_epoch = len(images.train_y) // protocol.batch
         """An incomplete last batch of an epoch is dropped."""
-        if self.steps_an_epoch == 0:
+        if self.steps_per_epoch == 0:
             raise FlexActError(
                 f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
             )
-        self.total_steps = protocol.epochs * self.steps_an_epoch
+        self.total_steps = protocol.epochs * self.steps_per_epoch
         self.steps_done = 0
         self._forward = ranks.wrapped(network.train(), device)
         # A captured graph reads the learning rate from a tensor; only the fused SGD does so without synchronizing.
@@ -67,9 +67,9 @@ class Training:
         picks = bool(picking_sites(network))
         self.schedule = Schedule(network, self.total_steps, self.optimizer) if picks else None
         own = len(range(protocol.batch)[self._part])
-        self._order = torch.zeros(self.steps_an_epoch, own, dtype=torch.int64, device=device)
+        self._order = torch.zeros(self.steps_per_epoch, own, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._mean, self._std = (torch.tensor(values, device=device) for values in (images.mean, images.std))
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda" and ranks.count == 1
@@ -81,7 +81,7 @@ class Training:
     @property
     def epochs_done(self) -> int:
         """The number of completed epochs."""
-        return self.steps_done // self.steps_an_epoch
+        return self.steps_done // self.steps_per_epoch
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0): a cosine from the protocol's rate to 0 at the end of the run."""
@@ -89,11 +89,11 @@ class Training:
 
     def step(self) -> None:
         """Take one step, without waiting for the device."""
-        epoch, place = divmod(self.steps_done, self.steps_an_epoch)
-        if place == 0:
+        epoch, position = divmod(self.steps_done, self.steps_per_epoch)
+        if position == 0:
             self._totals.zero_()
         if epoch != self._laid_out:
-            self._lay_out(epoch, place)
+            self._load_epoch(epoch, position)
         self._lr.fill_(self.lr(self.steps_done))
         if self._replay is not None:
             self._replay()
@@ -111,7 +111,7 @@ class Training:
 
     def totals(self) -> tuple[float, float]:
         """The epoch's mean loss and accuracy so far, over all ranks. Waits for the device."""
-        steps = (self.steps_done - 1) % self.steps_an_epoch + 1
+        steps = (self.steps_done - 1) % self.steps_per_epoch + 1
         loss, right = mean_over_ranks(self._totals).tolist()
         return loss / steps, right / (steps * self._order.shape[1])
 
@@ -146,29 +146,28 @@ class Training:
         self._forget_graph()
 
     def autocast(self) -> torch.autocast:
-        """bf16 on a GPU if the protocol has it; without the cache of weights, which must not outlive a capture."""
-        half = self.device.type == "cuda" and self.protocol.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+        """bf16 on a GPU if the protocol has it."""
+        return autocast(self.device, self.protocol.precision == "bf16")
 
-    def _lay_out(self, epoch: int, place: int) -> None:
-        """Copy the order and the crops of an epoch's images to the device, and start at one of its steps."""
+    def _load_epoch(self, epoch: int, position: int) -> None:
+        """Copy the order and the crops of an epoch's images to the device, and set the position to one of its steps."""
         order, draws = self._draw(epoch)
         self._order.copy_(order)
         self._draws.copy_(draws)
-        self._place.fill_(place)
+        self._position.fill_(position)
         self._laid_out = epoch
 
     def _draw(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The order and the crops of an epoch's images, this rank's part of each batch: (steps, own) on the CPU."""
-        batch, used = self.protocol.batch, self.steps_an_epoch * self.protocol.batch
+        batch, used = self.protocol.batch, self.steps_per_epoch * self.protocol.batch
         order = epoch_order(len(self.images.train_y), self.seed, epoch)[:used].view(-1, batch)
         draws = epoch_draws(used, self.seed, epoch).view(-1, batch)
         return order[:, self._part], draws[:, self._part]
 
     def _work(self) -> None:
         images = self.images
-        chosen = self._order.index_select(0, self._place).squeeze(0)
-        drawn = self._draws.index_select(0, self._place).squeeze(0)
+        chosen = self._order.index_select(0, self._position).squeeze(0)
+        drawn = self._draws.index_select(0, self._position).squeeze(0)
         x = augmented(images.train_x.index_select(0, chosen), self._mean, self._std, drawn)
         y = images.train_y.index_select(0, chosen)
         with self.autocast():
@@ -180,7 +179,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             self._totals += torch.stack([loss.detach().double(), (answers.argmax(1) == y).sum().double()])
-            self._place += 1
+            self._position += 1
 
     def _capture(self) -> None:
         self._replay = captured(self._work, self.device)
@@ -197,7 +196,7 @@ class Training:
 
     def _routing(self) -> tuple[tuple[bool, int], ...]:
         """A tuple that changes when a warm-up ends or a candidate is dropped, also in a single channel."""
-        return tuple((site.router.waiting, site.dropped_at._version) for site in self._sites)
+        return tuple((site.router.warming_up, site.dropped_at._version) for site in self._sites)
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
@@ -206,9 +205,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     >>> epoch_order(4, seed=0, epoch=1)
     tensor([1, 2, 3, 0])
     """
-    digest = hashlib.sha256(f"order, seed {seed}, epoch {epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=generator_of(f"order, seed {seed}, epoch {epoch}"))
 
 
 def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.studies.cifar.checkpoint import ABOUT
-from flexact.studies.cifar.methods import FIXED, METHODS, MODELS
+from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data.data import NAMES, Images, load
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import BLANK, GridStudy, picked, picks_column
+from flexact.studies.grid.study import GridStudy, picks_column
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Grid(Choices):
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "datasets": NAMES,
-        "models": tuple(MODELS),
+        "models": tuple(BLOCKS),
         "methods": METHODS + FIXED,
     }
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that an interrupted grid has all methods for the first seeds."""
+        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
         return [
             Cell(dataset, model, method, seed)
             for dataset in self.datasets
@@ -57,30 +58,25 @@ class Result(NamedTuple):
     method: str
     seed: int
     state: str
-    accuracy: float
+    accuracy: float = math.nan
     """In percent, of the extracted network on the test images."""
-    loss: float
+    loss: float = math.nan
     """The loss of the last epoch."""
-    epochs: int
-    seconds: float
-    step_ms: float
-    picks: str
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
     """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
-    error: str
-    device: str
+    error: str = ""
+    device: str = ""
     """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
-    torch: str
-    commit: str
-    date: str
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
 
     @property
     def cell(self) -> Cell:
         return Cell(self.dataset, self.model, self.method, self.seed)
-
-    @property
-    def picked(self) -> dict[str, str]:
-        """The pick of each site."""
-        return picked(self.picks)
 
 
 def figures(outcome: Any) -> dict[str, Any]:
@@ -103,9 +99,8 @@ def _check(name: str, images: Images, protocol: Protocol) -> None:
         )
 
 
-def load_part(name: str, folder: Path) -> Images:
-    """A data set that may have fewer images than the official one."""
-    return load(name, folder, complete=False)
+def _load(name: str, folder: Path, partial: bool) -> Images:
+    return load(name, folder, complete=not partial)
 
 
 STUDY = GridStudy(
@@ -115,14 +110,11 @@ STUDY = GridStudy(
     protocol=Protocol,
     row=Result,
     train=train_cell,
-    load=load,
-    load_part=load_part,
+    load=_load,
     figures=figures,
     check=_check,
-    blank={"accuracy": math.nan, **BLANK},
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=ABOUT,
-    headings={"dataset": "data set", "model": "model", "method": "method", "seed": "seed"},
 )
 
 

@@ -1,4 +1,4 @@
-"""table.md of a grid: one table per data set and model, with the paper's figures next to ours."""
+"""table.md of a grid: one table per data set and model, with the paper's numbers next to ours."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.statistics import Summary, summaries
-from flexact.studies.cifar.study import Result, Store
-from flexact.studies.grid.statistics import p_value, spread
+from flexact.studies.cifar.study import Result
+from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
 from flexact.studies.grid.status import not_done, several_devices
 
 TITLES = {
@@ -28,18 +28,13 @@ TITLES = {
     "flexact-penultimate": "Flex-Act (penultimate)",
     "flexact-all": "Flex-Act (all layers)",
 }
-_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms a step", "cost", "paper's accuracy", "paper's p")
-_TIMES = ("ms a step", "cost")
+_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms per step", "cost", "paper's accuracy", "paper's p")
+_TIMES = ("ms per step", "cost")
 
 
 def title(name: str) -> str:
     """The name of a data set, model or method for readers."""
     return TITLES.get(name, name)
-
-
-def table_of(store: Store) -> str:
-    """The table of a folder."""
-    return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
@@ -55,7 +50,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
         devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}
         if len(devices) > 1 and rows[0].device:
-            notes.append(f"- times on {place} are those of {rows[0].device} alone.")
+            notes.append(f"- times on {place} were measured on {rows[0].device} only.")
         for one in rows:
             if one.against is not None and one.against.why:
                 notes.append(f"- no p-value for {title(one.method)} on {place}: {one.against.why}.")
@@ -72,10 +67,9 @@ def _row(one: Summary) -> dict[str, str]:
         title(one.method),
         str(len(one.accuracies)),
         spread(one.accuracies),
-        "-" if one.against is None else f"{one.against.gain:+.2f}",
-        "-" if one.against is None else p_value(one.against.p),
-        "-" if math.isnan(one.step_ms) else f"{one.step_ms:.2f}",
-        "-" if math.isnan(one.cost) else f"{one.cost:.2f}×",
+        *gain_and_p(one.against),
+        figure(one.step_ms),
+        times(one.cost),
         "-" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
         "-" if paper is None or not paper[2] else paper[2],
     )

@@ -23,17 +23,19 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.json_input import parsed_json
 from flexact.studies.cifar import checkpoint
-from flexact.studies.cifar.cell_run import CellRun, Epoch, NanLoss, Outcome, Stopped
-from flexact.studies.cifar.methods import METHODS, MODELS
+from flexact.studies.cifar.cell_run import CellRun, Epoch, NanLoss, Outcome
+from flexact.studies.cifar.methods import METHODS
 from flexact.studies.cifar.protocol import NORMS, Cell, Protocol
 from flexact.studies.cifar.ranks import TIMEOUT, Ranks, started_by_torchrun
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.grid.cell_task import LOCK
+from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.grid.engines import devices
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.protocol import POLICIES
+from flexact.studies.grid.study import LOCK
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
 
@@ -60,19 +62,18 @@ def train_cell(
     device: torch.device,
     report: Callable[[Epoch], object] | None = None,
     stop: Callable[[], bool] | None = None,
-    blocks: Sequence[int] | None = None,
 ) -> Outcome:
     """Train a cell, or resume it from the checkpoint in its folder; bit-identical on the same device.
 
     report: called after each epoch. stop: called before each step; once it returns True, a checkpoint is written and
-    `Stopped` raised. blocks: the blocks per stage instead of the model's own, for tests.
+    `Stopped` raised.
     """
     if images.name != cell.dataset:
         raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
     # Fixed algorithms that add in a fixed order, so that a resumed run is bit-identical.
     flags = torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
     with study_stream(device), flags:
-        return CellRun(cell, protocol, images, Path(folder), device, report, stop, blocks).outcome()
+        return CellRun(cell, protocol, images, Path(folder), device, report, stop).outcome()
 
 
 @contextmanager
@@ -89,12 +90,12 @@ def sigterm() -> Iterator[Callable[[], bool]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of one cell. Returns its exit code, which is 2 for a `FlexActError`, as in `flexact`."""
     given = _parser().parse_args(arguments)
-    with sigterm() as stop:  # around the message too: a launcher ends the ranks that lost one
+    with sigterm() as stop:  # also while the error is printed: a launcher sends SIGTERM
         try:
             _train(given, stop)
         except FlexActError as error:
             print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
-            return error.exit_code if isinstance(error, Stopped) else 2
+            return 128 + signal.SIGTERM if isinstance(error, Stopped) else 2
     return 0
 
 
@@ -126,7 +127,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m flexact.studies.cifar.train", description="Train one cell.")
     parser.add_argument("--dataset", required=True, help=", ".join(data.NAMES))
-    parser.add_argument("--model", default="resnet18", help=", ".join(MODELS))
+    parser.add_argument("--model", default="resnet18", help=", ".join(BLOCKS))
     parser.add_argument("--method", required=True, help=", ".join(METHODS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the official binary files")

@@ -2,20 +2,20 @@
 
 The crop is torchvision's ``RandomCrop(32, padding=4)`` followed by ``RandomHorizontalFlip()``, ``ToTensor()`` and
 ``Normalize(mean, std)``. Crop and flip of an image are one number from 0 to 161, which can be drawn ahead and copied
-into the input of a CUDA graph. No operation waits for the host or depends on the values, so a CUDA graph can hold all.
+into the input of a CUDA graph. No operation waits for the host or depends on values, so a CUDA graph can capture all.
 
 A batch is uint8 (N, 3, H, W) on any device. mean and std are on the scale from 0 to 1, numbers or a tensor of three.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
+from flexact.studies.named_seeds import generator_of
 
 PADDING = 4
 PLACES = 2 * PADDING + 1
@@ -31,9 +31,7 @@ def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
     >>> epoch_draws(4, seed=0, epoch=1)
     tensor([142,  58,  35,   4])
     """
-    digest = hashlib.sha256(f"crop and flip, seed {seed}, epoch {epoch}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return torch.randint(DRAWS, (count,), generator=generator)
+    return torch.randint(DRAWS, (count,), generator=generator_of(f"crop and flip, seed {seed}, epoch {epoch}"))
 
 
 def augmented(
@@ -68,7 +66,7 @@ def normalised(batch: Tensor, mean: Channels, std: Channels, dtype: torch.dtype 
 
 
 def _channels(values: Channels, device: torch.device) -> Tensor:
-    """One value per channel, (1, 3, 1, 1). Numbers become fills: a CUDA graph cannot hold a copy from the host."""
+    """One value per channel, (1, 3, 1, 1). Numbers are filled in: a graph cannot capture a copy from the host."""
     if not isinstance(values, Tensor):
         values = torch.stack([torch.full((), value, device=device) for value in values])
     return values.view(1, 3, 1, 1)

@@ -47,7 +47,7 @@ def _counts(labels: Tensor, classes: int) -> str:
     """The number of images, and of images per class."""
     counts = labels.bincount(minlength=classes)
     least, most = int(counts.min()), int(counts.max())
-    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} a class"
+    return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} per class"
 
 
 def _shown(values: tuple[float, ...]) -> str:

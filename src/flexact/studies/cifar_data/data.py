@@ -104,7 +104,7 @@ def _images(layout: Layout, contents: list[bytearray]) -> tuple[Tensor, Tensor]:
 
 
 def _channels(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and standard deviation of each channel, in integers: the same for any order of the images."""
+    """The mean and standard deviation of each channel, from integer sums, which do not depend on the order."""
     values = torch.arange(256, dtype=torch.int64)
     means, deviations = [], []
     for channel in range(3):

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from flexact import Recorder
-from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
 from flexact.studies.glue.encoder import transformers_package
+from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.grid.curves import CURVE, read_curve
 
 HISTORY = "history.jsonl"
@@ -23,10 +23,6 @@ RECORDS = 20
 """The number of records of the picks during a run."""
 WINDOW = 10
 """The number of steps that are timed together."""
-
-
-class Stopped(FlexActError):
-    """The run was asked to stop, and has written a checkpoint."""
 
 
 class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc]
@@ -55,17 +51,12 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
             self.recorder.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = read_curve(self.folder, "score")  # of an earlier start, up to its checkpoint
-        lines = zip(found.epochs, found.loss, found.seconds, found.step_ms, strict=True)
-        self.curve = [
-            {"epoch": epoch, "loss": loss, "score": "", "seconds": seconds, "step_ms": step_ms}
-            for epoch, loss, seconds, step_ms in lines
-            if epoch <= int(state.epoch or 0)
-        ]
+        found = read_curve(self.folder)  # from an earlier start, up to its checkpoint
+        self.curve = [line | {"score": ""} for line in found if line["epoch"] <= int(state.epoch or 0)]
         self.seconds_before = self.curve[-1]["seconds"] if self.curve else 0.0
         self.record_every = max(1, state.max_steps // RECORDS)
         if sites_of(self.network):
-            self.recorder = Recorder(self.network, self.folder / HISTORY)
+            self.recorder = Recorder(self.network, self.folder / HISTORY, resume=True)
             self.recorder.rewind(state.global_step)
             if not self.recorder.history:
                 self.recorder.record(0, epoch=0.0)
@@ -121,7 +112,7 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
         self._start_window(state)
 
     def _step_ms(self, state: Any) -> float:
-        """The mean over the epoch's windows, without those of over three medians, in which kernels were compiled."""
+        """The mean over the epoch's windows. Windows above three medians, which compiled kernels, are excluded."""
         if not self.windows:
             self._end_window(state)
         usual = [window for window in self.windows if window <= 3 * statistics.median(self.windows)]
@@ -134,7 +125,7 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
 
 
 def _mean_loss(history: Sequence[Mapping[str, Any]], after: int) -> float:
-    """The mean loss of the steps after a step. Each entry of the log is a mean over the steps since the one before."""
+    """The mean loss of the steps after a step. Each entry of the log is the mean since the previous entry."""
     last, total = after, 0.0
     for entry in history:
         if "loss" in entry and entry["step"] > after:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ import typer
 from flexact.studies.grid import command as shared
 
 
+@shared.grid_command
 def glue(
+    grid: shared.GridCommand,
     tasks: Annotated[
         shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
     ] = None,
@@ -55,32 +58,16 @@ def glue(
         typer.Option(min=0.0, help="Minutes between checkpoints; 0 for none until a stop.", show_default="2"),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the fine-tuned networks.")] = False,
-    out: shared.Out = Path("runs/glue"),
-    engine: shared.EngineName = "local",
-    address: shared.Address = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time.", show_default="one per GPU, or per core up to four")
-    ] = None,
-    device: shared.Device = None,
-    resume: shared.Resume = False,
-    overwrite: shared.Overwrite = False,
-    retry_failed: shared.RetryFailed = False,
-    status: shared.Status = False,
-    quiet: shared.Quiet = False,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
     from flexact.studies.glue.encoder import check_encoder, find_encoder
     from flexact.studies.glue.protocol import Protocol
     from flexact.studies.glue.study import Grid, Store
-    from flexact.studies.glue.table import table_of
+    from flexact.studies.glue.table import table
     from flexact.studies.grid.engines import devices
-    from flexact.studies.grid.engines import engine as engine_named
 
-    store = Store(out)
-    if status:
-        shared.print_status(store)
-        return
-    before = shared.begun(store, resume or retry_failed)
+    store = Store(grid.out)
+    before = grid.before(store)
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
     settings = shared.given(
         epochs=epochs,
@@ -98,21 +85,17 @@ def glue(
         known = Protocol.from_dict(before["protocol"])
         model = model or known.encoder.model_option
         settings = {**known.settings, **settings}
-    Protocol(**settings)  # raises for bad settings before a model is searched
+    Protocol(**settings)  # raises for invalid settings before the encoder is looked up
     encoder = find_encoder(model)
     protocol = Protocol.of(encoder, **settings)
     check_encoder(encoder, protocol.length)
-    if engine == "local" and jobs is None and devices(device) == ["cpu"]:
-        jobs = min(os.cpu_count() or 1, 4)  # for small networks, one core per cell is faster than all cores on one cell
-    shared.carry_out(
+    if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
+        # For small networks, one core per cell is faster than all cores on one cell.
+        grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
+    grid.carry_out(
         store,
-        table_of,
-        quiet,
+        table,
         grids=grids,
         protocol=protocol,
         data=shared.folder_of_data(data, before, Path("data/glue")),
-        engine=engine_named(engine, device, jobs, address),
-        resume=resume,
-        overwrite=overwrite,
-        retry_failed=retry_failed,
     )

@@ -125,7 +125,7 @@ def _hash(sentence: str) -> int:
 def _from_datasets(task: TextTask, folder: Path) -> TextData:
     try:
         found = import_module("datasets").load_dataset(_HUB, task.name)
-    except Exception as error:  # of any of its parts
+    except Exception as error:  # the package raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(
             f"there is no folder {folder}, and the package 'datasets' cannot read {task.title} ({words}); "

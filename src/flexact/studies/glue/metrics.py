@@ -31,5 +31,5 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
     }
     answers = outputs[:, 0] if task.is_regression else outputs.argmax(-1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a constant answer: the value is NaN
+        warnings.simplefilter("ignore")  # constant predictions have no correlation; the value is NaN
         return {name: 100 * float(functions[name](labels, answers)) for name in task.metrics}

@@ -107,5 +107,5 @@ class Protocol(PickingProtocol):
 
     @property
     def logit_lr(self) -> float | None:
-        """The logits' learning rate if the optimizer steps them: that of fine-tuning would not move them."""
+        """The learning rate of logits that the optimizer updates; the fine-tuning rate is too small to move them."""
         return 0.02 if self.config(0).policy.logit_step == "optimizer" else None

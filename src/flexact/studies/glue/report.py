@@ -15,7 +15,7 @@ from flexact.observe.history import DECISIONS, DROPS
 from flexact.report.page import Section, markdown, picture
 from flexact.studies.glue.protocol import METHODS, Cell
 from flexact.studies.glue.study import Result, Store
-from flexact.studies.glue.table import columns_of, heading, scores, table_of, title
+from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
 from flexact.studies.grid.report import finished, histories_of, selection
@@ -28,7 +28,8 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     store = Store(folder)
     done = finished(store)
     bars = _metrics(done)
-    metrics = Section("Metrics and cost", markdown(table_of(store), muted=PAPERS_ROW), [] if bars is None else [bars])
+    body = markdown(store.shown(table), muted=PAPERS_ROW)
+    metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
     histories = {cell: list(map(_shortened, records)) for cell, records in histories_of(store).items()}
     return [metrics, *selection(histories, done, _title)]
 
@@ -41,7 +42,7 @@ def _metrics(done: Sequence[Result]) -> Picture | None:
     for method in methods:
         found = [scores(done, method, column) for column in columns]
         values = [fmean(one.values()) if one else 0.0 for one in found]
-        bars.append(Bars(title(method), values, COLOURS[method]))
+        bars.append(Bars(TITLES[method], values, COLOURS[method]))
     panels = [Panel("Dev rows", "percent", rows=[heading(column) for column in columns], bars=bars)] if columns else []
     return picture(
         "metrics",
@@ -53,7 +54,7 @@ def _metrics(done: Sequence[Result]) -> Picture | None:
 
 
 def _title(cell: Cell) -> str:
-    return f"{title(cell.method)} on {TASKS[cell.task].title}"
+    return f"{TITLES[cell.method]} on {TASKS[cell.task].title}"
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:

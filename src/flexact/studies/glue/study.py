@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from flexact.studies.glue.data import TextData, check_rows, load
 from flexact.studies.glue.protocol import METHODS, Cell, Protocol
-from flexact.studies.glue.tasks import METRICS, TASKS, USUAL
+from flexact.studies.glue.tasks import TASKS, USUAL
 from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
 from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import BLANK, GridStudy, picks_column
+from flexact.studies.grid.study import GridStudy, picks_column
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Grid(Choices):
 
     @property
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
+        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
         return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
 
 
@@ -46,23 +46,23 @@ class Result(NamedTuple):
     method: str
     seed: int
     state: str
-    matthews: float
-    f1: float
-    accuracy: float
-    pearson: float
-    spearman: float
-    split: str
+    matthews: float = math.nan
+    f1: float = math.nan
+    accuracy: float = math.nan
+    pearson: float = math.nan
+    spearman: float = math.nan
+    split: str = ""
     """The dev rows: the benchmark's own ("official"), or part of its dev file."""
-    loss: float
-    epochs: int
-    seconds: float
-    step_ms: float
-    picks: str
-    error: str
-    device: str
-    torch: str
-    commit: str
-    date: str
+    loss: float = math.nan
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
 
     @property
     def cell(self) -> Cell:
@@ -84,6 +84,10 @@ def _summary(row: Result) -> str:
     return ", ".join(f"{name} {'-' if math.isnan(value) else f'{value:.2f}'}" for name, value in row.metrics.items())
 
 
+def _load(name: str, folder: Path, partial: bool) -> TextData:
+    return load(name, folder)
+
+
 def _check(name: str, data: TextData, protocol: Protocol) -> None:
     check_rows(data.first(protocol.limit))
 
@@ -95,13 +99,11 @@ STUDY = GridStudy(
     protocol=Protocol,
     row=Result,
     train=train_cell,
-    load=load,
+    load=_load,
     figures=figures,
     check=_check,
-    blank={**dict.fromkeys(METRICS, math.nan), "split": "", **BLANK},
     told=_summary,
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
-    headings={"task": "task", "method": "method", "seed": "seed"},
     operational=("checkpoint_minutes", "keep", "folder"),
 )
 

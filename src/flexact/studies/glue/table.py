@@ -10,7 +10,7 @@ from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
 from flexact.studies.glue.data import OFFICIAL
 from flexact.studies.glue.paper import GLUE
 from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol
-from flexact.studies.glue.study import Result, Store
+from flexact.studies.glue.study import Result
 from flexact.studies.glue.tasks import TASKS
 from flexact.studies.grid.statistics import p_value, paired, spread
 from flexact.studies.grid.status import not_done, several_devices
@@ -21,6 +21,7 @@ TITLES = {
     "flexact-penultimate": "Flex-Act (penultimate)",
     "flexact-all": "Flex-Act (all layers)",
 }
+"""The names of the methods for readers."""
 _SHORT = {"matthews": "Mcc", "f1": "F1", "accuracy": "Acc", "pearson": "Prs", "spearman": "Spr"}
 
 Column = tuple[str, str]
@@ -53,19 +54,9 @@ def averages(results: Sequence[Result], method: str) -> dict[int, float]:
     return {seed: fmean(one[seed] for one in found) for seed in seeds}
 
 
-def title(method: str) -> str:
-    """The name of a method for readers."""
-    return TITLES.get(method, method)
-
-
 def heading(column: Column) -> str:
     """The heading of a column, as in the paper."""
     return f"{TASKS[column[0]].title} {_SHORT[column[1]]}"
-
-
-def table_of(store: Store) -> str:
-    """The table of a folder."""
-    return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
@@ -84,7 +75,7 @@ def _metrics(done: Sequence[Result], methods: Sequence[str]) -> str:
     for method in methods:
         seeds = {row.seed for row in done if row.method == method}
         cells = [spread(scores(done, method, column)) for column in columns]
-        rows.append([title(method), str(len(seeds)), *cells, spread(averages(done, method))])
+        rows.append([TITLES[method], str(len(seeds)), *cells, spread(averages(done, method))])
         rows.append([PAPERS_ROW, "", *_papers(GLUE[method], columns, over, "")])
     return markdown(("method", "seeds", *map(heading, columns), "average"), rows)
 
@@ -96,7 +87,7 @@ def _gains(done: Sequence[Result], methods: Sequence[str]) -> str:
     columns, over, rows = columns_of(done), averaged(done), []
     for method in ours:
         cells = [_gain(scores(done, method, one), scores(done, BASELINE, one)) for one in columns]
-        rows.append([title(method), *cells, _gain(averages(done, method), averages(done, BASELINE))])
+        rows.append([TITLES[method], *cells, _gain(averages(done, method), averages(done, BASELINE))])
         gains = {one: GLUE[method][one] - GLUE[BASELINE][one] for one in GLUE[method]}
         rows.append([PAPERS_ROW, *_papers(gains, columns, over, "+")])
     explained = (
@@ -107,9 +98,9 @@ def _gains(done: Sequence[Result], methods: Sequence[str]) -> str:
 
 
 def _papers(figures: Mapping[Column, float], columns: Sequence[Column], over: Sequence[Column], sign: str) -> list[str]:
-    """The paper's figures in these columns, and their average."""
-    average = f"{fmean(figures[one] for one in over):{sign}.2f}" if over else "-"
-    return [*(f"{figures[one]:{sign}.2f}" for one in columns), average]
+    """The paper's figures in these columns, and their average; "-" for what the paper does not have."""
+    average = f"{fmean(figures[one] for one in over):{sign}.2f}" if over and figures.keys() >= set(over) else "-"
+    return [*(f"{figures[one]:{sign}.2f}" if one in figures else "-" for one in columns), average]
 
 
 def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
@@ -131,7 +122,7 @@ def _costs(done: Sequence[Result], methods: Sequence[str]) -> str:
         }
         rows.append([TASKS[task].title, device, *(_cost(times, method) for method in methods)])
     explained = "Milliseconds, mean over the run and over seeds; in brackets relative to the fixed activation."
-    return f"{heading}{explained}\n\n" + markdown(("task", "device", *map(title, methods)), rows)
+    return f"{heading}{explained}\n\n" + markdown(("task", "device", *(TITLES[method] for method in methods)), rows)
 
 
 def _cost(times: Mapping[str, float], method: str) -> str:
@@ -148,7 +139,7 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
         "its rows are from another network."
     )
     if protocol.limit is not None:
-        words += f" Only the first {counted(protocol.limit, 'row')} of each file were used: these are no results."
+        words += f" Only the first {counted(protocol.limit, 'row')} of each file were used, so these are no results."
     left_out = [TASKS[task].title for task in dict.fromkeys(row.task for row in done if row.split != OFFICIAL)]
     if left_out:
         words += (
@@ -158,7 +149,7 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
     undefined = [row.cell.name for row in done if any(map(math.isnan, row.metrics.values()))]
     if undefined:
         words += (
-            " A correlation is undefined if all answers, or all labels, are the same, and is then in no mean: "
+            " A correlation is undefined if all answers or all labels are the same, and is then excluded from means: "
             f"{', '.join(undefined)}."
         )
     return words

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from flexact.io.option_checks import check_known
 
-METRICS = ("matthews", "f1", "accuracy", "pearson", "spearman")
-
 
 @dataclass(frozen=True)
 class TextTask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from flexact.studies.glue.data import Rows, TextData
 from flexact.studies.glue.encoder import MULTIPLE, Encoder, tokenizer_of
+from flexact.studies.named_seeds import generator_of
 
 POOL = 16
 """The number of batches whose rows are sorted by length together."""
@@ -99,8 +99,7 @@ class ByLength(torch.utils.data.Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        digest = hashlib.sha256(f"rows, seed {self.seed}, epoch {self.epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = generator_of(f"rows, seed {self.seed}, epoch {self.epoch}")
         order = torch.randperm(len(self.lengths), generator=generator).tolist()
         pool = POOL * self.batch
         pools = [order[first : first + pool] for first in range(0, len(order), pool)]

@@ -79,7 +79,7 @@ def train_cell(
     if picks:
         callback.wrap(trainer)
     own = CellCallback(network, folder, protocol.checkpoint_minutes, stop, device)
-    trainer.add_callback(own)  # after the other one: it records what a step leaves
+    trainer.add_callback(own)  # after FlexActCallback, to record the state after its step
     try:
         trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))
     finally:
@@ -87,7 +87,9 @@ def train_cell(
     found = trainer.predict(trainer.eval_dataset)
     loss = own.curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
-        raise FlexActError(f"the loss of the last epoch is {loss}, or a weight is; try a smaller lr, in another --out.")
+        raise FlexActError(
+            f"the loss of the last epoch is {loss}, or a weight is not finite. Try a smaller lr, in another --out."
+        )
     outcome = Outcome(
         metrics=measured(data.task, found.predictions, found.label_ids),
         split=data.split,

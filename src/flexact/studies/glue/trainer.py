@@ -73,5 +73,5 @@ def trainer_for(
         data_collator=whole,
     )
     trainer.remove_callback(_package.PrinterCallback)
-    trainer.model_accepts_loss_kwargs = False  # a step is one batch: there is nothing to count
+    trainer.model_accepts_loss_kwargs = False  # a step is one batch, so the loss needs no count of items
     return trainer

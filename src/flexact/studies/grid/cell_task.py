@@ -14,13 +14,15 @@ import torch
 
 from flexact.errors import FlexActError
 from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.study import Cell, Load, Train
+from flexact.studies.grid.study import LOCK, Cell, Load, Train
 from flexact.studies.workers import Answer
 
-LOCK = "run.lock"
-"""The file in a cell's folder that is locked while the cell runs."""
 PATIENCE = 60.0
 """Seconds to wait for the orphaned worker of a killed grid to release the cell's folder."""
+
+
+class Stopped(FlexActError):
+    """A cell was asked to stop; it has written a checkpoint if its study has them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Task:
     load: Load
     figures: Callable[[Any], dict[str, Any]]
     """The columns of results.csv from an outcome."""
+    partial: bool = False
+    """Whether the data set may have fewer rows than the official one."""
 
 
 Engine = Callable[[Sequence[Task], Callable[[Task, Answer], None], Callable[[], bool]], None]
@@ -48,7 +52,7 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         with locked(task.folder / LOCK, PATIENCE):
-            data = loaded(task.load, task.cell.dataset, task.data)
+            data = loaded(task.load, task.cell.dataset, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
     except Taken as taken:
         return Answer("failed", error=f"{taken} is still running in {task.folder}; stop it.", device=name)
@@ -56,11 +60,6 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         return Answer(kind, error=_message(error), device=name)
     return Answer("done", task.figures(outcome), device=name)
-
-
-def run_in_worker(task: Task, device: str, report: Callable[[Any], None], stop: Callable[[], bool]) -> Answer:
-    """`run_task` in a worker process. The grid reads a cell's progress from its curve.csv, not from reports."""
-    return run_task(task, device, stop)
 
 
 def without_step_ms(answer: Answer) -> Answer:
@@ -81,9 +80,9 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 @lru_cache(maxsize=2)
-def loaded(load: Load, name: str, folder: Path) -> Any:
+def loaded(load: Load, name: str, folder: Path, partial: bool) -> Any:
     """A data set, which the cells of a worker share."""
-    return load(name, folder)
+    return load(name, folder, partial)
 
 
 def _message(error: BaseException) -> str:

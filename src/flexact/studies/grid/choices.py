@@ -26,10 +26,14 @@ class Choices(ABC):
     """The study's fields, and the names that each can have."""
 
     def __post_init__(self) -> None:
-        for kind, known in self.KNOWN.items():
-            check_names(kind, getattr(self, kind), known)
+        for kind in self.KNOWN:
+            check_names(kind, getattr(self, kind), self.known(kind))
         check_whole("seeds", self.seeds, 1, MAX_SEEDS)
         check_whole("first-seed", self.first_seed, 0, 2**40)
+
+    def known(self, kind: str) -> tuple[str, ...]:
+        """The names that a field can have."""
+        return self.KNOWN[kind]
 
     @property
     def each_seed(self) -> range:

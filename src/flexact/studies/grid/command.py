@@ -2,95 +2,139 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import CONFIG
+from flexact.io.result_folder import CONFIG, TABLE
 from flexact.studies.calling import again
 from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import FAILED, Store, place_of_data
+from flexact.studies.grid.store import FAILED, Store, Table, place_of_data
 from flexact.studies.progress import Progress
+
+if TYPE_CHECKING:
+    from flexact.studies.grid.cell_task import Engine
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
-Out = Annotated[Path, typer.Option(help="The folder to write.")]
-EngineName = Annotated[
-    str, typer.Option(help="local (processes), streams (threads that share one GPU; picks only) or ray (a cluster).")
-]
-Address = Annotated[
-    str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
-]
 Policy = Annotated[
     str | None, typer.Option(help="Flex-Act's policy: default (FlexConfig()) or paper.", show_default="default")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at a time.", show_default="one per device")]
-Device = Annotated[
-    str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda if available, else cpu")
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Resume the grid in the folder with its own settings; cells that are named are added."
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the grid in the folder.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Resume, and run the failed cells again.")]
-Status = Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 
-def carry_out(store: Store[Any], table_of: Callable[[Any], str], quiet: bool, **options: Any) -> None:
-    """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
+@dataclass(frozen=True)
+class GridCommand:
+    """The options that all grid commands share, and how they run their grid."""
 
-    A machine without the packages of the page still trains; the page can be built elsewhere.
-    options: the options of `grid.run.run`.
-    """
-    from flexact.report.build import build, missing_packages
-    from flexact.studies.grid.run import Stopped, run
+    out: Annotated[Path, typer.Option(help="The folder to write.")]
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="local (processes), ray (a cluster), streams (threads that share one GPU; picks only) or inline (this "
+            "process; compare only)."
+        ),
+    ] = "local"
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
+    ] = None
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cells that run at the same time.",
+            show_default="one per device; glue on a CPU: one per core up to 4",
+        ),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda if available, else cpu")
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume the grid in the folder with its own settings; cells that are named are added."
+        ),
+    ] = False
+    overwrite: Overwrite = False
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Resume, and run the failed cells again.")] = (
+        False
+    )
+    status: Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")] = False
+    quiet: Quiet = False
 
-    missing = ", ".join(missing_packages())
-    progress = Progress(quiet, pieces="cells")
-    try:
-        run(store, progress=progress, **options)
-        table = store.write_table(table_of(store))
-        page = (
-            f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
-        )
-        if not missing:
-            with progress.during("building the page"):
-                page = str(build(store.folder))
-    except Stopped as stopped:
-        print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
-        raise typer.Exit(128 + stopped.number) from None
-    except KeyboardInterrupt:
-        started = (store.folder / CONFIG).exists()
-        print(f"\ninterrupted; {f'continue with: {again()}' if started else 'nothing was started.'}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    if not quiet:
-        print(table.read_text(encoding="utf-8"))
-        print(f"Page: {page}")
-    failed = sum(row.state == FAILED for row in store.results().values())
-    if failed:
-        count = counted(failed, "cell")
-        print(f"flexact: {count} failed; see --status, try again with --retry-failed.", file=sys.stderr)
-        raise typer.Exit(1)
+    def before(self, store: Store[Any]) -> dict[str, Any] | None:
+        """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
+
+        With --status, print the state of the grid and exit.
+        """
+        if self.status:
+            from flexact.studies.grid import status
+
+            print(status.table(store))
+            raise typer.Exit
+        if not (self.resume or self.retry_failed):
+            return None
+        found = store.config()
+        if not isinstance(found.get("protocol"), dict):
+            raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
+        return found
+
+    def carry_out(self, store: Store[Any], table: Table, engine: Engine | None = None, **options: Any) -> None:
+        """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
+
+        engine: by default the one that is asked for. options: further options of `grid.run.run`.
+        """
+        from flexact.studies.grid.engines import engine as engine_named
+        from flexact.studies.grid.run import Stopped, run_and_report
+
+        options |= {"resume": self.resume, "overwrite": self.overwrite, "retry_failed": self.retry_failed}
+        own = engine or engine_named(self.engine, self.device, self.jobs, self.address)
+        try:
+            page = run_and_report(store, table, Progress(self.quiet, pieces="cells"), engine=own, **options)
+        except Stopped as stopped:
+            print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
+            raise typer.Exit(128 + stopped.number) from None
+        except KeyboardInterrupt:
+            then = f"continue with: {again()}" if (store.folder / CONFIG).exists() else "nothing was started."
+            print(f"\ninterrupted; {then}", file=sys.stderr)
+            raise typer.Exit(130) from None
+        if not self.quiet:
+            print((store.folder / TABLE).read_text(encoding="utf-8"))
+            print(f"Page: {page}")
+        failed = sum(row.state == FAILED for row in store.results().values())
+        if failed:
+            count = counted(failed, "cell")
+            print(
+                f"flexact: {count} failed; --status shows the errors, --retry-failed runs them again.", file=sys.stderr
+            )
+            raise typer.Exit(1)
 
 
-def begun(store: Store[Any], resume: bool) -> dict[str, Any] | None:
-    """config.json of the grid to resume, which provides the options that are not given; None for a new grid."""
-    if not resume:
-        return None
-    found = store.config()
-    if not isinstance(found.get("protocol"), dict):
-        raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
-    return found
+def grid_command(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `GridCommand` after its own; it receives them as its first argument."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = inspect.signature(GridCommand, eval_str=True).parameters
+    out = shared["out"].replace(default=Path("runs", command.__name__))
+
+    @functools.wraps(command)
+    def called(**options: Any) -> None:
+        grid = GridCommand(**{name: options.pop(name) for name in shared})
+        command(grid, **options)
+
+    parameters = [*own, out, *list(shared.values())[1:]]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+    return called
 
 
 def protocol_of(kind: type[GridProtocol], settings: dict[str, Any], before: dict[str, Any] | None) -> GridProtocol:
@@ -127,10 +171,3 @@ def names(given: Names) -> tuple[str, ...] | None:
     if given is None:
         return None
     return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)
-
-
-def print_status(store: Store[Any]) -> None:
-    """Print the state of a grid."""
-    from flexact.studies.grid.status import table
-
-    print(table(store))

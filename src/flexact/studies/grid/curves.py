@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CURVE = "curve.csv"
 
-
-@dataclass(frozen=True)
-class Curve:
-    """One entry per epoch; a missing value is NaN."""
-
-    epochs: list[int]
-    loss: list[float]
-    score: list[float]
-    seconds: list[float]
-    """Seconds of training from the start of the run to the end of each epoch."""
-    step_ms: list[float]
-
-    @property
-    def evaluated(self) -> dict[int, float]:
-        """The score by epoch, for the epochs after which it was measured."""
-        pairs = zip(self.epochs, self.score, strict=True)
-        return {epoch: score for epoch, score in pairs if not math.isnan(score)}
+Curve = list[dict[str, Any]]
+"""The columns of each epoch: its number, and figures; a missing figure is NaN."""
 
 
-def read_curve(folder: Path, measure: str = "test_accuracy") -> Curve:
-    """The complete lines of a cell's curve; an empty curve if there is none yet.
-
-    measure: the column of the score.
-    """
+def read_curve(folder: Path) -> Curve:
+    """The complete lines of a cell's curve; none if there is no curve yet."""
     path = folder / CURVE
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     rows = [row for row in csv.DictReader(lines) if (row.get("epoch") or "").isdigit()]
+    return [{name: _number(row[name]) for name in row if name} | {"epoch": int(row["epoch"])} for row in rows]
 
-    def column(name: str) -> list[float]:
-        return [_number(row.get(name)) for row in rows]
 
-    epochs = [int(row["epoch"]) for row in rows]
-    return Curve(epochs, column("loss"), column(measure), column("seconds"), column("step_ms"))
+def epochs_in(folder: Path) -> int:
+    """The number of epochs that a cell has completed."""
+    curve = read_curve(folder)
+    return int(curve[-1]["epoch"]) if curve else 0
+
+
+def evaluated(curve: Curve, measure: str) -> dict[int, float]:
+    """One column by epoch, for the epochs after which it was measured."""
+    return {line["epoch"]: line[measure] for line in curve if not math.isnan(line.get(measure, math.nan))}
 
 
 def _number(cell: str | None) -> float:

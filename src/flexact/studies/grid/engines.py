@@ -9,9 +9,9 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.option_checks import check_known
-from flexact.studies.grid.cell_task import Engine, Task, run_in_worker, without_step_ms
+from flexact.studies.grid.cell_task import Engine, Task, run_task, without_step_ms
 from flexact.studies.grid.threads import DEFAULT_JOBS, Threads
-from flexact.studies.workers import Answer, Pool, run_tasks
+from flexact.studies.workers import Answer, Pool, Workers, run_tasks
 
 ENGINES = ("local", "streams", "ray")
 
@@ -32,30 +32,29 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None)
 
 def local_engine(devices: Sequence[str], jobs: int | None) -> Engine:
     """One process per device, or `jobs` processes that share the devices."""
-    places = [devices[i % len(devices)] for i in range(jobs or len(devices))]
-    share = len(places) > len(set(places))
-
-    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
-        def kept(task: Task, answer: Answer) -> None:
-            ended(task, without_step_ms(answer) if share else answer)
-
-        Pool(places, run_in_worker, tasks, kept).run(beat)
-
-    return run
+    assigned = [devices[i % len(devices)] for i in range(jobs or len(devices))]
+    return _engine(lambda: Pool(assigned, run_task), shares=len(assigned) > len(set(assigned)))
 
 
 def streams_engine(device: str, jobs: int | None) -> Engine:
     """`jobs` threads of this process, which share one device."""
+    return _engine(lambda: Threads(device, jobs or DEFAULT_JOBS), shares=True)
+
+
+def _engine(workers: Callable[[], Workers], shares: bool) -> Engine:
+    """The engine of these workers. shares: whether several of them share a device."""
 
     def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
-        threads = Threads(device, jobs or DEFAULT_JOBS)
-        run_tasks(threads, tasks, lambda task, answer: ended(task, without_step_ms(answer)), beat)
+        def kept(task: Task, answer: Answer) -> None:
+            ended(task, without_step_ms(answer) if shares else answer)
+
+        run_tasks(workers(), tasks, kept, beat)
 
     return run
 
 
 def devices(device: str | None) -> list[str]:
-    """The devices that a name stands for on this machine: "cuda" is all GPUs, and None all GPUs or the CPU.
+    """The devices of a --device on this machine: "cuda" is all GPUs, and None is all GPUs or the CPU.
 
     >>> devices("cpu")
     ['cpu']

@@ -8,7 +8,8 @@ from typing import Any
 
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures.description import Line, Panel
-from flexact.observe.figures.history import Outcome, outcomes, picks
+from flexact.observe.figures.history import picks
+from flexact.observe.figures.outcomes import Outcome, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import LEAD, outcome_table, table
 from flexact.studies.averages import mean_and_deviation

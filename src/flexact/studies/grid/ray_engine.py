@@ -10,6 +10,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,16 +111,18 @@ def _connect(ray: Any, address: str | None) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdigit():  # Ray itself waits for minutes if nobody listens
+        if host and port.isdigit():  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         own = {} if address else {"include_dashboard": False}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises plain ones, such as "The current node timed out during startup"
         words = " ".join(str(error).split())[:300]
         raise FlexActError(
-            f"cannot reach the Ray cluster at {address or 'the default address'} ({words}); start one with `ray start "
-            "--head`, or give --address HOST:PORT of a running one."
+            (f"cannot reach the Ray cluster at {address}" if address else "cannot join or start a Ray cluster here")
+            + f" ({words}); start one with `ray start --head`, or give --address HOST:PORT of a running one."
         ) from None
+    if address is None:
+        print(f"flexact: using the Ray cluster at {ray.get_runtime_context().gcs_address}", file=sys.stderr)
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray's handlers end the program, and its cells, at once

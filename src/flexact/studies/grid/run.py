@@ -15,13 +15,15 @@ from types import FrameType
 from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import VERSION
+from flexact.io.result_folder import TABLE, VERSION
+from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
 from flexact.studies.grid.choices import Choices
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.curves import epochs_in
 from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store, Table
 from flexact.studies.grid.study import Cell
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
@@ -69,22 +71,37 @@ def run(
         "commit": made["commit"],
         "date": made["date"],
     }
-    load = study.loader(bool(partial))
+    work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, study.train, load, study.figures)
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, bool(partial))
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
-        # The data is read before the folder is opened: if that fails, the folder stays as it was.
+        # The data is read before the folder is opened: if that fails, the folder is unchanged.
         names = dict.fromkeys(task.cell.dataset for task in left)
         digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
         config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
+
+
+def run_and_report(store: Store[Any], table: Table, progress: Progress, **options: Any) -> str:
+    """Run a grid, write its table and build its page; return the path of the page, or why it was not built.
+
+    A machine without the packages of the page still trains; the page can be built elsewhere.
+    """
+    run(store, progress=progress, **options)
+    write_whole(store.folder / TABLE, store.shown(table))
+    if missing := ", ".join(missing_packages()):
+        return (
+            f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
+        )
+    with progress.during("building the page"):
+        return str(build(store.folder))
 
 
 class _Run:
@@ -94,6 +111,7 @@ class _Run:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
         self.kept: set[Cell] = set()
+        self.failed = 0
         self.full = ""
         self.signal = 0
         self.last_look = 0.0
@@ -102,7 +120,9 @@ class _Run:
         """Run all tasks. done: the number of cells that earlier runs finished."""
         with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
             engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept)} of {counted(len(self.tasks), 'cell')} kept, others resume from their last checkpoints"
+        kept = f"{len(self.kept) - self.failed} of {counted(len(self.tasks), 'cell')} kept"
+        kept += f", {self.failed} failed" * (self.failed > 0)
+        kept += f"; the others {'resume from their last checkpoints' if self.store.study.resumes else 'start again'}"
         if self.full:
             raise FlexActError(
                 f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
@@ -120,7 +140,7 @@ class _Run:
         study, cell = self.store.study, task.cell
         row = study.row(
             **cell.to_dict(),
-            **{**study.blank, "device": answer.device, **(answer.figures or {})},
+            **{"device": answer.device, **(answer.figures or {})},
             state=DONE if answer.kind == "done" else FAILED,
             error=answer.error,
             **{name: self.made[name] for name in ("torch", "commit", "date")},
@@ -133,6 +153,7 @@ class _Run:
             self.full = self.full or str(error)
             return
         self.kept.add(cell)
+        self.failed += row.state == FAILED
         result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
         self.progress.finished(self.indexes[cell], cell.name + result)
 
@@ -142,10 +163,8 @@ class _Run:
         if now - self.last_look >= 2.0:
             self.last_look = now
             for task in (task for task in self.tasks if task.cell not in self.kept):
-                curve = read_curve(task.folder)
-                if curve.epochs:
-                    total = task.protocol.epochs_of(task.cell.dataset)
-                    self.progress.at(self.indexes[task.cell], min(0.999, curve.epochs[-1] / total))
+                if total := task.protocol.epochs_of(task.cell.dataset):
+                    self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
         return bool(self.signal or self.full)
 
     @contextmanager

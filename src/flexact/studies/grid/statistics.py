@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flexact.errors import missing_extra
 from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.study import Row
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ def paired(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Comparis
     gains = [a - b for a, b in zip(first, second, strict=True)]
     gain = mean_and_deviation(gains)[0]
     if not all(map(math.isfinite, gains)):
-        return Comparison(len(shared), gain, None, "a figure is not a number")
+        return Comparison(len(shared), gain, None, "a score is not finite")
     if len(shared) < 2:
         return Comparison(1, gain, None, "one seed: a test needs two")
     if not any(gains):
-        return Comparison(len(shared), 0.0, 1.0)
+        return Comparison(len(shared), 0.0, None, "all differences are 0")
     if max(gains) - min(gains) <= 1e-9 * max(map(abs, first + second)):
         return Comparison(len(shared), gain, None, "the same difference on every seed: no spread to test against")
     try:
@@ -59,7 +60,35 @@ def p_value(p: float | None) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def spread(by_seed: Mapping[int, float]) -> str:
+def gain_and_p(found: Comparison | None, decimals: int = 2) -> tuple[str, str]:
+    """The mean difference and the p-value of a comparison in a table.
+
+    >>> gain_and_p(Comparison(3, 0.5, 0.0123)), gain_and_p(None)
+    (('+0.50', '0.012'), ('-', '-'))
+    """
+    return ("-", "-") if found is None else (f"{found.gain:+.{decimals}f}", p_value(found.p))
+
+
+def seconds_ratios(pairs: Iterable[tuple[Row, Row]]) -> list[float]:
+    """The ratio of the seconds of two runs, for each pair that ran on the same device."""
+    return [one.seconds / base.seconds for one, base in pairs if one.device == base.device and base.seconds > 0]
+
+
+def figure(value: float, unit: str = "") -> str:
+    """A number with two decimals; "-" for NaN.
+
+    >>> figure(0.126), figure(1.149, "×"), figure(math.nan)
+    ('0.13', '1.15×', '-')
+    """
+    return f"{value:.2f}{unit}" if math.isfinite(value) else "-"
+
+
+def times(value: float) -> str:
+    """A ratio in a table."""
+    return figure(value, "×")
+
+
+def spread(by_seed: Mapping[int, float], decimals: int = 2) -> str:
     """The mean over seeds and its standard deviation.
 
     >>> spread({0: 1.0, 1: 3.0}), spread({0: 1.0}), spread({})
@@ -68,4 +97,4 @@ def spread(by_seed: Mapping[int, float]) -> str:
     if not by_seed:
         return "-"
     mean, deviation = mean_and_deviation(list(by_seed.values()))
-    return f"{mean:.2f}" + (f" ± {deviation:.2f}" if len(by_seed) > 1 else "")
+    return f"{mean:.{decimals}f}" + (f" ± {deviation:.{decimals}f}" if len(by_seed) > 1 else "")

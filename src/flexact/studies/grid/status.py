@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
-from flexact.studies.grid.cell_task import LOCK
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.curves import epochs_in
 from flexact.studies.grid.locks import is_locked
 from flexact.studies.grid.store import DONE, FAILED, Store
-from flexact.studies.grid.study import Cell, Row
+from flexact.studies.grid.study import LOCK, Cell, Row
 
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
@@ -34,24 +33,26 @@ def states(store: Store[Any]) -> list[State]:
 
 def _state(store: Store[Any], cell: Cell, epochs: int, row: Any) -> State:
     folder = store.cell_folder(cell)
-    curve = read_curve(folder)
-    epoch = f"epoch {curve.epochs[-1] if curve.epochs else 0} of {epochs}" if epochs else ""
+    done = epochs_in(folder)
+    epoch = f"epoch {done} of {epochs}" if epochs else ""
     if is_locked(folder / LOCK):
         return State(cell, "running", epoch)
     if row is not None:
         return State(cell, row.state, "see below" if row.state == FAILED else store.study.told(row))
-    started = curve.epochs or any(folder.glob(store.study.checkpoint))
+    started = done or any(folder.glob(store.study.checkpoint))
     return State(cell, "stopped", epoch) if started else State(cell, "missing", "")
 
 
 def table(store: Store[Any]) -> str:
     """What `--status` prints: the grid, the state of each cell, the number of cells per state, and errors."""
-    found, headings, results = states(store), store.study.headings, store.results()
-    rows = [(*(str(state.cell.to_dict()[name]) for name in headings), state.kind, state.detail) for state in found]
-    header = (*headings.values(), "state", "progress")
+    found, results = states(store), store.results()
+    rows = [(*map(str, state.cell.to_dict().values()), state.kind, state.detail) for state in found]
+    columns = store.study.row._fields
+    identity = ["data set" if name == "dataset" else name for name in columns[: columns.index("state")]]
+    header = (*identity, "state", "progress")
     counts = Counter(state.kind for state in found)
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
-    shown = markdown(header, rows, words=[name for name in header if name != headings["seed"]])
+    shown = markdown(header, rows, words=[name for name in header if name != "seed"])
     parts = [_about(store), shown, f"{counted(len(found), 'cell')}: {summary}."]
     parts += failed([results[state.cell] for state in found if state.kind == FAILED])
     return "\n\n".join([*parts, *several_devices(list(results.values()))])
@@ -82,8 +83,12 @@ def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
 
 
 def failed(results: Sequence[Row]) -> list[str]:
-    """A paragraph with the error of each cell that failed, if any did."""
-    lines = [f"- {row.cell.name}: {row.error}" for row in results if row.state == FAILED]
+    """A paragraph with the error of each cell that failed, if any did; cells with the same error share a line."""
+    alike: dict[str, list[Row]] = {}
+    for row in results:
+        if row.state == FAILED:  # an error may name the folder of its cell
+            alike.setdefault(row.error.replace(row.cell.name, ""), []).append(row)
+    lines = [f"- {', '.join(row.cell.name for row in rows)}: {rows[0].error}" for rows in alike.values()]
     return ["Failed (try again with --retry-failed):\n\n" + "\n".join(lines)] if lines else []
 
 

@@ -7,7 +7,7 @@ one counts. An incomplete last line, which a kill can leave, is ignored and late
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
-from flexact.io.result_folder import CONFIG, RESULTS, TABLE, check_same, enter, read_config, write_config
+from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.locks import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy
 
@@ -27,6 +27,8 @@ DIGESTS, PLACE = "sha256", "folder"
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
 R = TypeVar("R", bound=Any)
+Table = Callable[[list[Any], Any, list[Any]], str]
+"""(rows, protocol, cells that were asked for) -> table.md."""
 
 
 class Store(Generic[R]):
@@ -75,7 +77,7 @@ class Store(Generic[R]):
 
     def append(self, row: R) -> None:
         """Append one line. Only the process that holds the folder calls this."""
-        self._cut_incomplete_line()  # of an earlier call for which the disk had no space
+        self._cut_incomplete_line()  # an earlier call may have run out of disk space
         with (self.folder / RESULTS).open("a", encoding="utf-8", newline="") as file:
             file.write(csv_rows.line([csv_rows.text(value) for value in row]))
             file.flush()
@@ -95,8 +97,8 @@ class Store(Generic[R]):
         found = read_config(self.folder) if self.folder.is_dir() else None
         if found is None or found["study"] != self.study.name:
             raise FlexActError(
-                f"{self.folder} holds no grid of `flexact reproduce {self.study.name}`: it has no {CONFIG} of one. "
-                "Give its --out: --status, --resume and --retry-failed are for an existing grid."
+                f"{self.folder} holds no grid of `{self.study.called}` with a {CONFIG}. "
+                "Give the folder of an existing one to --out."
             )
         return found
 
@@ -108,11 +110,9 @@ class Store(Generic[R]):
         """The protocol of the folder's cells."""
         return self.study.protocol.from_dict(self.config().get("protocol", {}))
 
-    def write_table(self, text: str) -> Path:
-        """Write table.md, and return its path."""
-        path = self.folder / TABLE
-        write_whole(path, text)
-        return path
+    def shown(self, table: Table) -> str:
+        """table.md of the folder in its present state."""
+        return table(list(self.results().values()), self.protocol(), self.asked())
 
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""

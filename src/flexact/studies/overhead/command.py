@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flexact.studies.grid.command import Names, names
+from flexact.studies.grid.command import Names, Overwrite, Quiet, names
 from flexact.studies.progress import Progress
 
 
@@ -37,8 +37,8 @@ def overhead(
         bool, typer.Option("--quick", help="Measure one network with three repeats, and compile nothing.")
     ] = False,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/overhead"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure what routing costs in time, memory and parameters: the paper's overhead table."""
     from flexact.io.result_folder import TABLE

@@ -22,7 +22,7 @@ PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
 
 
 class PlainSite(FlexAct):
-    """A site as one writes it first: candidates, blend and statistics are separate torch operations."""
+    """A straightforward site: candidates, blend and statistics are separate torch operations."""
 
     def forward(self, h: Tensor) -> Tensor:
         if not self.training or self.committed:
@@ -59,7 +59,7 @@ def build(
 ) -> nn.Module:
     """Return a ResNet on its device in channels-last layout; the weights are the same in every call."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # only the CPU's: a failed capture leaves the GPU's unusable
+        torch.default_generator.manual_seed(0)  # not the GPU's, which a failed capture leaves unusable
         network: nn.Module = ResNet(blocks, width=width)
     network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if placement == BASELINE:

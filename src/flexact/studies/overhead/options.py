@@ -11,11 +11,10 @@ import torch
 from flexact.errors import FlexActError
 from flexact.io.option_checks import check_names, check_whole
 from flexact.ops import dispatch
+from flexact.studies.cifar_resnets import BLOCKS
 
 BASELINE = "relu"
 """Placement and way of a network in which nothing is routed."""
-NETWORKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
-"""The paper's networks, by their blocks per stage."""
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 """How a step is run. In the graph modes, the whole step is replayed from one CUDA graph."""
 
@@ -50,21 +49,21 @@ class Options:
     models: tuple[str, ...]
     modes: tuple[str, ...]
     ways: tuple[str, ...]
-    """Ordered from the slowest to the fastest."""
+    """In the order of WAYS. The compiled modes measure only the first and the last."""
     repeats: int
     batch: int
     width: int
     """Channels of the first stage; the paper's networks have 64."""
 
     def __post_init__(self) -> None:
-        for name, known in (("models", list(NETWORKS)), ("modes", MODES), ("ways", list(WAYS)[1:])):
+        for name, known in (("models", list(BLOCKS)), ("modes", MODES), ("ways", list(WAYS)[1:])):
             check_names(name, getattr(self, name), known)
         for name, most in (("repeats", 1000), ("batch", 65536), ("width", 1024)):
             check_whole(name, getattr(self, name), 1, most)
         if self.device not in ("cuda", "cpu"):
             raise FlexActError(f"--device must be cuda or cpu; got {self.device!r}.")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise FlexActError("--device cuda: torch sees no GPU here; `flexact doctor` says more. Give --device cpu.")
+            raise FlexActError("--device cuda: torch sees no GPU here; see `flexact doctor`, or give --device cpu.")
 
     @property
     def where(self) -> torch.device:
@@ -91,7 +90,7 @@ def chosen(device: str | None, quick: bool, **given: Any) -> Options:
         if dispatch.active("cpu").name == "compiled":
             ways += ("compiled_form",)
         values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
-    values |= {"models": tuple(NETWORKS), "ways": ways}
+    values |= {"models": tuple(BLOCKS), "ways": ways}
     if quick:
         values |= {"models": ("resnet18",), "repeats": 3}
         for name in ("modes", "ways"):

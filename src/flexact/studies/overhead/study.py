@@ -10,20 +10,12 @@ from torch import nn
 from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
 from flexact.io.result_folder import TABLE, VERSION, enter, write_config
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.overhead.measurement import (
-    FILE,
-    PARAMETERS,
-    PEAK,
-    TO_COMPILED,
-    TRAIN,
-    Cell,
-    Measurement,
-    failed,
-)
+from flexact.studies.overhead.measurement import FILE, PARAMETERS, PEAK, TO_COMPILED, TRAIN, Cell, Measurement, failed
 from flexact.studies.overhead.memory import allocated, peak_mb, release
 from flexact.studies.overhead.networks import build, logit_count
-from flexact.studies.overhead.options import BASELINE, NETWORKS, Options
+from flexact.studies.overhead.options import BASELINE, Options
 from flexact.studies.overhead.table import written
 from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
 from flexact.studies.overhead.training import Batch, Training
@@ -50,7 +42,7 @@ def run(
     made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
-    with study_stream(options.where), progress.over([float(sum(NETWORKS[name])) for name in options.models]):
+    with study_stream(options.where), progress.over([float(sum(BLOCKS[name])) for name in options.models]):
         for number, name in enumerate(options.models):
             rows += measure(name, options)
             csv_rows.write(folder / FILE, Measurement, rows, made)
@@ -63,7 +55,7 @@ def measure(network: str, options: Options) -> list[Measurement]:
     """Return the measurements of one network."""
     batch = Batch(options.batch, options.where, options.dtype)
     first = _built(Cell(network, BASELINE, BASELINE, "eager"), options)
-    Training(first, BASELINE, batch, compiled=False).warm_up()  # libraries allocate what they keep
+    Training(first, BASELINE, batch, compiled=False).warm_up()  # libraries allocate memory that they keep
     rows: list[Measurement] = []
     for modes in TIMED_TOGETHER:
         cells = planned(network, [mode for mode in modes if mode in options.modes], options.ways)
@@ -75,8 +67,8 @@ def measure(network: str, options: Options) -> list[Measurement]:
 def planned(network: str, modes: Sequence[str], ways: Sequence[str]) -> list[Cell]:
     """Return the cells of a network; the baselines come first.
 
-    torch.compile does not look into the library's own operators. So the compiled modes measure only the fastest way,
-    and at all sites also the plain one.
+    torch.compile does not optimise the library's own operators. So the compiled modes measure only the last way, and
+    at all sites also the first.
 
     >>> [(cell.placement, cell.way) for cell in planned("resnet18", ["compiled"], ["plain", "closed_form", "fused"])]
     [('relu', 'relu'), ('penultimate', 'fused'), ('all', 'plain'), ('all', 'fused')]
@@ -122,4 +114,4 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
 
 
 def _built(cell: Cell, options: Options) -> nn.Module:
-    return build(NETWORKS[cell.network], options.width, cell.placement, cell.way, options.where)
+    return build(BLOCKS[cell.network], options.width, cell.placement, cell.way, options.where)

@@ -1,20 +1,13 @@
-"""The study's table in Markdown: our ratios to ReLU beside the paper's."""
+"""The study's table in Markdown: our ratios to ReLU next to the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from flexact.io.markdown_tables import markdown
-from flexact.studies.overhead.measurement import (
-    PARAMETERS,
-    PEAK,
-    TO_COMPILED,
-    TRAIN,
-    Cell,
-    Measurement,
-    by_key,
-)
-from flexact.studies.overhead.options import BASELINE, MODES, NETWORKS, WAYS
+from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.overhead.measurement import PARAMETERS, PEAK, TO_COMPILED, TRAIN, Cell, Measurement, by_key
+from flexact.studies.overhead.options import BASELINE, MODES, WAYS
 
 PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
     ("resnet18", "relu"): (22.599, 713, 0),
@@ -27,7 +20,7 @@ PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
 """The paper's overhead (tab:performance_benchmarking) by network and placement: training in ms per batch of 128,
 memory in MB, extra parameters."""
 _MODES = dict(
-    zip(MODES, ("Eager", "One CUDA graph a step", "Compiled", "Compiled, one CUDA graph a step"), strict=True)
+    zip(MODES, ("Eager", "One CUDA graph per step", "Compiled", "Compiled, one CUDA graph per step"), strict=True)
 )
 _PLACEMENTS = {BASELINE: "ReLU", "penultimate": "penultimate", "all": "all sites"}
 
@@ -48,8 +41,8 @@ def written(rows: Sequence[Measurement], made: Mapping[str, str]) -> str:
 
 
 def _section(found: Found, mode: str) -> str:
-    """Return the table of a mode, in the paper's order and with the plainest way first."""
-    order = [Cell(network, placement, way, mode) for network in NETWORKS for placement in _PLACEMENTS for way in WAYS]
+    """Return the table of a mode, in the order of the paper and of WAYS."""
+    order = [Cell(network, placement, way, mode) for network in BLOCKS for placement in _PLACEMENTS for way in WAYS]
     cells = [cell for cell in order if (cell, TRAIN) in found]
     if not cells:
         return ""

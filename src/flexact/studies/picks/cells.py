@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flexact.errors import FlexActError, suggestion
 from flexact.io.option_checks import check_known, check_seed
 from flexact.studies.grid.choices import Choices
+from flexact.studies.grid.study import CellFields
 from flexact.studies.picks.methods import KNOWN, REUSING, USUAL, methods_of
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: a method on a task from one seed."""
+class Cell(CellFields):
+    """One run: a method on a task from one seed.
+
+    >>> Cell("tabular", "flexact", 0).name
+    'tabular-flexact-0'
+    """
 
     task: str
     method: str
@@ -37,19 +41,6 @@ class Cell:
     def dataset(self) -> str:
         """The data set that the grid reads; the task's name if the task makes its own data."""
         return TASKS[self.task].dataset or self.task
-
-    @property
-    def name(self) -> str:
-        """The name in file names.
-
-        >>> Cell("tabular", "flexact", 0).name
-        'tabular-flexact-0'
-        """
-        return f"{self.task}-{self.method}-{self.seed}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cell in plain JSON types."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import typer
 from flexact.studies.grid import command as shared
 
 
+@shared.grid_command
 def picks(
+    grid: shared.GridCommand,
     tasks: Annotated[
         shared.Names,
         typer.Option(
@@ -39,43 +41,22 @@ def picks(
             show_default="data; with --resume the previous one",
         ),
     ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Accept a CIFAR-100 with fewer images than the official one.")
-    ] = False,
-    out: shared.Out = Path("runs/picks"),
-    engine: shared.EngineName = "local",
-    address: shared.Address = None,
-    jobs: shared.Jobs = None,
-    device: shared.Device = None,
-    resume: shared.Resume = False,
-    overwrite: shared.Overwrite = False,
-    retry_failed: shared.RetryFailed = False,
-    status: shared.Status = False,
-    quiet: shared.Quiet = False,
+    partial: shared.Partial = False,
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
-    from flexact.studies.grid.engines import engine as engine_named
     from flexact.studies.picks.cells import Grid
     from flexact.studies.picks.protocol import Protocol
     from flexact.studies.picks.study import Store
-    from flexact.studies.picks.table import table_of
+    from flexact.studies.picks.table import table
 
-    store = Store(out)
-    if status:
-        shared.print_status(store)
-        return
-    before = shared.begun(store, resume or retry_failed)
+    store = Store(grid.out)
+    before = grid.before(store)
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    shared.carry_out(
+    grid.carry_out(
         store,
-        table_of,
-        quiet,
+        table,
         grids=Grid.asked_for(chosen, before),
         protocol=shared.protocol_of(Protocol, shared.given(steps=steps), before),
         data=shared.folder_of_data(data, before, Path("data")),
-        engine=engine_named(engine, device, jobs, address),
         partial=shared.is_partial(partial, before),
-        resume=resume,
-        overwrite=overwrite,
-        retry_failed=retry_failed,
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flexact.studies.grid.fixed_methods import FIXED, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
-FIXED = "fixed"
-"""Stands for all fixed methods of a task."""
-PREFIX = "fixed-"
 ABLATED: dict[str, dict[str, Any]] = {
     "flexact-sites": {"share": "site"},
     "flexact-blend": {"pick_by": "blend"},
@@ -23,28 +21,10 @@ CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", *ABLATED
 REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
 """Methods that usually reuse a plain run, or the picks, of another method."""
 EVERY_FIXED: tuple[str, ...] = tuple(
-    dict.fromkeys(PREFIX + candidate for task in TASKS.values() for candidate in task.candidates)
+    dict.fromkeys(fixed(candidate) for task in TASKS.values() for candidate in task.candidates)
 )
 KNOWN: tuple[str, ...] = (FIXED, *CHOOSING, *EVERY_FIXED)
 USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "random", "race")
-
-
-def fixed(candidate: str) -> str:
-    """Return the method with a candidate at every site.
-
-    >>> fixed("relu")
-    'fixed-relu'
-    """
-    return PREFIX + candidate
-
-
-def candidate_of(method: str) -> str | None:
-    """Return the candidate of a fixed method; None for a method that chooses.
-
-    >>> candidate_of("fixed-relu"), candidate_of("race")
-    ('relu', None)
-    """
-    return method.removeprefix(PREFIX) if method.startswith(PREFIX) else None
 
 
 def methods_of(task: Task, asked: Sequence[str] = KNOWN) -> list[str]:

@@ -61,7 +61,7 @@ def further_steps(setting: Setting) -> int:
 
 
 def picked_by_flexact(setting: Setting, folder: Path) -> Picked:
-    """Return the picks of the flexact cell in this folder. If it has none yet, make the same picks."""
+    """Return the picks of the flexact cell in this folder. If it has none yet, pick here, with the same result."""
     return Picked.read(folder) or flexact_run(setting)[1]
 
 

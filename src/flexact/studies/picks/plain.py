@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -34,18 +33,18 @@ class Plain:
 def trained_alone(setting: Setting, picks: Picks) -> Plain:
     """Return the result of a network with these picks, from the cache if it is there."""
     path = setting.kept / f"{_digest(setting, picks)}.json"
-    found = _read(path)
-    if found is None:
-        found = _trained(setting, picks)
-        _keep(path, found, setting.name)
-    return found
-
-
-def _trained(setting: Setting, picks: Picks) -> Plain:
-    steps = setting.task.steps
+    try:
+        return Plain(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # missing, or from another version
+        steps = setting.task.steps
     training = setting.plain(picks, steps)
     training.run(steps, setting.stop)
-    return Plain(training.evaluate(setting.problem.score), steps, training.seconds)
+    result = Plain(training.evaluate(setting.problem.score), steps, training.seconds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_suffix(f".{setting.name}")  # another cell may write the same result
+    write_whole(own, json.dumps(asdict(result)) + "\n")
+    os.replace(own, path)
+    return result
 
 
 def _digest(setting: Setting, picks: Picks) -> str:
@@ -53,18 +52,3 @@ def _digest(setting: Setting, picks: Picks) -> str:
     device = torch.cuda.get_device_name(setting.device) if on_gpu else setting.device.type
     what = [task.network or task.name, setting.seed, task.steps, sorted(picks.items()), device]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
-
-
-def _read(path: Path) -> Plain | None:
-    try:
-        return Plain(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None  # missing, or from another version
-
-
-def _keep(path: Path, result: Plain, cell: str) -> None:
-    """Write under the cell's own name first, because another cell may write the same result."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_suffix(f".{cell}")
-    write_whole(own, json.dumps(asdict(result)) + "\n")
-    os.replace(own, path)

@@ -25,7 +25,7 @@ class Protocol(GridProtocol):
     WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
 
     def about(self) -> list[str]:
-        return [] if self.steps is None else [f"{self.steps} steps a plain run"]
+        return [] if self.steps is None else [f"{self.steps} steps per plain run"]
 
     def shortened(self, task: Task) -> Task:
         """Return the task with the protocol's number of steps."""

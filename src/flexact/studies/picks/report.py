@@ -1,4 +1,4 @@
-"""The section of the benchmark's page: the tables, and a figure of the regrets."""
+"""The section of the benchmark's page: its tables, and a figure of the regrets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from flexact.observe.figures.description import Bars, Panel
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
+from flexact.studies.grid.fixed_methods import fixed
 from flexact.studies.grid.report import finished
-from flexact.studies.picks.methods import CHOOSING, fixed
+from flexact.studies.picks.methods import CHOOSING
 from flexact.studies.picks.statistics import ORIGINAL, Summary, summaries
 from flexact.studies.picks.study import Store
-from flexact.studies.picks.table import table_of
+from flexact.studies.picks.table import table
 from flexact.studies.picks.tasks import TASKS
 
 _COLOURS = (
@@ -29,7 +30,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Return the regrets and all tables. An unfinished grid shows its finished cells."""
     store = Store(folder)
     figure = regrets(summaries(finished(store)))
-    return [Section("Regret, scores and costs", markdown(table_of(store)), [] if figure is None else [figure])]
+    return [Section("Regret, scores and costs", markdown(store.shown(table)), [] if figure is None else [figure])]
 
 
 def regrets(found: Sequence[Summary]) -> Picture | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from flexact.studies.grid.statistics import Comparison, paired
+from flexact.studies.grid.fixed_methods import fixed
+from flexact.studies.grid.statistics import Comparison, paired, seconds_ratios
 from flexact.studies.grid.store import DONE
-from flexact.studies.picks.methods import CHOOSING, fixed, methods_of
+from flexact.studies.picks.methods import CHOOSING, methods_of
 from flexact.studies.picks.study import Result
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
@@ -52,7 +53,7 @@ class Summary:
     scores: Mapping[int, float]
     """Score by seed."""
     against: Comparison | None
-    """Comparison with the original activation. None for that one itself, and without a shared seed."""
+    """Comparison with the original activation. None for the original itself, and if no seed is shared."""
     regret: float
     steps_ratio: float
     """Steps relative to a plain run of the original activation, as the mean over shared seeds."""
@@ -98,12 +99,8 @@ def overall(found: Sequence[Summary]) -> list[Overall]:
     """Return the overall results of each method that chooses, and of the original activation."""
     by_method = {method: [one for one in found if one.method == method] for method in CHOOSING}
     by_method[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
-    results = []
-    for method, its in by_method.items():
-        own = [one for one in its if math.isfinite(one.regret)]
-        if own:
-            results.append(_overall(method, own))
-    return results
+    compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in by_method.items()}
+    return [_overall(method, own) for method, own in compared.items() if own]
 
 
 def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
@@ -112,7 +109,6 @@ def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
     found = []
     for method, own in by_method.items():
         pairs = [(row, original[seed]) for seed, row in own.items() if seed in original]
-        timed = [(row, base) for row, base in pairs if row.device == base.device and base.seconds > 0]
         is_original = method == fixed(task.original)
         if own:
             found.append(
@@ -123,7 +119,7 @@ def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
                     None if is_original else paired(scores[method], scores.get(fixed(task.original), {})),
                     math.nan if known is None else known.regret(scores[method]),
                     _mean(row.steps / base.steps for row, base in pairs),
-                    _mean(row.seconds / base.seconds for row, base in timed),
+                    _mean(seconds_ratios(pairs)),
                 )
             )
     return found

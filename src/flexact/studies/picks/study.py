@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.studies.cifar_data.data import load
-from flexact.studies.grid.cell_task import LOCK
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
+from flexact.studies.grid.study import GridStudy
 from flexact.studies.picks.cells import Cell, Grid
 from flexact.studies.picks.plain import FOLDER
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import Outcome, train_cell
+from flexact.studies.picks.train import train_cell
 
 
 class Result(NamedTuple):
@@ -25,35 +24,30 @@ class Result(NamedTuple):
     method: str
     seed: int
     state: str
-    score: float
+    score: float = math.nan
     """Score on the test data in the task's unit; higher is better."""
-    steps: int
+    steps: int = 0
     """Training steps, including those for picking."""
-    seconds: float
+    seconds: float = 0.0
     """Training time, including picking, without setup and evaluation."""
-    picks: str
+    picks: str = ""
     """Picks by site, such as "1=relu 3=gelu"; empty for a fixed method."""
-    error: str
-    device: str
-    torch: str
-    commit: str
-    date: str
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
 
     @property
     def cell(self) -> Cell:
         return Cell(self.task, self.method, self.seed)
 
 
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """Return the columns of an `Outcome`."""
-    return vars(outcome) | {"picks": picks_column(outcome.picks)}
-
-
 def _score_text(row: Result) -> str:
     return f"{row.score:.4g} {TASKS[row.task].unit}"
 
 
-def place_of(name: str, folder: Path) -> Path:
+def place_of(name: str, folder: Path, partial: bool) -> Path:
     """Return the folder of the data sets, from which a task reads its data once per process."""
     return folder
 
@@ -79,12 +73,8 @@ STUDY = GridStudy(
     row=Result,
     train=train_cell,
     load=place_of,
-    figures=figures,
     digest=_digest,
-    blank={"score": math.nan, "steps": 0, "seconds": 0.0, "picks": ""},
     told=_score_text,
-    checkpoint=LOCK,
-    headings={"task": "task", "method": "method", "seed": "seed"},
     folders=(FOLDER,),
 )
 

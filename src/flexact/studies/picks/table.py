@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
 from flexact.io.markdown_tables import markdown
-from flexact.studies.averages import mean_and_deviation
-from flexact.studies.grid.statistics import p_value
+from flexact.studies.grid.fixed_methods import fixed
+from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.methods import fixed
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
-from flexact.studies.picks.study import Result, Store
+from flexact.studies.picks.study import Result
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -23,25 +21,11 @@ _EXPLAINED = (
     "Scores: mean ± standard deviation over seeds; higher is better. Difference and p (two-sided paired t-test): "
     "against the original activation, over the seeds that both have. Regret: 0 is the best fixed activation in "
     "hindsight, 1 the median one. Steps and time: relative to one plain run of the original activation on the same "
-    "seed, picking included; times mean something where cells did not share a device (`--jobs 1`)."
+    "seed, including picking. Times are valid only if cells did not share a device (`--jobs 1`)."
 )
-_OVERALL = (
-    "method",
-    "tasks",
-    "mean regret",
-    "largest regret",
-    "on",
-    "better than original",
-    "significantly worse",
-    "steps",
-    "time",
-)
+_REGRETS = ("method", "tasks", "mean regret", "largest regret", "on")
+_OVERALL = (*_REGRETS, "better than original", "significantly worse", "steps", "time")
 _TASK = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time")
-
-
-def table_of(store: Store) -> str:
-    """Return the table of a folder in its present state."""
-    return table(list(store.results().values()), store.protocol(), store.asked())
 
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
@@ -49,7 +33,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     found = summaries(results)
     parts = ["# The benchmark of picks", _EXPLAINED]
     if protocol.steps is not None:
-        parts.append(f"A trial: every plain run has {protocol.steps} steps in the place of its task's own number.")
+        parts.append(f"A quick test: every plain run has {protocol.steps} steps instead of its task's own number.")
     if every := overall(found):
         parts.append("## All tasks\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"]))
     for name, group in groupby(found, key=lambda one: one.task):
@@ -69,20 +53,9 @@ def _header(task: Task) -> list[str]:
 
 def _row(one: Summary, task: Task) -> tuple[str, ...]:
     name = one.method + (" (original)" if one.method == fixed(task.original) else "")
-    mean, deviation = mean_and_deviation(list(one.scores.values()))
-    score = f"{mean:.3f}" + (f" ± {deviation:.3f}" if len(one.scores) > 1 else "")
-    gain = "-" if one.against is None else f"{one.against.gain:+.3f}"
-    p = "-" if one.against is None else p_value(one.against.p)
-    return (
-        name,
-        str(len(one.scores)),
-        score,
-        gain,
-        p,
-        figure(one.regret),
-        times(one.steps_ratio),
-        times(one.seconds_ratio),
-    )
+    cost = (times(one.steps_ratio), times(one.seconds_ratio))
+    scores = (str(len(one.scores)), spread(one.scores, 3), *gain_and_p(one.against, 3))
+    return name, *scores, figure(one.regret), *cost
 
 
 def _overall_row(one: Overall) -> tuple[str, ...]:
@@ -106,26 +79,8 @@ def _notes(task: Task, known: Reference | None) -> str:
         return "\n\nNo regrets: they need at least two fixed activations that share a seed."
     missing = [name for name in task.candidates if name not in known.scores]
     means = known.means(known.seeds)
-    left_out = f" Not among the fixed ones, for lack of a finished run: {', '.join(missing)}." if missing else ""
+    left_out = f" Excluded for lack of a finished run: {', '.join(missing)}." if missing else ""
     seeds = f"over seeds {', '.join(map(str, sorted(known.seeds)))}"
     return (
         f"\n\nBest fixed: {next(iter(known.scores))}, {max(means):.3f}; median {median(means):.3f}; {seeds}.{left_out}"
     )
-
-
-def figure(value: float) -> str:
-    """Return a number with two decimals; "-" for NaN.
-
-    >>> figure(0.126), figure(float("nan"))
-    ('0.13', '-')
-    """
-    return f"{value:.2f}" if math.isfinite(value) else "-"
-
-
-def times(value: float) -> str:
-    """Return a ratio with two decimals.
-
-    >>> times(1.149)
-    '1.15×'
-    """
-    return f"{value:.2f}×" if math.isfinite(value) else "-"

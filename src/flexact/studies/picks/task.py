@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flexact.studies.cuda_graph import autocast
+
 
 class Problem(ABC):
     """The data of a task on a device for one seed. All randomness depends only on the seed."""
@@ -48,12 +50,12 @@ class Task:
     """The unit of the score."""
     candidates: tuple[str, ...]
     """The candidates; the original activation comes first."""
-    steps: int
-    """Steps of a plain run."""
-    lr: float
-    """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
     problem: Callable[[int, torch.device, Path | None], Problem]
     """Builds the problem from seed, device and the folder of the data sets."""
+    steps: int = 8_000
+    """Steps of a plain run."""
+    lr: float = 1e-3
+    """The highest learning rate. It falls to 0 along a cosine, with AdamW after a warm-up."""
     dataset: str | None = None
     """The data set that it reads; None if it makes its own data."""
     optimizer: str = "adamw"
@@ -79,9 +81,8 @@ class Task:
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Return autocast for a forward pass, without its cache of cast weights, which must not outlive a capture."""
-        half = device.type == "cuda" and self.precision == "bf16"
-        return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+        """Return autocast for a forward pass."""
+        return autocast(device, self.precision == "bf16")
 
     @contextmanager
     def matrix_products(self, device: torch.device) -> Iterator[None]:

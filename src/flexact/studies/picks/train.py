@@ -11,17 +11,12 @@ from typing import Any
 import torch
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError
 from flexact.studies.cuda_graph import study_stream
+from flexact.studies.grid.fixed_methods import candidate_of
 from flexact.studies.picks.cells import Cell
 from flexact.studies.picks.device_lock import DEVICE
-from flexact.studies.picks.methods import ABLATED, candidate_of
-from flexact.studies.picks.picking import (
-    Picked,
-    flexact_run,
-    picked_at_random,
-    picked_by_flexact,
-)
+from flexact.studies.picks.methods import ABLATED
+from flexact.studies.picks.picking import Picked, flexact_run, picked_at_random, picked_by_flexact
 from flexact.studies.picks.plain import FOLDER, trained_alone
 from flexact.studies.picks.protocol import Protocol
 from flexact.studies.picks.race import picked_by_race
@@ -50,16 +45,15 @@ def train_cell(
     data: Path,
     folder: Path,
     device: torch.device,
-    report: Callable[..., object] | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[], bool] = never,
 ) -> Outcome:
     """Train a cell. Results that other cells can reuse are cached in the grid's folder.
 
     data: the folder of the data sets. folder: the cell's own folder in the grid's folder of cells.
-    report: not used, because cells are short. stop: called before each step.
+    stop: called before each step.
     """
     task = protocol.shortened(TASKS[cell.task])
-    kept, stop = folder.parent.parent / FOLDER, stop or never
+    kept = folder.parent.parent / FOLDER
     try:
         with DEVICE.held(), study_stream(device):
             setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
@@ -97,11 +91,7 @@ def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
     if method == "flexact-one":
         shared = FlexConfig().share == "model"  # then flexact itself has one pick for the whole network
         return picked_by_flexact(setting, flexact) if shared else flexact_run(setting, share="model")[1]
-    if method == "random":
-        return picked_at_random(setting)
-    if method == "race":
-        return picked_by_race(setting)
-    raise FlexActError(f"no way to train the method {method!r}.")
+    return {"random": picked_at_random, "race": picked_by_race}[method](setting)
 
 
 def _alone(setting: Setting, picked: Picked) -> Outcome:

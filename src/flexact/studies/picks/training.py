@@ -6,7 +6,6 @@ host only launches steps, and a restart sets the position to 0.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,8 @@ from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
 from flexact.routing.sites import routers_of, sites_of
+from flexact.studies.grid.cell_task import Stopped
+from flexact.studies.named_seeds import seed_of
 from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 
@@ -27,17 +28,13 @@ WARM_UP_STEPS = 100
 REPLAYS_AT_ONCE = 50
 """Replays of a captured step between two synchronizations."""
 PICKING_STEPS_AT_ONCE = 10
-"""Steps of a network that picks between two releases of the device lock."""
+"""Steps between two releases of the device lock, for a network that picks."""
 DIRECT_STEPS = 3
 """Steps that run without a graph before one is captured."""
 
 
 class Diverged(FlexActError):
     """A loss or a score is not finite."""
-
-
-class Stopped(FlexActError):
-    """The run was asked to stop."""
 
 
 def never() -> bool:
@@ -130,7 +127,7 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, what: Callable[[nn.Module], Any]) -> float:
-        """Return a figure of the network in eval mode. Raises `Diverged` if it or the last loss is not finite."""
+        """Return a measurement of the network in eval mode. Raises `Diverged` if it or the last loss is not finite."""
         self.network.eval()
         with self.task.matrix_products(self.device), self.task.autocast(self.device):
             value = float(what(self.network))
@@ -190,7 +187,7 @@ class Training:
             return ()
         router = self.schedule.router
         sites = tuple(site.dropped_at._version for site in router.sites)
-        return (router.waiting, router.trying, self.schedule.rewound_at, *sites)
+        return (router.warming_up, router.trying, self.schedule.rewound_at, *sites)
 
 
 def _rate(task: Task, step: int, steps: int) -> float:
@@ -201,4 +198,4 @@ def _rate(task: Task, step: int, steps: int) -> float:
 
 def number(kind: str, seed: int) -> int:
     """Return the seed of one kind of random numbers for a seed of the grid."""
-    return int.from_bytes(hashlib.sha256(f"picks, {kind}, seed {seed}".encode()).digest()[:7], "big")
+    return seed_of(f"picks, {kind}, seed {seed}")

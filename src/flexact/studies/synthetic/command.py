@@ -18,7 +18,7 @@ from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.studies import Study
 
 _POLICY = (
-    "Policy of the flexact-a… models and of the corrections: paper (the reading closest to its tables), literal (its "
+    "Policy of the flexact-a… models and of the corrections: paper (our interpretation of the paper), literal (its "
     "formulas taken literally) or default (FlexConfig())."
 )
 _HIDDEN = (

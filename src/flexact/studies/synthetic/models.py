@@ -1,7 +1,7 @@
 """The models of the synthetic studies, by name.
 
-`flexact-default` is `FlexConfig()`, and `flexact-a0.3` is the chosen policy with α = 0.3. The name of a correction
-stands for the chosen policy with that correction. Any other name is a fixed candidate or a baseline.
+`flexact-default` is `FlexConfig()`. `flexact-a0.3` is the policy of `--policy` with α = 0.3, and the name of a
+correction is that policy with this correction. Any other name is a fixed candidate or a baseline.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from flexact.studies.synthetic.replicas import LEARNING_RATE
 
 CORRECTIONS: tuple[str, ...] = get_args(Correction)
 _ABLATED: dict[str, dict[str, Any]] = {
-    # Every ḡ is clipped, which makes all candidates alike: at the config's own bound none would be.
+    # This bound clips every ḡ, which makes the candidates nearly equal. The default bound would clip none.
     "clipped_norm_kl": {"clip": 0.05},
 }
 _ABLATED_RUN: dict[str, dict[str, Any]] = {
-    # A committed site runs its function as it is; the paper's errors are those of normalised outputs.
+    # A committed site does not normalise its output, but the paper's errors are for normalised outputs.
     "output_norm": {"commit_at": None, "eliminate": "none"},
 }
 _FALLING_FROM = 5.0
@@ -35,7 +35,7 @@ _FALLING_FROM = 5.0
 
 
 def literal() -> FlexConfig:
-    """The paper's formulas as they stand: the KL acts on the sampled p, λ is τ, α never falls, nothing commits."""
+    """The paper's formulas taken literally: the KL acts on the sampled p, λ is τ, α is constant, nothing commits."""
     return FlexConfig.paper(policy=Policy.literal(), commit_at=None)
 
 
@@ -70,7 +70,7 @@ def rate(model: str, options: Options) -> Callable[[float], float]:
     """Return the schedule of the learning rate: a factor as a function of the completed fraction of the run.
 
     Flex-Act trains at a constant rate, as in the paper. A fixed activation or a baseline starts at five times that and
-    ends at 0, because its row stands for the least error that it can reach. At a constant rate of 0.01, Sigmoid is
+    ends at 0, because its row shows the least error that it can reach. At a constant rate of 0.01, Sigmoid is
     2.8 % above its least error on Tanh after 100 epochs, because its best weights are infinite.
     """
     return _constant if policy(model, options) is not None else _falling
@@ -93,7 +93,7 @@ def check(options: Options, usual: Sequence[str]) -> None:
             known = list(dict.fromkeys((DEFAULT, *usual, *BASELINES, *known_names())))
             raise FlexActError(
                 f"unknown model {model!r}{suggestion(model, known)} Known: {', '.join(usual)}, any other candidate, "
-                "and flexact-a followed by a number for the chosen policy with that α."
+                "and flexact-a followed by a number for the policy of --policy with that α."
             )
     picking = [model for model in options.models if policy(model, options) is not None]
     missing = [truth for truth in options.truths if truth not in options.candidates]

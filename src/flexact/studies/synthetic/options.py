@@ -79,13 +79,7 @@ class Options:
 
     @property
     def task(self) -> Task:
-        return Task(
-            slope=self.slope,
-            label_noise=self.label_noise,
-            distractors=self.distractors,
-            target_scale=self.target_scale,
-            hidden=self.hidden,
-        )
+        return Task(self.slope, self.label_noise, self.distractors, self.target_scale, self.hidden)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options in plain JSON types."""

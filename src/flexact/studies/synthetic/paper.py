@@ -32,7 +32,7 @@ ALPHA: dict[float, tuple[float, str]] = {
     0.3: (3.0e-4, "Sigmoid"),
     **{tenths / 10: (2.0e-4, "Sigmoid") for tenths in range(4, 11)},
 }
-"""The appendix's sweep (tab:alpha_sweep): error and what was selected by α, for the Sigmoid truth."""
+"""The appendix's sweep (tab:alpha_sweep): the error and the selection by α, for the Sigmoid truth."""
 
 CORRECTIONS: dict[str, tuple[float, float]] = {
     "none": (0.00590, 0.00000),

@@ -86,14 +86,14 @@ def curves(options: Options, parts: Parts) -> Picture | None:
         "curves",
         "Predicted curve against truth",
         "The prediction of each model over x₁ with the distractors at 0, as the mean over seeds. The dashed line is "
-        "the true function. Names in the legend show and hide their curves.",
+        "the true function. Click a name in the legend to show or hide its curve.",
         panels,
         across=1 if len(panels) == 1 else 3,
     )
 
 
 def errors(options: Options, parts: Parts) -> Picture | None:
-    """Draw each model's mean error on a logarithmic axis, beside the paper's if that is comparable."""
+    """Draw each model's mean error on a logarithmic axis, next to the paper's if it is comparable."""
     panels = []
     for truth in options.truths if parts else ():
         ours = [mean_and_deviation([row.mse for row in part.results if row.truth == truth]) for part in parts.values()]

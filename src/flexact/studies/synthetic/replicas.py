@@ -1,9 +1,8 @@
 """Many small networks trained at once.
 
-A replica is one linear unit, or one two-layer network, with its own data, its own start and its own batches. R of them
-are one network with R channels: every tensor has a replica dimension, the loss is the sum over replicas, and an
-optimizer that works element by element trains each as if it were alone. A per-channel `FlexAct` then picks for each
-replica on its own.
+A replica is one linear unit, or one two-layer network, with its own data, initial weights and batches. R replicas form
+one network with R channels: every tensor has a replica dimension, and the loss is the sum over replicas. An elementwise
+optimizer trains each replica as if it were alone, and a per-channel `FlexAct` picks for each one independently.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from flexact.routing.layer import FlexAct
 BATCH = 32
 LEARNING_RATE = 0.01
 GRID = 10_001
-"""Points on x₁ in [−1, 1], ends included: the number with which the least errors have the paper's digits."""
+"""Number of points on x₁ in [−1, 1], ends included. With it, the least errors agree with the paper's digits."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """y = scale·a(slope·x₁) + noise, with distractors beside x₁; or a two-layer teacher whose hidden function is a."""
+    """y = scale·a(slope·x₁) + noise, with distractors as further inputs; or a two-layer teacher with activation a."""
 
     slope: float = 5.0
     label_noise: float = 0.0
@@ -41,14 +40,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Cell:
-    """One replica: which truth it is to find, from which seed."""
+    """One replica: the true function to find, and the seed."""
 
     truth: str
     seed: int
 
 
 def dataset(task: Task, cell: Cell) -> tuple[Tensor, Tensor]:
-    """Inputs (samples, 1 + distractors) and targets (samples,) of one replica."""
+    """Return the inputs (samples, 1 + distractors) and targets (samples,) of one replica."""
     generator = torch.Generator().manual_seed(cell.seed)
     informative = 2 * torch.rand(task.samples, 1, generator=generator) - 1
     x = torch.cat([informative, torch.randn(task.samples, task.distractors, generator=generator)], dim=1)
@@ -57,7 +56,7 @@ def dataset(task: Task, cell: Cell) -> tuple[Tensor, Tensor]:
 
 
 def target(task: Task, cell: Cell, x: Tensor) -> Tensor:
-    """The noise-free truth."""
+    """Return the noise-free targets."""
     truth = lookup(cell.truth).function
     if task.hidden == 0:
         return task.target_scale * truth(task.slope * x[:, 0])
@@ -66,8 +65,8 @@ def target(task: Task, cell: Cell, x: Tensor) -> Tensor:
 
 
 def teacher(task: Task, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights (inner, shift, outer) of a two-layer teacher. Its student starts from them, and is to find the
-    function between them; from a random start two functions of a kind fit the same data equally well."""
+    """Return the weights (inner, shift, outer) of a two-layer teacher. The student starts from them and must find the
+    hidden activation. From random weights, similar functions would fit the data equally well."""
     generator = torch.Generator().manual_seed(seed + 1_000_003)
     d = 1 + task.distractors
     inner = task.slope * torch.randn(d, task.hidden, generator=generator) / math.sqrt(d)
@@ -77,13 +76,13 @@ def teacher(task: Task, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Replicas(nn.Module):
-    """R networks side by side: x (B, R, d) to predictions (B, R)."""
+    """R independent networks, which map x (B, R, d) to predictions (B, R)."""
 
     def __init__(self, task: Task, cells: list[Cell], activation: nn.Module) -> None:
         super().__init__()
         d, width = 1 + task.distractors, max(task.hidden, 1)
-        starts = [teacher(task, cell.seed) if task.hidden else _start(cell.seed, d) for cell in cells]
-        weights, biases, readouts = (torch.stack(part) for part in zip(*starts, strict=True))
+        initial = [teacher(task, cell.seed) if task.hidden else _initial_weights(cell.seed, d) for cell in cells]
+        weights, biases, readouts = (torch.stack(part) for part in zip(*initial, strict=True))
         self.weight, self.bias = nn.Parameter(weights), nn.Parameter(biases)
         self.activation = activation
         self.has_readout = task.hidden > 0
@@ -101,8 +100,8 @@ class Replicas(nn.Module):
         return y
 
 
-def _start(seed: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own initialisation of a linear layer of one unit, from the replica's seed; its readout is 1."""
+def _initial_weights(seed: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return torch's default initial weights of a linear layer with one unit, and a readout of 1."""
     generator = torch.Generator().manual_seed(seed + 2_000_003)
     weight = (2 * torch.rand(d, 1, generator=generator) - 1) / math.sqrt(d)
     bias = (2 * torch.rand(1, generator=generator) - 1) / math.sqrt(d)
@@ -111,16 +110,16 @@ def _start(seed: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of training R replicas, in the order of their cells."""
+    """The results of R trained replicas, in the order of their cells."""
 
     mse: list[float]
-    """Against the noise-free truth, on the grid over x₁ (one unit) or on the inputs (two layers)."""
+    """Error against the noise-free truth, on the grid over x₁ (one unit) or on the inputs (two layers)."""
     spread: list[float]
-    """The standard deviation of the squared error over that grid, which the paper prints behind its ±."""
+    """The standard deviation of the squared error over that grid, which the paper prints after ±."""
     grid: Tensor
     """x₁, (GRID,)."""
     predictions: Tensor
-    """On the grid with the distractors at 0, (GRID, R)."""
+    """Predictions on the grid with the distractors at 0, (GRID, R)."""
 
 
 def train(
@@ -131,11 +130,11 @@ def train(
     after_epoch: Callable[[int], None] = lambda epoch: None,
     rate: Callable[[float], float] = lambda progress: 1.0,
 ) -> Trained:
-    """Train a replica for each cell with Adam, every `FlexAct` among them under its policy's schedule.
+    """Train one replica per cell with Adam. A `FlexAct` follows the schedule of its policy.
 
-    activation: takes (B, R, width) and keeps its shape; a `FlexAct` by channel, or any module.
+    activation: maps (B, R, width) to the same shape; a per-channel `FlexAct`, or any module.
     after_epoch: called with the number of epochs done, 1 to epochs.
-    rate: a factor on the learning rate of an epoch, by the fraction of the run before it.
+    rate: the factor on the learning rate of an epoch, as a function of the completed fraction of the run.
     """
     data = [dataset(task, cell) for cell in cells]
     x, y = torch.stack([inputs for inputs, _ in data], 1), torch.stack([targets for _, targets in data], 1)

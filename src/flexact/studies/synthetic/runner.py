@@ -1,4 +1,4 @@
-"""Runs a synthetic study: every model on every truth and seed. Each finished model is written at once."""
+"""Runs a synthetic study: every model on every truth and seed. Each finished model is written immediately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 from flexact.studies.synthetic.studies import Study
-from flexact.studies.workers import Answer, Pool, Report, Stop, cores, one_thread
+from flexact.studies.workers import Answer, Pool, Stop, cores, one_thread, report, run_tasks
 
 HISTORY_POINTS = 100
 """Maximum number of epochs in history.csv, besides the start."""
@@ -76,7 +76,8 @@ def run(
 
         processes = min(jobs or cores(), len(left))
         if processes > 1 and (jobs or len(left) * options.epochs > _SMALL):
-            Pool(["cpu"] * processes, _train_in_worker, list(left), ended, reported).run()
+            pool = Pool(["cpu"] * processes, _train_in_worker, reported)
+            run_tasks(pool, left, ended, beat=pool.forward_reports)
         else:
             with one_thread():
                 for group in left:
@@ -85,13 +86,13 @@ def run(
     return store
 
 
-def _train_in_worker(group: Group, device: str, report: Report, stop: Stop) -> Answer:
+def _train_in_worker(group: Group, device: str, stop: Stop) -> Answer:
     """Train one model in a worker process, in one thread."""
     with one_thread():
         try:
             return Answer("done", train_group(group, report))
         except OSError:
-            raise  # the parent is gone
+            raise  # the parent process has ended
         except Exception as error:
             return Answer("failed", error=f"{type(error).__name__}: {error}")
 

@@ -137,19 +137,6 @@ def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
     return parts
 
 
-def read_results(path: Path) -> list[Result]:
-    """Return the rows of a results.csv.
-
-    >>> read_results(Path("nowhere/results.csv"))
-    Traceback (most recent call last):
-    ...
-    flexact.errors.FlexActError: there is no nowhere/results.csv.
-    """
-    if not path.is_file():
-        raise FlexActError(f"there is no {path}.")
-    return csv_rows.read(path, Result)
-
-
 Row = TypeVar("Row", Result, Moment, Point)
 
 

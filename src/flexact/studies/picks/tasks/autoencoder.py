@@ -43,8 +43,6 @@ TASK = Task(
     title="autoencoder, CIFAR-100",
     unit="dB",
     candidates=("relu", "leaky_relu", "relu6", "gelu", "tanh", "identity", "sigmoid"),
-    steps=8_000,
-    lr=1e-3,
     problem=Reconstruction,
     dataset="cifar100",
 )

@@ -61,7 +61,5 @@ TASK = Task(
     title="image as a function of coordinates",
     unit="dB",
     candidates=("relu", "gelu", "silu", "sine", "tanh", "sigmoid", "identity"),
-    steps=8_000,
-    lr=1e-3,
     problem=Pixels,
 )

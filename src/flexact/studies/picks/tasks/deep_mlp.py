@@ -27,8 +27,6 @@ TASK = Task(
     title="16-layer MLP without normalisation, CIFAR-100",
     unit="%",
     candidates=("relu", "gelu", "silu", "elu", "selu", "tanh", "sigmoid"),
-    steps=8_000,
-    lr=1e-3,
     problem=Deep,
     dataset="cifar100",
 )

@@ -32,8 +32,8 @@ class Burgers(Problem):
 
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         generator = torch.Generator().manual_seed(3_000 + seed)
-        places = torch.rand(POOL, 2, generator=generator) * torch.tensor([2.0, 1.0]) - torch.tensor([1.0, 0.0])
-        self.inside, self.held_out = places[:-HELD_OUT].to(device), places[-HELD_OUT:].to(device)
+        points = torch.rand(POOL, 2, generator=generator) * torch.tensor([2.0, 1.0]) - torch.tensor([1.0, 0.0])
+        self.inside, self.held_out = points[:-HELD_OUT].to(device), points[-HELD_OUT:].to(device)
         x, t = torch.meshgrid(torch.linspace(-1, 1, 101), torch.linspace(0.01, 1, 51), indexing="ij")
         self.test = torch.stack([x.flatten(), t.flatten()], dim=1).to(device)
         self.truth = solution(self.test[:, 0].cpu(), self.test[:, 1].cpu()).float().to(device)
@@ -60,12 +60,12 @@ class Burgers(Problem):
         error = network(self.test).squeeze(1) - self.truth
         return -10 * float(torch.log10(error.square().mean() / self.truth.square().mean()))
 
-    def _loss(self, network: nn.Module, places: Tensor) -> Tensor:
-        places = places.detach().requires_grad_()
-        u = network(places)
-        (first,) = torch.autograd.grad(u.sum(), places, create_graph=True)
+    def _loss(self, network: nn.Module, points: Tensor) -> Tensor:
+        points = points.detach().requires_grad_()
+        u = network(points)
+        (first,) = torch.autograd.grad(u.sum(), points, create_graph=True)
         # With ReLU the network is linear almost everywhere: its second derivative has no graph and is 0.
-        (second,) = torch.autograd.grad(first[:, 0].sum(), places, create_graph=True, materialize_grads=True)
+        (second,) = torch.autograd.grad(first[:, 0].sum(), points, create_graph=True, materialize_grads=True)
         residual = first[:, 1] + u.squeeze(1) * first[:, 0] - VISCOSITY * second[:, 0]
         edge = network(self.edges).squeeze(1) - self.values
         loss: Tensor = residual.square().mean() + edge.square().mean()
@@ -77,7 +77,5 @@ TASK = Task(
     title="physics-informed network, Burgers' equation",
     unit="dB",
     candidates=("tanh", "sine", "silu", "gelu", "sigmoid", "relu", "identity"),
-    steps=8_000,
-    lr=1e-3,
     problem=Burgers,
 )

@@ -1,4 +1,4 @@
-"""What the regression tasks share: a multi-layer perceptron, and a squared error on three parts of the data."""
+"""Parts that the regression tasks share: an MLP, and a squared error on three parts of the data."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from torch import nn
 
-from flexact.studies.cifar_resnets import resnet18
+from flexact.studies.cifar_resnets import BLOCKS, ResNet
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks.cifar import Classification, channels_last
 
@@ -17,7 +17,7 @@ class ResNet18(Classification):
     """The usual recipe: SGD at 0.1, a cosine, weight decay 5e-4, batches of 128."""
 
     def network(self) -> nn.Module:
-        return channels_last(resnet18(self.images.classes))
+        return channels_last(ResNet(BLOCKS["resnet18"], self.images.classes))
 
 
 RECTIFIERS = Task(

@@ -42,7 +42,6 @@ TASK = Task(
     title="tabular regression, Friedman 1",
     unit="dB",
     candidates=("relu", "gelu", "silu", "elu", "tanh", "sigmoid", "identity"),
-    steps=8_000,
     lr=3e-3,
     problem=Friedman,
 )

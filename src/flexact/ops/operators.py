@@ -1,0 +1,126 @@
+"""The routed activation as a differentiable function: an autograd function in eager mode, operators when traced.
+
+torch.library's operators can be compiled and exported. In eager mode their dispatch takes longer than the arithmetic of
+a small tensor, so an autograd function is called instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from flexact.ops import differentiable
+from flexact.ops.blending import Blending, packed, unpacked
+
+Forward = Callable[[Tensor, Blending], tuple[Tensor, Tensor]]
+Backward = Callable[[Tensor, Tensor, Blending, bool], tuple[Tensor, Tensor]]
+
+
+Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
+"""torch.library.custom_op or torch.library.triton_op."""
+
+
+class RoutedActivation:
+    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`."""
+
+    def __init__(self, name: str, decorator: Decorator, forward: Forward, backward: Backward) -> None:
+        self._run = (forward, backward)
+        self.operator, self.backward_operator = _define(name, decorator, forward, backward)
+
+    def __call__(self, h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+        """Return the routed activation of h and its statistics. See `flexact.ops.routed_activation`."""
+        if is_traced(h):
+            x, gathered = self.operator(h, logits, *packed(blending))
+        else:
+            x, gathered = _Eager.apply(h, logits, blending, *self._run)  # type: ignore[no-untyped-call]
+        return x, gathered
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return whether torch.compile, a dispatch mode or another tracer records the operations on a tensor."""
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class _Eager(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: Forward, backward: Backward
+    ) -> tuple[Tensor, Tensor]:
+        weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
+        ctx.run_backward = backward
+        ctx.save_for_backward(h, logits, weights, probabilities, temperature)
+        ctx.set_materialize_grads(False)  # the statistics have no gradient
+        x, gathered = forward(h, blending)
+        ctx.mark_non_differentiable(gathered)
+        return x, gathered
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        if delta is None:
+            return (None,) * 5
+        need_h, need_logits = ctx.needs_input_grad[:2]
+        h, logits, weights, probabilities, temperature = ctx.saved_tensors
+        blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
+        if torch.is_grad_enabled():  # the backward runs with create_graph=True
+            return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
+        gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits)
+        return gradient if need_h else None, to_logits if need_logits else None, None, None, None
+
+
+def _define(name: str, decorator: Decorator, forward: Forward, backward: Backward) -> tuple[CustomOpDef, CustomOpDef]:
+
+    @decorator(f"flexact::{name}", mutates_args=())
+    def operator(
+        h: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        probabilities: Tensor,
+        temperature: Tensor,
+        keys: str,
+        alive: Sequence[int],
+        channel_dim: int,
+        statistics: bool,
+    ) -> tuple[Tensor, Tensor]:
+        return forward(h, unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics))
+
+    @decorator(f"flexact::{name}_backward", mutates_args=())
+    def backward_operator(
+        delta: Tensor,
+        h: Tensor,
+        weights: Tensor,
+        probabilities: Tensor,
+        temperature: Tensor,
+        keys: str,
+        alive: Sequence[int],
+        channel_dim: int,
+        need_logits: bool,
+    ) -> tuple[Tensor, Tensor]:
+        blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, False)
+        return backward(delta, h, blending, need_logits)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(output[1])
+
+    def differentiate(ctx: Any, delta: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        need_h, need_logits = ctx.needs_input_grad[:2]
+        h, logits, *tensors = ctx.saved_tensors
+        routing = (*tensors, ctx.keys, ctx.alive, ctx.channel_dim)
+        if torch.is_grad_enabled():  # the backward runs with create_graph=True
+            found = differentiable.gradients(delta, h, logits, (need_h, need_logits), unpacked(*routing, False))
+            return *found, *(None,) * 7
+        gradient, to_logits = backward_operator(delta, h, *routing, need_logits)
+        return gradient if need_h else None, to_logits if need_logits else None, *(None,) * 7
+
+    operator.register_autograd(differentiate, setup_context=keep)
+    return operator, backward_operator

@@ -1,0 +1,79 @@
+"""The page of a comparison: the table, the paired differences, and the learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flexact.candidates import ORIGINAL
+from flexact.observe.figures.description import INK, Bars, Panel, candidate_colours, candidate_dash
+from flexact.observe.figures.picture import Picture
+from flexact.report.page import Section, markdown
+from flexact.studies.averages import mean_and_deviation
+from flexact.studies.compare.methods import ALONE, FLEXACT
+from flexact.studies.compare.statistics import differences
+from flexact.studies.compare.study import Result, Store
+from flexact.studies.compare.table import table
+from flexact.studies.grid.curves import evaluated, read_curve
+from flexact.studies.grid.fixed_methods import candidate_of
+from flexact.studies.grid.pictures import ALL_LAYERS, mean_line
+from flexact.studies.grid.report import finished
+
+_OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
+_SEED = "#8aa4b8"
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """The table and the figures. An unfinished comparison shows its finished runs."""
+    store = Store(folder)
+    done = finished(store)
+    pictures = [one for one in (paired_differences(done), learning_curves(store, done)) if one is not None]
+    return [Section("Scores, differences, costs and picks", markdown(store.shown(table)), pictures)]
+
+
+def paired_differences(done: Sequence[Result]) -> Picture | None:
+    """The difference from the original network on each seed, and its mean, with a row per method."""
+    found = {method: differences(done, method) for method in _methods(done) if method != ORIGINAL}
+    found = {method: own for method, own in found.items() if own}
+    if not found:
+        return None
+    seeds = sorted({seed for own in found.values() for seed in own})
+    bars = [Bars("mean", [mean_and_deviation(list(own.values()))[0] for own in found.values()], ALL_LAYERS)]
+    bars += [Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED) for seed in seeds]
+    return Picture(
+        "differences",
+        "Paired differences",
+        "The score of each method minus that of the original network on the same seed, and the mean over seeds.",
+        [Panel("", "score minus that of the original", rows=list(found), bars=bars, marks=True)],
+        across=1,
+    )
+
+
+def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
+    """The mean score over the evaluations of each method, if `train` yields scores."""
+    candidates = [candidate for method in _methods(done) if (candidate := candidate_of(method))]
+    colours = candidate_colours(candidates)
+    lines = []
+    for method in _methods(done):
+        own = [evaluated(read_curve(store.cell_folder(row.cell)), "score") for row in done if row.method == method]
+        own = [curve for curve in own if curve]
+        if own:
+            candidate = candidate_of(method)
+            colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
+            dash = "solid" if candidate is None else candidate_dash(candidate)
+            lines.append(mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8))
+    if not lines:
+        return None
+    return Picture(
+        "curves",
+        "Learning curves: mean over seeds, band of one standard deviation",
+        "The scores that train yielded, in the order of its evaluations. While flexact picks, its score is that of the "
+        "network that is being picked; its run is longer by the steps of picking.",
+        [Panel("", "evaluation", "score", lines)],
+        across=1,
+    )
+
+
+def _methods(done: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(row.method for row in done))

@@ -1,0 +1,213 @@
+"""Runs `train` for one cell. A cell that was stopped starts from the beginning."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexact.candidates import ORIGINAL
+from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_rows, write_whole
+from flexact.policy.schedule import Schedule
+from flexact.routing.layer import FlexAct
+from flexact.routing.sites import sites_of
+from flexact.studies.compare.cells import Cell
+from flexact.studies.compare.functions import Functions
+from flexact.studies.compare.interrupting import interruptible
+from flexact.studies.compare.methods import FLEXACT
+from flexact.studies.compare.networks import digest, network, seeded
+from flexact.studies.compare.protocol import Protocol
+from flexact.studies.grid.curves import CURVE
+from flexact.studies.grid.fixed_methods import candidate_of
+from flexact.surgery.convert import convert
+from flexact.surgery.picks_file import load_picks
+
+PICKS, TRACEBACK = "picks.json", "traceback.txt"
+"""Files in a cell's folder: the picks of a flexact cell, and the traceback of a `train` that raised."""
+
+
+class ScheduleMaker:
+    """The third argument of `train` for the network that picks. The loop calls it when it has its optimizer and knows
+    its number of steps, with the arguments of `Schedule` after the model; it returns the Schedule."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.made: Schedule | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Schedule:
+        self.made = Schedule(self._model, *args, **options)
+        return self.made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a cell."""
+
+    score: float
+    seconds: float
+    """Time spent in `train`."""
+    picks: Mapping[str, str] = field(default_factory=dict)
+    """Site → pick; empty for a network that does not pick, and if the picks are undecided."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CellTraining:
+    """Trains a cell with the user's functions; it is sent to other processes."""
+
+    functions: Functions
+
+    def __call__(
+        self,
+        cell: Cell,
+        protocol: Protocol,
+        data: None,
+        folder: Path,
+        device: torch.device,
+        stop: Callable[[], bool],
+    ) -> Outcome:
+        for name in (PICKS, TRACEBACK, CURVE):  # of an earlier attempt
+            (folder / name).unlink(missing_ok=True)
+        picks = _fixed_picks(cell, protocol, folder)
+        model = self._network(cell, protocol, picks)
+        schedule = ScheduleMaker(model) if cell.method == FLEXACT else None
+        sites, kind = sites_of(model), type(model)
+        _warm_up()
+        with interruptible(stop), seeded(cell.seed):
+            curve, seconds = _trained(self.functions.train, model, cell.seed, schedule, folder)
+        if len(curve) > 1:
+            write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
+        notes = []
+        if type(model) is not kind:
+            notes.append(f"train changed the class of the model from {kind.__name__} to {type(model).__name__}")
+        if schedule is not None:
+            picks = _picks_of(sites, schedule)
+            if not picks:
+                notes.append("the picks are undecided: this policy never commits")
+            write_whole(folder / PICKS, json.dumps(picks, indent=2) + "\n")
+        shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
+        return Outcome(curve[-1], seconds, shown, "; ".join(notes))
+
+    def _network(self, cell: Cell, protocol: Protocol, picks: Mapping[str, str]) -> nn.Module:
+        """The network of a cell: converted if it picks, with these picks otherwise."""
+        model = network(self.functions.build, cell.seed)
+        if digest(model) != protocol.architecture:
+            raise FlexActError(
+                "build() made another architecture than when the comparison began. It may depend on the machine or on "
+                "a file; a comparison needs the same network in every run."
+            )
+        if cell.method == FLEXACT:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # shown when the comparison began
+                return convert(model, self.functions.where, replace(protocol.flexact, seed=cell.seed))
+        return load_picks(model, picks) if picks else model
+
+
+@cache
+def _warm_up() -> None:
+    """Take one step of an optimizer, which imports much of torch for the first time, outside of what is timed."""
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.zeros(1, 1)).sum().backward()
+    optimizer.step()
+
+
+def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]:
+    """The activations of a plain network by site; empty for the original network and for the one that picks."""
+    candidate = candidate_of(cell.method)
+    if candidate is not None:
+        return dict.fromkeys(protocol.sites, candidate)
+    if cell.method in (ORIGINAL, FLEXACT):
+        return {}
+    flexact = Cell(FLEXACT, cell.seed)
+    try:
+        found: dict[str, str] = json.loads((folder.parent / flexact.name / PICKS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        found = {}
+    if not found:
+        raise FlexActError(
+            f"there are no picks to train: {flexact.name} failed or ended undecided. Correct what its row says, then "
+            "retry both."
+        )
+    return found
+
+
+def _trained(
+    train: Callable[..., Any], model: nn.Module, seed: int, schedule: ScheduleMaker | None, folder: Path
+) -> tuple[list[float], float]:
+    """The scores that `train` yielded, or the one that it returned; and its seconds."""
+    start = time.perf_counter()
+    try:
+        answer = train(model, seed, schedule)
+        given = list(answer) if isinstance(answer, types.GeneratorType) else [answer]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception as error:
+        path = folder / TRACEBACK
+        write_whole(path, traceback.format_exc())
+        raise FlexActError(
+            f"train raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({_place(error)}). The "
+            f"traceback is in {'/'.join(path.parts[-3:])}."
+        ) from error
+    seconds = time.perf_counter() - start
+    if not given:
+        raise FlexActError("train yielded no score. Yield one after each evaluation; the last one counts.")
+    return [_number(score, seed, last=i == len(given)) for i, score in enumerate(given, start=1)], seconds
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's code before an error, which may have been raised in a library."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "when it was called"
+
+
+def _number(score: Any, seed: int, last: bool) -> float:
+    """A score as a float; raises if it is none, or if the last one is not finite."""
+    try:
+        value = float("no number" if isinstance(score, (str, bytes, bool)) else score)
+    except (TypeError, ValueError, RuntimeError):
+        raise FlexActError(
+            f"train returned {score!r:.80} for seed {seed}. It must return the score as a number, or yield scores."
+        ) from None
+    if last and not math.isfinite(value):
+        raise FlexActError(f"train returned {value} for seed {seed}: the training diverged, or the score is undefined.")
+    return value
+
+
+def _picks_of(sites: Sequence[FlexAct], schedule: ScheduleMaker) -> dict[str, str]:
+    """The picks of a trained network by site, or by site and channel; empty if the policy never commits. Raises if
+    `train` has not followed the schedule to its end. The sites are those from before the training: `train` may have
+    extracted the plain network since."""
+    undecided = [site.name for site in sites if not site.committed]
+    if not undecided:
+        return {
+            site.name if len(site.picks) == 1 else f"{site.name}:{channel}": pick
+            for site in sites
+            for channel, pick in enumerate(site.picks)
+        }
+    made = schedule.made
+    if made is not None and made.steps_done >= made.total_steps:
+        return {}
+    done = (
+        "train did not use the schedule"
+        if made is None
+        else f"train called schedule.step() {made.steps_done:,} times, and the schedule has {made.total_steps:,} steps"
+    )
+    raise FlexActError(
+        f"the picks are undecided at {len(undecided)} of {len(sites)} sites: {done}. Make it from the third "
+        "argument, schedule = make_schedule(network_steps=..., optimizer=...); train for schedule.total_steps and "
+        "call schedule.step(loss) after each step."
+    )

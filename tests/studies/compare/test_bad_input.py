@@ -1,0 +1,337 @@
+"""What a comparison says of functions, seeds and folders that it cannot use; one bad run does not end the others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flexact
+from flexact import FlexActError
+from flexact.studies.compare.comparison import Compared
+
+Comparing = Callable[..., Compared]
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (None, "train returned None for seed 1. It must return the score as a number"),
+        (float("nan"), "train returned nan for seed 1: the training diverged"),
+        (float("-inf"), "train returned -inf for seed 1"),
+        ("0.5", "train returned '0.5' for seed 1. It must return the score as a number"),
+        (torch.ones(2), r"train returned tensor([1., 1.]) for seed 1"),
+    ],
+)
+def test_a_run_without_a_score_fails_and_the_others_go_on(
+    comparing: Comparing, small: ModuleType, bad: Any, told: str
+) -> None:
+    def train(model: nn.Module, seed: int, make_schedule: Any) -> Any:
+        return bad if seed == 1 and isinstance(model[1], nn.Tanh) else small.train(model, seed, make_schedule)
+
+    found = comparing(train, methods=["original", "fixed"])
+    rows = {(row.method, row.seed): row for row in found.runs}
+    assert rows["fixed-tanh", 1].state == "failed"
+    assert rows["fixed-tanh", 1].error.startswith(told)
+    assert [row.state for key, row in rows.items() if key != ("fixed-tanh", 1)] == ["done"] * 8
+    summary = next(one for one in found.summaries if one.method == "fixed-tanh")
+    assert summary.failed == 1
+    assert summary.scores.keys() == {0, 2}
+    assert summary.against is not None
+    assert summary.against.seeds == 2
+    assert "2 (1 failed)" in str(found)
+    assert f"- fixed-tanh-1: {told}" in str(found)
+
+
+def test_a_generator_that_yields_nothing_fails(comparing: Comparing) -> None:
+    def train(model: nn.Module, seed: int, make_schedule: Any) -> Any:
+        yield from ()
+
+    found = comparing(train, seeds=1, methods=["original"])
+    assert found.runs[0].error == "train yielded no score. Yield one after each evaluation; the last one counts."
+    assert "| original |" in " ".join(str(found).split())
+
+
+def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
+    comparing: Comparing, small: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"seeds": 2, "methods": ["original", "flexact-alone"]}
+    found = comparing(small.fails_on_seed_1, **options)
+    rows = {row.cell.name: row for row in found.runs}
+    failed = rows["original-1"]
+    assert failed.error.startswith(
+        "train raised RuntimeError: the disk of the user is missing (small_training.py, line "
+    )
+    trace = (tmp_path / "out" / "cells" / "original-1" / "traceback.txt").read_text()
+    assert trace.startswith("Traceback (most recent call last)")
+    assert "in fails_on_seed_1" in trace
+    assert "Failed (try again with retry_failed=True)" in str(found)
+    assert rows["original-0"].state == rows["flexact-alone-0"].state == "done"
+    assert rows["flexact-alone-1"].error.startswith("there are no picks to train: flexact-1 failed or ended undecided.")
+
+    again = {row.cell.name: row.state for row in comparing(small.fails_on_seed_1, **options).runs}
+    assert again["original-1"] == "failed"  # without being asked, it is not tried again
+    (tmp_path / "corrected").touch()
+    retried = comparing(small.fails_on_seed_1, **options, retry_failed=True)
+    assert {row.state for row in retried.runs} == {"done"}
+    assert not (tmp_path / "out" / "cells" / "original-1" / "traceback.txt").exists()
+    whole = comparing(small.train, **options, out=tmp_path / "whole")
+    assert [row.score for row in retried.runs] == [row.score for row in whole.runs]
+
+
+def test_the_same_error_of_several_runs_is_told_once(comparing: Comparing) -> None:
+    def failing(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        raise RuntimeError("no data")
+
+    found = str(comparing(failing, seeds=1, methods=["original", "fixed-tanh", "flexact"]))
+    assert "- original-0, fixed-tanh-0, flexact-0: train raised RuntimeError: no data" in found
+    assert found.count("no data") == 1
+
+
+def test_methods_have_the_names_of_candidates_in_any_case_and_their_aliases(comparing: Comparing) -> None:
+    options: dict[str, Any] = {"candidates": ("silu", "gelu"), "seeds": 1}
+    found = comparing(methods=["fixed-swish", "fixed-GELU"], **options)
+    assert [one.method for one in found.summaries] == ["fixed-silu", "fixed-gelu"]
+    assert "Without original among the methods there are no differences, no p and no costs." in str(found)
+
+
+def test_a_train_that_ignores_the_schedule_has_undecided_picks(comparing: Comparing, small: ModuleType) -> None:
+    def ignoring(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        return float(small.train(model, seed, None))
+
+    found = comparing(ignoring, seeds=1)
+    rows = {row.method: row for row in found.runs}
+    assert rows["flexact"].error.startswith(
+        "the picks are undecided at 2 of 2 sites: train did not use the schedule. Make it from the third argument"
+    )
+    assert rows["flexact-alone"].state == "failed"
+    assert rows["original"].state == rows["fixed-tanh"].state == "done"
+    assert found.picks == {}
+
+
+def test_a_schedule_that_is_not_run_to_its_commitment_leaves_picks_undecided(comparing: Comparing) -> None:
+    def short(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        if make_schedule is not None:
+            optimizer = torch.optim.AdamW(flexact.param_groups(model))
+            schedule = make_schedule(total_steps=1000, optimizer=optimizer)
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            schedule.step(loss)
+        return 1.0
+
+    (row,) = comparing(short, seeds=1, methods=["flexact"]).runs
+    assert "train called schedule.step() 1 times, and the schedule has 1,000 steps" in row.error
+
+
+def test_a_policy_that_never_commits_is_done_and_says_so(comparing: Comparing, small: ModuleType) -> None:
+    config = flexact.FlexConfig(commit_at=None, eliminate="none", pick_by="blend")
+    (row,) = comparing(config=config, seeds=1, methods=["flexact"]).runs
+    assert (row.state, row.picks) == ("done", "")
+    assert row.note == "the picks are undecided: this policy never commits"
+
+
+def test_a_train_that_changes_the_class_of_the_model_is_told(comparing: Comparing, small: ModuleType) -> None:
+    class Other(nn.Sequential):
+        pass
+
+    def changing(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        score = float(small.train(model, seed, make_schedule))
+        model.__class__ = Other
+        return score
+
+    found = comparing(changing, seeds=1, methods=["original", "flexact"])
+    assert [row.note for row in found.runs] == ["train changed the class of the model from Sequential to Other"] * 2
+    assert found.picks.keys() == {0}
+    assert "Note on original-0: train changed the class of the model" in str(found)
+
+
+def test_a_train_that_extracts_the_network_in_place_keeps_its_picks(comparing: Comparing, small: ModuleType) -> None:
+    def extracting(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        score = float(small.train(model, seed, make_schedule))
+        if make_schedule is not None:
+            flexact.extract(model, inplace=True)
+        return score
+
+    options: dict[str, Any] = {"seeds": 1, "methods": ["flexact"]}
+    picks = comparing(extracting, **options).picks
+    assert picks == comparing(**options, overwrite=True).picks
+    assert picks[0]
+
+
+def test_a_build_with_another_architecture_each_time_is_refused(comparing: Comparing, tmp_path: Path) -> None:
+    widths = itertools.count(4)
+
+    def growing() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, next(widths)), nn.ReLU())
+
+    def drawn() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 4), random.choice([nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU])())
+
+    told = r"two different architectures \('\(0\): Linear\(in_features=2, out_features=4.*out_features=5"
+    with pytest.raises(FlexActError, match=told):
+        comparing(build=growing)
+    seeds = next([0, other] for other in range(1, 9) if _first(drawn, 0) is not _first(drawn, other))
+    with pytest.raises(FlexActError, match="two different architectures"):
+        comparing(build=drawn, seeds=seeds)
+    assert not (tmp_path / "out").exists()
+
+
+def _first(build: Callable[[], nn.Module], seed: int) -> type:
+    random.seed(seed)
+    return type(build()[1])  # type: ignore[index]
+
+
+def test_a_build_that_returns_one_network_is_refused(comparing: Comparing, small: ModuleType) -> None:
+    model = small.build()
+    with pytest.raises(FlexActError, match=r"build\(\) returned the same network twice; make a new one in each call"):
+        comparing(build=lambda: model)
+
+
+def test_a_build_that_does_not_follow_the_seed_is_warned_of(comparing: Comparing, small: ModuleType) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drifting() -> nn.Module:
+        model = small.build()
+        nn.init.normal_(model[0].weight, generator=generator)
+        return model
+
+    with pytest.warns(UserWarning, match="different weights after the same seed"):
+        comparing(build=drifting, seeds=1, methods=["original"])
+
+
+def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Comparing, small: ModuleType) -> None:
+    built = itertools.count()
+
+    def late() -> nn.Module:
+        return small.build() if next(built) < 4 else nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    rows = comparing(build=late, seeds=2, methods=["original"]).runs
+    assert [row.state for row in rows] == ["done", "failed"]
+    assert rows[1].error.startswith("build() made another architecture than when the comparison began.")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"seeds": [0, 3, 3]}, "seeds must be distinct, because each is one pair of runs; repeated: 3"),
+        ({"seeds": []}, "seeds must be a number of seeds or a sequence"),
+        ({"seeds": 0}, "seeds= must be a whole number from 1"),
+        (
+            {"jobs": 2, "engine": "local", "address": "head:6379"},
+            "address= is the address of a Ray cluster; give it with engine='ray'",
+        ),
+        ({"seeds": [-1]}, "a seed must be a non-negative integer; got -1"),
+        ({"methods": ["fixed-relo"]}, "unknown method 'fixed-relo'; did you mean 'fixed-relu'"),
+        ({"methods": "flexact"}, "methods must be a sequence of names"),
+        ({"candidates": ["relu", "tahn"]}, "unknown candidate 'tahn'; did you mean 'tanh'"),
+        ({"config": {}}, "config must be a FlexConfig"),
+        ({"engine": "slurm"}, "unknown engine 'slurm'"),
+        ({"jobs": 2}, "engine='inline' trains one run at a time; got jobs=2"),
+        ({"where": "nowhere"}, "nowhere"),
+        ({"out": 7}, "got 7 as the path of a comparison's folder"),
+        ({"train": 3}, "train must be a function, called as train(model, seed, make_schedule); got 3"),
+        ({"train": lambda model, seed: 0.0}, "train is called as train(model, seed, make_schedule), and"),
+        ({"build": nn.Linear(2, 2)}, "build must be a function, called as build()"),
+        ({"build": lambda: 5}, "build() must return a torch.nn.Module; it returned 5"),
+        ({"build": lambda: 1 / 0}, "build() raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
+    comparing: Comparing, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(FlexActError) as refused:
+        comparing(**options)
+    assert told in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_another_comparison_is_refused(comparing: Comparing, small: ModuleType, tmp_path: Path) -> None:
+    comparing(seeds=1, methods=["original"])
+    before = (tmp_path / "out" / "results.csv").read_bytes()
+    with pytest.raises(
+        FlexActError, match=r"another configuration \(config.candidates: relu,tanh,gelu → relu,elu"
+    ) as told:
+        comparing(seeds=1, candidates=("relu", "elu"))
+    assert str(told.value).endswith("Pass another folder to out=, or give overwrite=True to start again.")
+    with pytest.raises(FlexActError, match=r"train: small_training:train → small_training:slowly"):
+        comparing(small.slowly, seeds=1)
+    with pytest.raises(FlexActError, match="architecture: "):
+        comparing(build=lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), seeds=1)
+    assert (tmp_path / "out" / "results.csv").read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(comparing: Comparing, tmp_path: Path) -> None:
+    other, theses = tmp_path / "picks", tmp_path / "theses"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"flexact_study": 1, "study": "picks"}))
+    with pytest.raises(FlexActError, match="holds no grid of `flexact compare`"):
+        comparing(out=other)
+    with pytest.raises(FlexActError, match="holds a run of the study 'picks', not of 'compare'"):
+        comparing(out=other, overwrite=True)
+    theses.mkdir()
+    (theses / "mine.txt").write_text("years of work")
+    with pytest.raises(FlexActError, match=r"is not empty and holds no run of a study \(mine.txt\)"):
+        comparing(out=theses, overwrite=True)
+    assert [path.name for path in theses.iterdir()] == ["mine.txt"]
+
+
+def test_a_train_that_was_edited_since_is_warned_of(comparing: Comparing, small: ModuleType, tmp_path: Path) -> None:
+    comparing(seeds=1, methods=["original"])
+    config = tmp_path / "out" / "config.json"
+    told = json.loads(config.read_text())
+    told["protocol"]["source"]["train"] = "0123456789abcdef"
+    config.write_text(json.dumps(told))
+    with pytest.warns(UserWarning, match="train changed since this comparison began.* give overwrite=True or another"):
+        comparing(seeds=1, methods=["original"])
+
+
+def test_functions_that_cannot_be_sent_run_here_and_it_is_said(comparing: Comparing, small: ModuleType) -> None:
+    lock = threading.Lock()  # what no pickle takes
+
+    def train(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        with lock:
+            return float(small.train(model, seed, make_schedule))
+
+    with pytest.warns(UserWarning, match="trained in this process, one at a time: build and train cannot be sent"):
+        found = comparing(train, seeds=1, methods=["original"], engine="local")
+    assert found.runs[0].state == "done"
+    with pytest.raises(FlexActError, match="cannot be sent to another process"):
+        comparing(train, seeds=1, engine="local", jobs=2, overwrite=True)
+
+
+def test_a_script_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, flexact\n"
+        "def build(): return torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU())\n"
+        "def train(model, seed, make_schedule): return 1.0\n"
+        "flexact.compare(build, train, ('relu', 'tanh'), ['original'], seeds=4, out='out', device='cpu')\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    told = ended.stderr.splitlines()[-1]
+    assert f"a worker process could not import {script}; its error is printed above." in told
+    assert "Put the call under if __name__ == '__main__':" in told
+    assert ended.stderr.count("was called while a worker process imports your script") == 1  # not once per run
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1
+
+
+def test_no_warning_of_convert_is_lost(comparing: Comparing) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        comparing(candidates=("tanh", "gelu"), seeds=1, methods=["original", "flexact"])
+    told = [str(one.message) for one in caught if "not among the candidates" in str(one.message)]
+    assert len(told) == 1  # before the first run, and not again in each

@@ -1,0 +1,198 @@
+"""`flexact compare` from end to end: resuming, stopping, engines, and what it is given."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flexact
+from flexact.cli.app import main
+from flexact.studies.compare.functions import named
+from flexact.studies.compare.study import Store
+
+HERE = Path(__file__).parent
+TIMED = ("seconds", "commit", "date")
+FUNCTIONS = ("small_training:build", "small_training:train")
+OPTIONS = ("--candidates", "relu,tanh,gelu", "--seeds", "2", "--device", "cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a user's module, which is on no path."""
+    shutil.copy(HERE / "small_training.py", tmp_path)
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-c", "from flexact.cli.app import main; main()", "compare", *words]
+
+
+def environment(**settings: str) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"} | settings
+
+
+def called(*words: str, cwd: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), cwd=cwd, env=environment(**settings), capture_output=True, text=True, timeout=240
+    )
+
+
+def results(folder: Path) -> dict[str, dict[str, str]]:
+    """The rows by cell, without times and commit."""
+    with (folder / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        f"{row['method']}-{row['seed']}": {name: value for name, value in row.items() if name not in TIMED}
+        for row in rows
+    }
+
+
+def table_without_costs(folder: Path) -> list[str]:
+    lines = (folder / "table.md").read_text().splitlines()
+    return [line.rpartition("|")[0].rpartition("|")[0] if line.endswith("× |") else line for line in lines]
+
+
+def ran(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.slow
+def test_a_comparison_killed_and_resumed_has_the_table_of_one_that_was_not(folder: Path, small: ModuleType) -> None:
+    whole = called(*FUNCTIONS, *OPTIONS, "--out", "whole", cwd=folder)
+    assert whole.returncode == 0, whole.stderr
+    assert "| flexact-alone |" in whole.stdout
+    assert "10/10 flexact-alone-1" in whole.stderr
+    for name in ("report.html", "table.md", "figures/differences.svg"):
+        assert (folder / "whole" / name).is_file()
+    assert {row["state"] for row in results(folder / "whole").values()} == {"done"}
+
+    process = subprocess.Popen(
+        command(*FUNCTIONS, *OPTIONS, "--out", "killed", "--quiet"), cwd=folder, env=environment()
+    )
+    until = time.monotonic() + 60
+    while len(Store(folder / "killed").results()) < 3:
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(results(folder / "killed")) < 10
+    resumed = called(*FUNCTIONS, "--out", "killed", "--resume", "--device", "cpu", cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert results(folder / "killed") == results(folder / "whole")
+    here = {"out": folder / "here", "engine": "inline", "device": "cpu", "quiet": True}
+    flexact.compare(small.build, small.train, small.CANDIDATES, seeds=2, **here)
+    assert results(folder / "here") == results(folder / "whole")
+    assert table_without_costs(folder / "killed") == table_without_costs(folder / "whole")
+
+
+@pytest.mark.slow
+def test_ray_and_two_processes_give_the_results_of_one(folder: Path) -> None:
+    pytest.importorskip("ray")
+    # A token of this test's own, or Ray leaves one in the home folder.
+    settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    for name, words in {"one": [], "two": ["--jobs", "2"], "ray": ["--engine", "ray"]}.items():
+        ended = called(*FUNCTIONS, *OPTIONS, "--out", name, *words, cwd=folder, **settings)
+        assert ended.returncode == 0, ended.stderr
+    assert results(folder / "two") == results(folder / "one")
+    assert results(folder / "ray") == results(folder / "one")
+    assert table_without_costs(folder / "ray") == table_without_costs(folder / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_a_signal_stops_a_training_that_knows_nothing_of_it(folder: Path, engine: str) -> None:
+    words = command("small_training:build", "small_training:endless", *OPTIONS, "--out", "out", "--engine", engine)
+    process = subprocess.Popen(words, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (folder / "out" / "cells" / "original-0" / "run.lock").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; 0 of 10 cells kept; the others start again." in told
+    assert "Continue with: " in told
+    assert results(folder / "out") == {}
+
+
+def test_failed_runs_are_counted_and_retried(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    words = ["small_training:build", "small_training:fails_on_seed_1", "--out", "out", "--engine", "inline"]
+    words += ["--device", "cpu"]
+    assert ran(*words, "--candidates", "relu,tanh", "--seeds", "2", "--methods", "original,fixed") == 1
+    error = capsys.readouterr().err
+    assert "flexact: 2 cells failed; --status shows the errors, --retry-failed runs them again." in error
+    assert ran("--out", "out", "--status") == 0
+    told = capsys.readouterr().out
+    assert "build small_training:build; train small_training:fails_on_seed_1; candidates relu, tanh" in told
+    assert "4 cells: 2 done, 2 failed." in told
+    assert "train raised RuntimeError: the disk of the user is missing" in told
+    (folder / "corrected").touch()
+    assert ran(*words, "--retry-failed", "--quiet") == 0
+    assert {row["state"] for row in results(folder / "out").values()} == {"done"}
+
+
+def test_settings_come_from_a_file_and_stay_when_resumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType
+) -> None:
+    monkeypatch.chdir(folder)
+    config = flexact.FlexConfig(candidates=("relu", "silu"), pick_by="blend", share="site")
+    (folder / "config.json").write_text(config.to_json())
+    words = [*FUNCTIONS, "--out", "out", "--engine", "inline", "--device", "cpu", "--quiet"]
+    assert ran(*words, "--config", "config.json", "--where", "3", "--seeds", "1", "--methods", "flexact") == 0
+    assert ran(*words, "--resume", "--seeds", "2") == 0
+    told = json.loads((folder / "out" / "config.json").read_text())["protocol"]
+    assert flexact.FlexConfig.from_dict(told["config"]) == config
+    assert (told["where"], told["sites"]) == ("3", ["3"])
+    assert list(results(folder / "out")) == ["flexact-0", "flexact-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "a function is missing. Give both, as in: flexact compare my_module:build my_module:train"),
+        (["small_training", "x"], "got 'small_training' as a function. Give module:name"),
+        (["smal_training:build", FUNCTIONS[1]], "there is no module 'smal_training'"),
+        (["small_training:biuld", FUNCTIONS[1]], "has no 'biuld'; did you mean 'build'?"),
+        (["small_training:STEPS", FUNCTIONS[1]], "build must be a function, called as build(); got 30"),
+        ([*FUNCTIONS, "--config", "nothing.json"], "cannot read nothing.json"),
+        ([*FUNCTIONS, "--resume"], "holds no grid of `flexact compare`"),
+        (["--status"], "holds no grid of `flexact compare`"),
+    ],
+)
+def test_what_the_command_cannot_use_is_told_in_one_line(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert ran(*words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_module_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_in_this_folder.py").write_text("class Kind:\n    def build():\n        return 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    assert named("only_in_this_folder:Kind.build")() == 5
