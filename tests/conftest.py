@@ -26,12 +26,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 from torch import nn
 
-from flexact import FlexAct
+from flexact import FlexAct, candidates
 from flexact.ops import dispatch
 
 sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in processes of tests too
@@ -71,6 +72,14 @@ def pytest_collection_finish() -> None:
     """Take what is there from now on out of garbage collections, each of which would walk through all of it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _own_registry() -> Iterator[None]:
+    """What a test registers is forgotten after it, and it does not meet what others have registered."""
+    own = {candidate.name: candidate for candidate in candidates.BUILT_IN}
+    with mock.patch.object(candidates, "_registry", own):
+        yield
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Iterator
-from unittest import mock
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -93,14 +92,6 @@ EXTREMES = (1e-30, -1e-30, 1e4, -1e4, 1e30, -1e30, 88.0, -88.0, -104.0, 19.999, 
 
 every_candidate = pytest.mark.parametrize("name", TORCH_MODULES)
 floats = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def _own_registry() -> Iterator[None]:
-    """What a test registers is forgotten after it, and it does not meet what others have registered."""
-    own = {candidate.name: candidate for candidate in candidates.BUILT_IN}
-    with mock.patch.object(candidates, "_registry", own), mock.patch.object(candidates, "_originals", {}):
-        yield
 
 
 def points(dtype: torch.dtype) -> Tensor:

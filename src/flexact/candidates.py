@@ -54,17 +54,17 @@ class _Function(nn.Module):
 
 def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """The derivative of an elementwise function, by differentiating the sum of its values."""
+    return functools.partial(_differentiate, function)
 
-    def derivative(h: Tensor, value: Tensor) -> Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = h.detach().clone().requires_grad_()
-            total = function(leaf).sum()
-            if not total.requires_grad:  # a constant function
-                return torch.zeros_like(h)
-            (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
-        return torch.zeros_like(h) if gradient is None else gradient
 
-    return derivative
+def _differentiate(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = h.detach().clone().requires_grad_()
+        total = function(leaf).sum()
+        if not total.requires_grad:  # a constant function
+            return torch.zeros_like(h)
+        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
+    return torch.zeros_like(h) if gradient is None else gradient
 
 
 def _one(h: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def register_candidate(
             f"candidate {name!r} raised {type(error).__name__} while it was checked: {error}. Its function, derivative "
             "and module must take a float64 tensor of any shape."
         ) from error
-    build = module if module is not None else (lambda: _Function(name, fn))
+    build = module if module is not None else functools.partial(_Function, name, fn)
     _registry[name] = Candidate(name, fn, slope, build, init)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexact import candidates
 from flexact.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,10 +97,9 @@ SHELL = [block for block in BLOCKS if block.language in ("sh", "bash", "shell", 
 
 @pytest.fixture
 def fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to work in, no display, and a registry that forgets what a page registers."""
+    """An empty folder to work in, and no display."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in PYTHON}))

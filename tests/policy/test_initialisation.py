@@ -5,24 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexActError, FlexConfig, candidates, register_candidate
+from flexact import FlexActError, FlexConfig, register_candidate
 
 # Without the original among the candidates, the likeliest candidate is picked however weak the evidence.
 pytestmark = pytest.mark.filterwarnings("ignore:these functions are not among the candidates")
-
-
-@pytest.fixture(autouse=True)
-def _own_registry() -> Iterator[None]:
-    with mock.patch.object(candidates, "_registry", dict(candidates._registry)):
-        yield
 
 
 def siren(layer: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flexact
-from flexact import FlexAct, FlexActError, FlexConfig, Policy, candidates
+from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.ops import dispatch
 from flexact.surgery.fused_site import normalised_site
 
@@ -417,8 +417,7 @@ class TestLeftToTheParts:
         site = FlexAct(config=FlexConfig(policy=Policy(noise=0.0, correction="output_norm"))).to(device)
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
 
-    def test_a_candidate_without_a_form(self, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+    def test_a_candidate_without_a_form(self, device: torch.device) -> None:
         flexact.register_candidate("wave", torch.sin)
         site = FlexAct(("relu", "wave"), config=QUIET).to(device)
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
@@ -429,10 +428,7 @@ class TestLeftToTheParts:
             falls_back(model.site1, model.norm1, images(device))
 
 
-def test_a_dropped_candidate_without_a_form_is_not_in_the_way(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, fused_calls: list[int]
-) -> None:
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+def test_a_dropped_candidate_without_a_form_is_not_in_the_way(device: torch.device, fused_calls: list[int]) -> None:
     flexact.register_candidate("wave", torch.sin)
     site, norm = FlexAct(("relu", "wave", "tanh"), config=QUIET).to(device), nn.BatchNorm2d(3).to(device)
     site.drop(torch.tensor([[False, True, False]]), 1)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flexact import candidates
 from flexact.candidates import lookup, register_candidate
 from flexact.ops import dispatch, reference, routed_activation, runs_fused
 from flexact.ops.blending import Blending
@@ -510,7 +509,6 @@ def test_float64_takes_the_closed_form(device: torch.device, monkeypatch: pytest
 def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
     monkeypatch.setattr(triton, "forward", refuse)
     without_form.cache_clear()
     monkeypatch.setattr(basis, "_said", set())
@@ -571,10 +569,7 @@ def test_a_candidate_that_was_dropped_has_no_part_even_where_it_overflows(device
     assert to_logits.isfinite().all()
 
 
-def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(device: torch.device) -> None:
     without_form.cache_clear()
     for k in range(15):
         register_candidate(f"wave_{k}", torch.sin)
@@ -588,7 +583,6 @@ def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(
 def test_a_candidate_without_a_form_is_said_once_whatever_stands_beside_it(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
     without_form.cache_clear()
     monkeypatch.setattr(basis, "_said", set())
     register_candidate("wave", torch.sin)

@@ -180,12 +180,7 @@ def test_where_and_config_are_those_of_convert(comparing: Comparing, small: Modu
     assert found.summaries[0].scores[1] == pytest.approx(small.train(model, 1, None), rel=1e-8)
 
 
-def test_a_candidate_of_the_users_own_reaches_other_processes(
-    comparing: Comparing, small: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flexact import candidates
-
-    monkeypatch.setattr(candidates, "_registry", dict(candidates._registry))
+def test_a_candidate_of_the_users_own_reaches_other_processes(comparing: Comparing, small: ModuleType) -> None:
     flexact.register_candidate("wave", lambda h: h + torch.sin(h), derivative=lambda h: 1 + torch.cos(h))
     options = {"seeds": 1, "candidates": ("relu", "wave"), "methods": ["fixed-wave", "flexact"]}
     here, there = comparing(**options), comparing(**options, engine="local", overwrite=True)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import flexact
 from flexact import FlexActError
 from flexact.studies.compare.functions import Functions
 
@@ -55,6 +56,7 @@ def test_local_functions_take_their_variables_with_them(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_cloudpickle")
 def test_functions_of_a_module_need_no_cloudpickle(small: ModuleType, tmp_path: Path) -> None:
+    flexact.register_candidate("wave", torch.sin)
     functions = Functions(small.build, small.train)
     torch.manual_seed(0)
     score, where = in_another_process(functions, tmp_path, Path(small.__file__ or "").parent).split()
