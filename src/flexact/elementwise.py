@@ -98,7 +98,7 @@ def hard_mish_derivative(h: Tensor, value: Tensor) -> Tensor:
 
 
 def laplace(h: Tensor) -> Tensor:
-    """The distribution function of a normal distribution, with which MEGA replaces max(h, 0)² in attention."""
+    """The cumulative distribution function of a normal distribution; in MEGA it replaces max(h, 0)² in attention."""
     return 0.5 * (1 + torch.erf((h - LAPLACE_MEAN).div(LAPLACE_DEVIATION * math.sqrt(2))))
 
 

@@ -1,4 +1,4 @@
-"""Rewinding in `transformers.Trainer`: what begins again with the weights, and the learning-rate schedule."""
+"""Rewinding in `transformers.Trainer`: what is reset together with the weights, and the learning-rate schedule."""
 
 from __future__ import annotations
 

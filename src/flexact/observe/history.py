@@ -33,7 +33,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any]]:
     """The records of a file that a Recorder appends to; none if there is no file yet, or if it is overwritten.
 
-    Raises if the file has records and neither is given. A file that is not a history is never overwritten.
+    Raises if the file has records and neither `resume` nor `overwrite` is given. A file that is not a history is
+    never overwritten.
     """
     if not path.exists():
         return []

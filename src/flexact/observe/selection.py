@@ -97,8 +97,8 @@ class Selection:
 def selection(model: nn.Module) -> Selection:
     """What each site of a model picks now, and how certain that is; prints as a table.
 
-    Before the commitment a row has the pick's probability and its margin to the runner-up's; after it, by how much the
-    pick led the runner-up when that was dropped.
+    Before the commitment a row has the pick's probability and its margin over the runner-up's; after it, by how much
+    the pick led the runner-up when that was dropped.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))

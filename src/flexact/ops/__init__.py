@@ -1,12 +1,13 @@
 """The routed activation, forward and backward, as a torch operator.
 
 x = Σ_k w_k σ_k(h) is differentiable with respect to h and the logits ℓ that determine the weights. The probabilities
-are inputs without a graph, sampled once per step for all sites. The gradient to the logits is Proposition 1,
+are inputs without a graph, sampled once per step for all sites. The gradient with respect to the logits is
+Proposition 1,
 
     ∂L/∂ℓ_k = (p_k/τ)·(⟨δ, a_k⟩ − Σ_j p_j ⟨δ, a_j⟩).
 
-Its entries sum to zero, so it is also the gradient to log π. No graph runs through the sampling, and recomputing the
-forward of a site, as activation checkpointing does, cannot change the sample.
+Its entries sum to zero, so it is also the gradient with respect to log π. No graph runs through the sampling, and
+recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
 CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form, in eager mode
 or through torch.compile. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
@@ -44,7 +45,7 @@ def routed_activation(
     h: floating point, any shape and layout; x has the same.
     logits: (rows·K,), used only to receive the gradient.
     weights: (rows, K), the weights of the forward: p if soft, one-hot if hard.
-    probabilities: (rows, K), the p of the gradient to the logits.
+    probabilities: (rows, K), the p of the gradient with respect to the logits.
     temperature: τ, a scalar tensor.
     keys: registry keys of the K candidates.
     alive: indices of the candidates that are not eliminated.

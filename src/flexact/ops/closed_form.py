@@ -42,7 +42,7 @@ def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
 
 
 def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients to h, δ·Σ_k w_k σ_k′(h), and to the logits, (rows·K,), empty if not needed."""
+    """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed."""
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
     sweep = _Sweep(h, blending)

@@ -40,7 +40,7 @@ def routed_activation(h: Tensor, logits: Tensor, blending: Blending) -> Tensor:
 def gradients(
     delta: Tensor, h: Tensor, logits: Tensor, need: tuple[bool, bool], blending: Blending
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients to h and to the logits (None if not needed), with a graph for further derivatives."""
+    """Return the gradients w.r.t. h and the logits (None if not needed), with a graph for further derivatives."""
     # Differentiate with respect to views: h itself may depend on the same logits, through an earlier call of the site.
     h, logits = h.view_as(h), logits.view_as(logits)
     x = routed_activation(h, logits, blending)

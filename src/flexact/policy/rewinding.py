@@ -152,8 +152,8 @@ class StartingPoint:
         known = all(isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others)
         if not known or len(others) != len(self._others):
             raise FlexActError(
-                f"the saved run rewinds {len(others)} further objects, but this one {len(self._others)}. Create the "
-                "Schedule with the same rewinds=... as the saved run."
+                f"the saved run rewinds {len(others)} further objects, but this one has {len(self._others)}. Create "
+                "the Schedule with the same rewinds=... as the saved run."
             )
         now = _tensors(self._model)
         kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}

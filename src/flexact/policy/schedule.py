@@ -44,8 +44,9 @@ class Schedule:
     total_steps: the number of optimizer steps of the whole run, picking included.
     network_steps: alternatively, the number of steps that train the network with its picks; `total_steps` is then this
     number plus the extra steps that picking takes.
-    optimizer: if given, the Schedule checks that it holds the logits, and does not decay logits that it has to move. A
-    network may have several optimizers: before the step of any of them, the policy acts on the logits that it holds.
+    optimizer: if given, the Schedule checks that the optimizer holds the logits, and that it does not apply weight
+    decay to logits that it moves itself. A network may have several optimizers: before the step of each one, the policy
+    acts on the logits that this optimizer holds.
     rewinds: if the run rewinds, the objects to rewind together with the weights: learning-rate schedulers (and with
     them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
     `load_state_dict()`. The optimizers of torch need not be listed.
@@ -56,7 +57,7 @@ class Schedule:
 
     Call `step(loss)` once after each optimizer step, and after stepping the objects in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, once gradients are accumulated, averaged over ranks
-    and unscaled. If the optimizer has `maximize=True`, it maximizes both the loss and that of `held_out`.
+    and unscaled. If the optimizer has `maximize=True`, both this loss and that of `held_out` are maximized.
 
     >>> import torch, flexact
     >>> model = flexact.convert(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)))

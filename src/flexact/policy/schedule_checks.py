@@ -62,6 +62,6 @@ def check_drops(saved: Any, drops: list[int]) -> None:
     """Raise if the saved run drops its candidates at other steps."""
     if saved != drops:
         raise FlexActError(
-            f"the saved run drops candidates at the steps {saved!r:.80}, but this one at {drops}. Resume it with the "
-            "FlexConfig and the number of steps that it was started with."
+            f"the saved run drops candidates at the steps {saved!r:.80}, but this one drops them at {drops}. Resume it "
+            "with the FlexConfig and the number of steps that it was started with."
         )

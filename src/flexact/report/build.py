@@ -130,7 +130,7 @@ def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 
 
 def _stems(names: Collection[str]) -> dict[str, str]:
-    """Return the start of each history's figure names. They are distinct, even if names differ only in characters that
+    """Return the prefix of each history's figure names. They are distinct, even if names differ only in characters that
     are not allowed in file names."""
     found: dict[str, str] = {}
     for name in names:

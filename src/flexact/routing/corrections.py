@@ -31,7 +31,7 @@ def target(sensitivity: Tensor, lam: Tensor | float, alive: Tensor) -> Tensor:
 
 
 def kl(target: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p̃ ‖ q) of each row. Its gradient to the logits of q is q − p̃ (Proposition 2)."""
+    """Return KL(p̃ ‖ q) of each row. Its gradient with respect to the logits of q is q − p̃ (Proposition 2)."""
     log_q = log_q.masked_fill(target == 0, 0.0)
     return (torch.xlogy(target, target) - target * log_q).sum(-1)
 

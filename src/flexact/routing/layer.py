@@ -203,8 +203,8 @@ class FlexAct(nn.Module):
 
     @torch.no_grad()
     def _reset(self) -> None:
-        """Give logits and buffers their initial values. It is not called `reset_parameters`, because a user who calls
-        that of every module to train anew would lose the picks."""
+        """Give logits and buffers their initial values. It is not called `reset_parameters`, because users
+        call that method on every module to retrain a network, and would lose the picks."""
         device = self.dropped_at.device
         local(self.logits).copy_(own_part(self._initial_logits().to(device), self.logits))
         self.dropped_at.fill_(ALIVE)
@@ -270,7 +270,7 @@ class FlexAct(nn.Module):
         return self.keys.index(key) if key in self.keys else -1
 
     def note_loaded(self, *_: Any) -> None:
-        """Update what is derived from a state that was loaded, as a hook."""
+        """A hook that updates what is derived from the state after one was loaded."""
         self.update_alive()
         if not (self.logits.is_meta or is_sharded(self.logits)):
             self.router.resumes |= len(self.alive) < self.k or not self.at_start()
@@ -289,7 +289,8 @@ class FlexAct(nn.Module):
 
     def notice_writes(self) -> None:
         """Update the site and its router if the site's buffers or logits were written to. Every call checks this,
-        because a site may be called outside the model's forward, at whose start the router checks all sites."""
+        because the router checks all sites only at the start of the model's forward, and a site may be called
+        outside of it."""
         if not torch.compiler.is_compiling():
             self.notice_copied_buffers()
             if self.picked is None:

@@ -67,7 +67,7 @@ class Reading:
         self.asked: set[str] = set()
         """The attributes that a method assigns, or uses for more than calls with one argument."""
         self.place = -0.5
-        """The index of the last child that is used in the part of the source that was read, plus one half."""
+        """The index of the last child that is used in the source read so far, plus one half."""
         self.places: dict[str, float] = {}
         """The place of the last use of each child and stored function."""
         self.is_listed = False
@@ -204,7 +204,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(argument)
         path = self._used(node.func)
         holder = self.scope.value(node.func.value) if isinstance(node.func, ast.Attribute) else self.reading.owner
-        is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))  # others may hold another one later
+        is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))  # others may hold another function
         is_function = is_lasting and is_activation_function(value)
         if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
             if not self._add(node, value, path):

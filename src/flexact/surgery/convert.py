@@ -72,8 +72,8 @@ def convert(
     of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
     per_call: whether each call of an activation is a site of its own; by default all its calls share one site.
     fuse: whether to fuse a site with the nn.BatchNorm2d before it, and with the residual addition between them. The
-    forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without. The
-    logger "flexact" says at level INFO how many sites were fused, and why the others were not.
+    forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without it.
+    The logger "flexact" says at level INFO how many sites were fused, and why the others were not.
     share: which sites pick together: "model", "site" (none), or a function that maps a site's name to its
     group, or to None if the site picks alone. By default the config's `share`.
 
@@ -177,7 +177,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
         )
     if has_shards(model):
         raise FlexActError(
-            "this model is sharded over ranks, and the plain network is one whole. Collect its state with "
+            "this model is sharded over ranks, but extract needs all of its weights. Collect its state with "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
             "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), load that into a model converted in "
             "the same way, and extract that one."

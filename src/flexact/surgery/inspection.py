@@ -75,7 +75,7 @@ class Inspection:
         return {"flexact_inspection": VERSION, "rows": rows}
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas table: one row an activation, with the fields of `Activation` as columns."""
+        """A pandas table: one row per activation, with the fields of `Activation` as columns."""
         try:
             import pandas
         except ImportError:
@@ -145,8 +145,8 @@ def inspect(
     check_where(where)
     if example_inputs is not None and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise FlexActError(
-            "this model has lazy modules, which a forward would initialize, and inspect changes nothing. Run the model "
-            "once before, or leave example_inputs out."
+            "this model has lazy modules, which a forward would initialize, but inspect must not change the model. Run "
+            "it once before, or leave example_inputs out."
         )
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))
@@ -193,7 +193,7 @@ def _left_alone(model: nn.Module, choice: Choice) -> Iterator[tuple[_Order, Acti
 
 
 _NEVER = Seen(-1, -1, [], set())
-"""Of an activation that the forward does not reach."""
+"""The calls of an activation that the forward does not reach: none."""
 
 
 def _first(seen: Seen | None) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 _PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "ScaledDotProduct", "Embedding")
-"""Autograd nodes of products with weights begin with these."""
+"""The names of autograd nodes that multiply by a weight begin with these."""
 
 
 def layer_in_sequence(model: nn.Module, name: str) -> nn.Module | None:

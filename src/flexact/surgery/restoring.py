@@ -24,10 +24,10 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, functools
 def restored(model: nn.Module) -> Iterator[None]:
     """Restore a model and the random state at the end: modes, types, children, hooks, buffers and other attributes.
 
-    Restored are the attributes, and in place what they hold: tensors, arrays, random generators, containers at any
-    depth, and the attributes of other objects, but not those of the objects that these hold. Not restored are
-    parameters, which are not copied because a forward rarely writes to them, iterators such as itertools.count, and
-    anything outside the model. A lazy module keeps the parameters that it makes.
+    The attributes are restored, and in place what they hold: tensors, arrays, random generators, containers at any
+    depth, and the attributes of other objects, but not those of the objects that these hold. Three things
+    are not restored: parameters, which are not copied because a forward rarely writes to them; iterators such as
+    itertools.count; and anything outside the model. A lazy module keeps the parameters that it makes.
     """
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     numpy = sys.modules.get("numpy")
@@ -66,7 +66,7 @@ def _undo(module: nn.Module) -> Iterator[Callable[[], object]]:
 
 
 def _undo_in_place(value: Any, seen: dict[int, Any], in_object: bool = False) -> Iterator[Callable[[], object]]:
-    """Return what restores a value and the values that it holds, without another object for any of them."""
+    """Return what restores a value and the values that it holds in place, so that all stay the same objects."""
     if id(value) in seen or isinstance(value, (nn.Module, nn.Parameter)):
         return
     seen[id(value)] = value

@@ -52,7 +52,7 @@ SEQUENTIAL = Edit("forward", "sequential", (0, 0, 0, 0))
 
 
 def overwritten(site: Callable[[Any], Any], h: Any, inplace: bool, method: str = "") -> Any:
-    """Return site(h), and overwrite h with it if in place. If h is no tensor, call its own method of a given name."""
+    """Return site(h), and overwrite h with it if in place. If h is not a tensor, call its method of a given name."""
     if method and not isinstance(h, (Tensor, fx.Proxy)):
         return getattr(h, method)()
     return h.copy_(site(h.clone())) if inplace else site(h)

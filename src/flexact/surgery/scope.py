@@ -57,7 +57,7 @@ class Scope:
         for name in names:
             try:
                 value = UNKNOWN if value is UNKNOWN else _attribute(value, name)
-            except Exception:  # a lazy module that cannot be imported, or an object that refuses the question
+            except Exception:  # a lazy module that cannot be imported, or an object whose attributes raise errors
                 return UNKNOWN
         return value
 

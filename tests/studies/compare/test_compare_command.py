@@ -105,7 +105,8 @@ def test_ray_and_two_processes_give_the_results_of_one(folder: Path) -> None:
     # A token of this test's own, or Ray leaves one in the home folder.
     settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     for name, words in {"one": [], "two": ["--jobs", "2"], "ray": ["--engine", "ray"]}.items():
-        ended = called(*FUNCTIONS, *OPTIONS, "--out", name, *words, cwd=folder, **settings)
+        words = [*words, "--methods", "original,flexact,flexact-alone", "--out", name]
+        ended = called(*FUNCTIONS, *OPTIONS, *words, cwd=folder, **settings)
         assert ended.returncode == 0, ended.stderr
     assert results(folder / "two") == results(folder / "one")
     assert results(folder / "ray") == results(folder / "one")

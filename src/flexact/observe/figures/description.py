@@ -189,8 +189,8 @@ class Panel:
         return 10 ** math.floor(math.log10(min(low)) - 0.3), max(ends) * 1.6
 
     def place(self, number: int, row: int) -> float:
-        """Return how far below the middle of its row a bar lies, in heights of a bar: bars of a row lie side by side
-        unless they are stacked, and only finite values take a place."""
+        """Return the offset of a bar below the middle of its row, in bar heights: the bars of a row lie side by side
+        unless they are stacked, and only finite values take up space."""
         if self.stacked:
             return 0.0
         taken = [math.isfinite(bars.values[row]) for bars in self.bars]
@@ -202,7 +202,7 @@ Legend = dict[str, Line | Bars | tuple[str, str]]
 
 
 def short_names(names: Sequence[str], most: int = 24) -> list[str]:
-    """Return names for an axis. A start that all names share is removed, and long names are cut at the start. Names
+    """Return names for an axis. A prefix that all names share is removed, and long names are cut at the start. Names
     that would become equal are cut at the end, and stay whole if that does not distinguish them.
 
     >>> short_names(["encoder.layer.0.act", "encoder.layer.1.act"])
@@ -222,7 +222,7 @@ def short_names(names: Sequence[str], most: int = 24) -> list[str]:
 
 
 def without_shared_start(names: Sequence[str]) -> list[str]:
-    """Return dotted names without the parts that all of them begin with. The last part of a name always stays."""
+    """Return dotted names without their common prefix. The last part of a name always stays."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):

@@ -116,7 +116,7 @@ def curves(history: Records, stem: str = "history") -> Picture:
 
 
 def numbers(history: Records, stem: str = "history") -> Picture:
-    """Draw the other recorded numbers, such as loss and accuracy; in a trial with a line per candidate."""
+    """Draw the other recorded numbers, such as loss and accuracy; in a trial, with one line per candidate."""
     colours = candidate_colours(by_site(history[-1:])[0])
     panels = []
     for name in number_names(history):
@@ -134,7 +134,7 @@ def numbers(history: Records, stem: str = "history") -> Picture:
             "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
         )
     sentence = (
-        "The loss and the other numbers by step; in a trial with a line per candidate. Vertical lines mark drops and "
+        "The loss and the other numbers by step; in a trial, one line per candidate. Vertical lines mark drops and "
         "the commitment, after which the picks are trained alone."
     )
     return Picture(f"{stem}-numbers", "Recorded numbers", sentence, panels, across=min(3, len(panels)))
@@ -157,7 +157,7 @@ def events(history: Records) -> list[Event]:
 
 
 def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> float:
-    """Return the index of the likeliest candidate, that after the last for several, and NaN where there is none."""
+    """Return the index of the likeliest candidate; in a tie, the number of candidates; without any, NaN."""
     highest = max(probabilities.values(), default=math.nan)
     leaders = [name for name, p in probabilities.items() if highest - p <= TIE]
     if not leaders:
@@ -200,7 +200,7 @@ def _evenly(history: Records, most: int = MOST_COLUMNS) -> Records:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return at most MOST_POINTS points: of each stretch the lowest and the highest, so that no spike is lost."""
+    """Return at most MOST_POINTS points: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= MOST_POINTS:
         return points
     size = math.ceil(2 * len(points) / MOST_POINTS)

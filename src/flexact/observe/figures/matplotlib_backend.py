@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "flexact",  # the same data give the same file
-    "text.parse_math": False,  # a dollar sign in a layer's name is no formula
+    "text.parse_math": False,  # a dollar sign in a layer's name does not start a formula
 }
 """matplotlib's settings for these pictures, which must be active while a figure is drawn and while it is saved."""
 

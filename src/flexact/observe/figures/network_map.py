@@ -59,7 +59,7 @@ def network(history: Records, stem: str = "history") -> Picture:
         f"{stem}-network",
         "Map of the network",
         f"The pick of each site at step {history[-1]['step']}, from the first layer to the last, one line per "
-        "stage. The paler a site, the weaker is the evidence for its pick" + channels_note(history),
+        "stage. The paler a site, the weaker the evidence for its pick" + channels_note(history),
         [Panel(rows=rows, grid=grid)],
         across=1,
     )
@@ -89,7 +89,7 @@ def margins(history: Records, stem: str = "history") -> Picture:
 
 
 def stages(sites: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return consecutive sites in groups, by the shortest start of their names that gives groups of two or more sites
+    """Return consecutive sites in groups, by the shortest prefix of their names that gives groups of two or more sites
     on average. Without one, all sites are one group.
 
     >>> stages(["layer1.0.relu", "layer1.1.relu", "layer2.0.relu", "layer2.1.relu"])

@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def confidence(self) -> float:
-        """From 0 to 1. Once committed: the level at which the deciding margin is above 0 (0.95 for a z of 1.96), and 0
+        """From 0 to 1. Once committed: the confidence level at which the margin excludes 0 (0.95 for z = 1.96), and 0
         without evidence. Before that, and for sites that pick per channel: the margin between the probabilities."""
         if self.deciding is not None:
             return math.erf(max(0.0, self.deciding.z) / math.sqrt(2))

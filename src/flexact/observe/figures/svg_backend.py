@@ -19,7 +19,7 @@ from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.raster import data_uri
 
 _LETTER = 6.4
-"""Width of a letter in pixels, about."""
+"""Approximate width of a character in pixels."""
 _TOP, _RIGHT, _BOTTOM = 10, 16, 46
 _DASHES = {"solid": "", "dash": "6 4", "dot": "2 3"}
 _LABEL_DISTANCE = 0.045
@@ -81,7 +81,7 @@ def _height(panel: Panel) -> int:
 
 
 def _axes(panel: Panel) -> tuple[Axis, Axis]:
-    """Return the axes of a panel. That of the rows is not used."""
+    """Return the axes of a panel. The axis of the rows is not used."""
     limits = panel.limits
     fixed = Axis(*limits, log=panel.log_values) if limits else None
     if panel.grid is not None:

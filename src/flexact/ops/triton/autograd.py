@@ -192,7 +192,7 @@ def _normalising(
 def _by_input(
     saved: Sequence[Tensor], needed: Sequence[bool], to_y: Tensor, to_residual: Tensor | None, results: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients to the first nine inputs, y to logits, of `_normalised_operator`; None if not needed."""
+    """Return the gradients w.r.t. the nine inputs y to logits of `_normalised_operator`; None if not needed."""
     channels, has_residual_norm = saved[0].shape[1], saved[5] is not None
     to_bias, to_weight, *others = batch_norm.split_results(results, channels, has_residual_norm)
     # Both biases share one tensor, which torch copies for the second parameter.

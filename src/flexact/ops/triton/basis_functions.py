@@ -4,7 +4,7 @@ The exact ones are in float32, with an error of about 1e-7 relative to max(0.1, 
 exp(−|h|), which cannot overflow and which the compiler evaluates only once.
 
 The fast ones, for half-precision inputs, use the GPU's approximate instructions. They are accurate to about 11 bits
-relative to max(0.1, |value|), and near 0 relative to the value, which exceeds half precision. They are less accurate in
+relative to max(0.1, |value|), and near 0 relative to the value: finer than half precision. They are less accurate in
 the far tails, where a sigmoid or a gelu is nearly 0. A site with many candidates is bound by arithmetic, so these
 functions minimise the number of instructions, and share tanh(h/2) as well.
 

@@ -90,10 +90,10 @@ def forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Te
 def backward(
     delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradients to y and to the residual (None without one), and all others in one flat tensor.
+    """Return the gradients w.r.t. y and the residual (None without one), and all others in one flat tensor.
 
-    The flat tensor holds the gradients to bias, weight, the weight of a residual norm and the logits; `split_results`
-    splits it.
+    The flat tensor holds the gradients w.r.t. bias, weight, the weight of a residual norm and the logits;
+    `split_results` splits it.
     """
     norm, residual, residual_norm, batch_statistics = normalising
     parts, weights = blend(blending.keys, blending.alive), blending.weights.contiguous()
@@ -112,7 +112,7 @@ def backward(
 
 
 def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tuple[Tensor, ...]:
-    """Split the flat result of `backward` into the gradients to bias, weight, residual weight (if any) and logits."""
+    """Split the flat result of `backward` into the gradients w.r.t. bias, weight, residual weight (if any), logits."""
     sizes = [channels] * (3 if has_residual_norm else 2)
     return torch.split_with_sizes(results, [*sizes, results.numel() - sum(sizes)])
 
@@ -247,7 +247,7 @@ def _finish_backward(
 ):  # fmt: skip
     """Reduce the partial sums: one program per channel, then one per row of the routing.
 
-    The gradient to the logits is stored after the sums over the channels.
+    The gradient with respect to the logits is stored after the sums over the channels.
     """
     program = tl.program_id(0)
     if program < channels:

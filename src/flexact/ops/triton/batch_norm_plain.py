@@ -61,7 +61,7 @@ def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 
 
 def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients to y, weight and bias."""
+    """Return the gradients with respect to y, weight and bias."""
     gradient, normalised = to_h.float(), _normalised(y, norm)[0]
     to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normalised).sum((0, 2, 3))
     if batch_statistics:

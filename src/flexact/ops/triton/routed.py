@@ -60,7 +60,7 @@ def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
 
 
 def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients to h and to the logits, (rows·K,), empty if not needed."""
+    """Return the gradients w.r.t. h and w.r.t. the logits, (rows·K,), empty if not needed."""
     weights, probabilities, temperature, keys, alive, channel_dim, _ = blending
     h, weights, parts = dense(h), weights.contiguous(), blend(keys, alive)
     rows, k = weights.shape

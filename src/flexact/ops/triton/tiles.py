@@ -117,7 +117,7 @@ def _by_channel(numel: int, channels: int, inner: int, cut: Cut) -> Tiles:
 
 
 def _power_of_2(size: int, most: int) -> int:
-    """Return the next power of 2 of a size, at most `most`. A symbolic size stays symbolic if it is at least `most`."""
+    """Return a size rounded up to a power of 2, or `most`. A symbolic size stays symbolic if it is at least `most`."""
     return most if size >= most else triton.next_power_of_2(int(size))
 
 

@@ -46,7 +46,7 @@ class Grid(Choices):
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": NAMED}
 
     def known(self, kind: str) -> tuple[str, ...]:
-        """The named methods, and fixed ones: their candidates may be registered in another process only."""
+        """The named methods, and any fixed ones, as their candidates may be registered in another process only."""
         return (*NAMED, *(method for method in self.methods if candidate_of(method)))
 
     @property

@@ -36,11 +36,11 @@ def compare(
     first_seed: shared.FirstSeed = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A JSON file of FlexConfig.to_json().", show_default="FlexConfig(); with --resume its own"),
+        typer.Option(help="A JSON file of FlexConfig.to_json().", show_default="FlexConfig(), or the resumed one"),
     ] = None,
     where: Annotated[
         shared.Names,
-        typer.Option(help="The sites: all, penultimate, names or patterns.", show_default="all; with --resume its own"),
+        typer.Option(help="The sites: all, penultimate, names or patterns.", show_default="all, or the resumed ones"),
     ] = None,
 ) -> None:
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""

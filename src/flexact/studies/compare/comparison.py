@@ -125,7 +125,7 @@ def compare(
     config, where: as in `flexact.convert`.
     out: the folder of the comparison. If it holds this comparison already, only the missing runs are trained.
     engine: "local" (processes of this machine), "inline" (this process) or "ray" (a cluster).
-    jobs: runs at a time; by default one per device. Costs mean something if runs do not share a device.
+    jobs: runs at a time; by default one per device. Costs are meaningful only if runs do not share a device.
     device: "cpu", "cuda" (all GPUs) or "cuda:N"; by default all GPUs or the CPU. `train` moves the model itself; a
     worker's own GPU is the current CUDA device. address: the address of the Ray cluster.
     overwrite: start again. retry_failed: also train the runs that failed before.

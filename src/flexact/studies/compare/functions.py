@@ -82,7 +82,7 @@ def named(specification: str) -> Callable[..., Any]:
             ) from None
         raise FlexActError(
             f"there is no module {module!r} for {specification!r}. Start the command in the folder of {module}.py, or "
-            "set PYTHONPATH; the name has no .py."
+            "set PYTHONPATH; give the name without .py."
         ) from None
     for part in name.split("."):
         if not hasattr(found, part):
@@ -117,7 +117,7 @@ def _check(name: str, function: Any, arguments: int) -> None:
     except TypeError as error:
         raise FlexActError(f"{name} is called as {called}, and {name_of(function)} cannot be ({error}).") from None
     except ValueError:
-        pass  # Python knows no signature
+        pass  # it has no signature that Python can read
 
 
 def _is_in_notebook(function: Any) -> bool:

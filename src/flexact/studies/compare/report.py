@@ -69,7 +69,7 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
         "curves",
         "Learning curves: mean over seeds, band of one standard deviation",
         "The scores that train yielded, in the order of its evaluations. While flexact picks, its score is that of the "
-        "network that is being picked; its run is longer by the steps of picking.",
+        "network that is still picking; its run is longer by the steps of picking.",
         [Panel("", "evaluation", "score", lines)],
         across=1,
     )

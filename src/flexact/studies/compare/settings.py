@@ -13,7 +13,7 @@ from flexact.surgery.choosing import Where
 
 
 def config_of(file: Path | None, candidates: tuple[str, ...] | None, before: Mapping[str, Any] | None) -> FlexConfig:
-    """The settings in a file, of the comparison to resume, or the defaults; with these candidates if they are given."""
+    """The settings in a file, those of the comparison to resume, or the defaults; with these candidates if given."""
     if file is not None:
         try:
             config = FlexConfig.from_json(file.read_text(encoding="utf-8"))
@@ -27,7 +27,7 @@ def config_of(file: Path | None, candidates: tuple[str, ...] | None, before: Map
 
 
 def where_of(names: Sequence[str] | None, before: Mapping[str, Any] | None) -> Where:
-    """The sites by name, of the comparison to resume, or all."""
+    """The named sites, those of the comparison to resume, or all."""
     found = (before or {"protocol": {}})["protocol"].get("where", "all") if names is None else list(names)
     if isinstance(found, str) and ":" in found:
         raise FlexActError(

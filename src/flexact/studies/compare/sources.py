@@ -19,7 +19,7 @@ _VERSIONED = ("torch", "flexact", "builtins", "typing")
 
 def sources(functions: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
     """Digests by name: of the functions, of the classes of the model outside torch, and of what these use, which are
-    functions and classes of their own modules, and constants. What Python knows no source of is left out."""
+    functions and classes of their own modules, and constants. Objects without a source are left out."""
     found = _Digests(getattr(functions["train"], "__module__", ""))
     for name, function in functions.items():
         found.add(name, function)
@@ -47,7 +47,7 @@ class _Digests:
             self.add(f"the arguments of {name}", [list(value.args), value.keywords])
             value = value.func
         value = inspect.unwrap(value) if callable(value) else value
-        with suppress(OSError, TypeError):  # Python knows no source
+        with suppress(OSError, TypeError):  # there is no source
             if _is_constant(value):
                 self.by_name[name] = _digest(repr(value))
             elif isinstance(value, (types.FunctionType, types.MethodType, type)):

@@ -29,8 +29,8 @@ class Summary:
     against: Comparison | None
     """Comparison with the original network; None for the original itself, and if no seed is shared."""
     cost: float
-    """Seconds of `train` relative to the original network: median over the seeds that both ran on the same device, as
-    the first run of a worker contains imports."""
+    """Seconds of `train` relative to the original network, over the seeds that both ran on the same device: the
+    median, because the first run of a worker includes imports."""
 
     @property
     def mean(self) -> float:

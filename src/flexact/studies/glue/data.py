@@ -129,7 +129,7 @@ def _from_datasets(task: TextTask, folder: Path) -> TextData:
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(
             f"there is no folder {folder}, and the package 'datasets' cannot read {task.title} ({words}); "
-            f"{_GIVE_FOLDER}, or, with a network, pip install datasets."
+            f"{_GIVE_FOLDER}, or, with internet access, pip install datasets."
         ) from None
     return TextData(task, _of_hub(found["train"]), _of_hub(found["validation"]), OFFICIAL)
 

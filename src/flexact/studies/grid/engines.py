@@ -54,7 +54,7 @@ def _engine(workers: Callable[[], Workers], shares: bool) -> Engine:
 
 
 def devices(device: str | None) -> list[str]:
-    """The devices of a --device on this machine: "cuda" is all GPUs, and None is all GPUs or the CPU.
+    """The devices that --device selects on this machine: "cuda" is all GPUs, and None is all GPUs or the CPU.
 
     >>> devices("cpu")
     ['cpu']

@@ -74,13 +74,13 @@ def build(
 
 
 def use_kernels(way: str, device: torch.device) -> None:
-    """Select the kernels of a way. Raises if a fallback would run in their place."""
+    """Select the kernels of an implementation in WAYS. Raises if a fallback would run in their place."""
     dispatch.use(WAYS[way].kernels)
     check_kernels(way, device)
 
 
 def check_kernels(way: str, device: torch.device) -> None:
-    """Raise unless the kernels of a way are in use: kernels that fail to build fall back at their first call."""
+    """Raise unless an implementation's kernels are in use: those that fail to build fall back at their first call."""
     wanted, found = WAYS[way].kernels, dispatch.active(device)
     if wanted not in ("auto", found.name):
         raise FlexActError(f"{wanted} does not run here: {found.reason}")

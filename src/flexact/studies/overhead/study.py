@@ -67,8 +67,8 @@ def measure(network: str, options: Options) -> list[Measurement]:
 def planned(network: str, modes: Sequence[str], ways: Sequence[str]) -> list[Cell]:
     """Return the cells of a network; the baselines come first.
 
-    torch.compile does not optimise the library's own operators. So the compiled modes measure only the last way, and
-    at all sites also the first.
+    torch.compile does not optimise the library's own operators. So the compiled modes measure only the last of
+    `ways`, and, with all activations routed, also the first.
 
     >>> [(cell.placement, cell.way) for cell in planned("resnet18", ["compiled"], ["plain", "closed_form", "fused"])]
     [('relu', 'relu'), ('penultimate', 'fused'), ('all', 'plain'), ('all', 'fused')]
