@@ -257,6 +257,120 @@ class TypeOfItsParameters(WithModule):
         return super().forward(x.to(next(self.parameters()).dtype))
 
 
+@left_alone("forward iterates over the parameters")
+class TypeOfItsParametersBehindAnActivation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.relu(self.first(x)) * next(self.parameters()).ndim
+
+    inputs, change, tolerance, recomputes = Animal.inputs, Animal.change, Animal.tolerance, Animal.recomputes
+
+
+@left_alone("forward iterates over the parameters")
+class AsksForAnyParameter(Animal):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+
+    def forward(self, x):
+        for layer in self.net:
+            y = layer(x)
+            x = x + y if next(layer.parameters(), None) is not None else y
+        return x
+
+
+def squares(module):
+    return sum(parameter.square().sum() for parameter in module.parameters())
+
+
+@left_alone("squares, which PenalisesByAFunction.forward calls, iterates over the parameters")
+class PenalisesByAFunction(WithModule):
+    def forward(self, x):
+        return super().forward(x) + squares(self)
+
+
+@left_alone("act reads an attribute of it with getattr")
+class ReadsASettingByName(Animal):
+    def __init__(self):
+        super().__init__()
+        self.leaky = nn.LeakyReLU(0.2)
+
+    def act(self, h):
+        return self.leaky(h) * getattr(self.leaky, "negative_slope", 1.0)
+
+
+@left_alone("checks for this type")
+class AsksInAClassMethod(WithModule):
+    @classmethod
+    def run(cls, layers, h):
+        for layer in layers:
+            h = 2 * h if isinstance(layer, nn.ReLU) else layer(h)
+        return h
+
+    def act(self, h):
+        return self.run([self.relu], h)
+
+
+@left_alone("checks for this type")
+class AsksByGetName(WithModule):
+    def act(self, h):
+        for layer in [self.relu]:
+            h = 2 * h if layer._get_name() == "ReLU" else layer(h)
+        return h
+
+
+@left_alone("checks for this type")
+class AsksInItsIterator(WithModule):
+    def __iter__(self):
+        return iter([] if isinstance(self.relu, nn.ReLU) else [self.relu])
+
+    def act(self, h):
+        for layer in self:
+            h = layer(h)
+        return self.relu(h)
+
+
+class HidesAFunction(Animal):
+    activation = staticmethod(F.gelu)
+
+    def __init__(self):
+        super().__init__()
+        self.activation = F.relu
+
+    def act(self, h):
+        return self.activation(h)
+
+
+identical(HidesAFunction)
+
+
+@identical
+class HidesNothing(HidesAFunction):
+    activation = None
+
+
+@identical
+class AHookKeepsTheInput(Animal):
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+        self.first.register_forward_hook(self.keep)
+
+    def keep(self, module, args, output):
+        self.kept["first"] = output
+
+    def act(self, h):
+        return h
+
+    def forward(self, x):
+        h = F.relu(self.first(x), inplace=True)
+        return self.second(h + self.kept["first"])
+
+
 @left_alone("act reads self.leaky.negative_slope")
 class ReadsASetting(Animal):
     def __init__(self):

@@ -28,7 +28,7 @@ from flexact.surgery.sources import CannotRewrite, codes_of, contents, definitio
 
 _LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
 _LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
-_ASKS = {"isinstance", "issubclass", "type", "__class__", "forward", "str", "repr"}
+_ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
 _TYPE_OF = r"(\btype\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
 
 
@@ -117,8 +117,12 @@ class Reading:
 
     def _check(self, method: str, scope: Scope) -> None:
         calls = nodes_of(ast.Call, scope.definition)
-        firsts = {node for call in calls if scope.value(call.func) is next for node in ast.walk(call)}
+        firsts = {
+            node for call in calls if scope.value(call.func) is next and len(call.args) == 1 for node in ast.walk(call)
+        }
         called = {call.func for call in calls}
+        for call in calls:
+            self._check_call(method, scope.value(call.func), [scope.value(argument) for argument in call.args])
         for node in nodes_of(ast.Attribute, scope.definition):
             holder = scope.value(node.value)
             is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
@@ -127,11 +131,10 @@ class Reading:
             if reading is None:
                 continue
             if node.attr in _LISTS_CHILDREN and (known or node in called or node.attr == "_modules"):
-                is_deep = known is None or node.attr in ("modules", "named_modules")
-                for module in reading.owner.modules() if is_deep else [reading.owner]:
-                    self.readings[id(module)].is_listed = True
-            if node.attr in _LISTS_TENSORS and node in called - firsts:
-                reading.conflicts[nn.Module] = f"{method} iterates over the parameters or buffers, and a site adds some"
+                reading.note_listing(known is None or node.attr in ("modules", "named_modules"))
+            is_whole = node not in firsts or _begins_with_activation(reading.owner)
+            if node.attr in _LISTS_TENSORS and node in called and is_whole:
+                reading.note_iteration(method)
             if known is not None:
                 known.check(node.attr)
                 if is_activation(known.owner):
@@ -142,6 +145,28 @@ class Reading:
             kinds = [kind for kind in named if issubclass(kind, nn.Module) and kind is not nn.Module]
             reason = f"{method} asks for this exact type, which rewriting changes"
             self.conflicts = dict.fromkeys(kinds, reason) | self.conflicts
+
+    def _check_call(self, method: str, function: Any, given: list[Any]) -> None:
+        """Check what is called with submodules: a helper function that iterates over them, or getattr."""
+        reached = [self.readings[id(one)] for one in given if id(one) in self.readings]
+        if isinstance(function, types.FunctionType) and not f"{function.__module__}.".startswith("torch."):
+            names = {name for code in codes_of(function.__code__) for name in code.co_names}
+            for reading in reached:
+                if names & _LISTS_CHILDREN:
+                    reading.note_listing(is_deep=True)
+                if names & _LISTS_TENSORS:
+                    reading.note_iteration(f"{function.__name__}, which {method} calls,")
+        elif any(function is one for one in (getattr, hasattr)) and reached and is_activation(reached[0].owner):
+            self.conflicts[type(reached[0].owner)] = f"{method} reads an attribute of it with {function.__name__}"
+
+    def note_listing(self, is_deep: bool) -> None:
+        """Note that the children, or all submodules, are listed."""
+        for module in self.owner.modules() if is_deep else [self.owner]:
+            self.readings[id(module)].is_listed = True
+
+    def note_iteration(self, method: str) -> None:
+        """Note that a method iterates over the parameters or buffers."""
+        self.conflicts[nn.Module] = f"{method} iterates over the parameters or buffers, and a site adds some"
 
     def obstacle(self) -> str | None:
         """Return why the methods must not be rewritten; None if they may."""
@@ -252,6 +277,14 @@ class _Reader(ast.NodeVisitor):
         if module is not None:
             reading.calls.append(Call(reading, edit, module, child, is_plain, reading.place))
         return module is not None
+
+
+def _begins_with_activation(owner: nn.Module) -> bool:
+    """Return whether the parameters of a site would come before all other ones."""
+    for module in owner.modules():
+        if is_activation(module) or any(True for _ in module.parameters(recurse=False)):
+            return is_activation(module)
+    return False
 
 
 def _has_source(module: nn.Module) -> bool:

@@ -92,6 +92,7 @@ class Findings:
             for name in ("forward", "__call__"):
                 reading.check(name)
                 reading.read(name)
+            reading.check("__iter__")
         scopes = [scope for reading in self.readings.values() for scope in reading.scopes.values()]
         self._strings = set[str]().union(*(scope.strings for scope in scopes))
         self._modules = dict(model.named_modules(remove_duplicate=False))

@@ -37,6 +37,10 @@ _UNFUSED = {
 }
 
 
+_INNER = ("fget", "func", "__func__")
+"""The attributes that hold the function of a property, a cached property or a class method."""
+
+
 class Edit(NamedTuple):
     """An expression of a method, and the kind of expression that replaces it."""
 
@@ -171,7 +175,7 @@ def _digest(cls: type, name: str) -> str:
 def functions_of(cls: type) -> list[tuple[str, types.FunctionType]]:
     """Return the functions in a type and its bases by name; also those inside properties and decorators."""
     held = [item for home in homes(cls) for item in vars(home).items()]
-    inner = [(name, getattr(value, "fget", None) or getattr(value, "func", None) or value) for name, value in held]
+    inner = [(name, next(filter(None, (getattr(value, one, None) for one in _INNER)), value)) for name, value in held]
     unwrapped = [(name, inspect.unwrap(value)) for name, value in inner if callable(value)]
     return [(name, value) for name, value in unwrapped if isinstance(value, types.FunctionType)]
 

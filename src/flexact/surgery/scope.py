@@ -175,7 +175,7 @@ def is_fresh(scope: Scope, node: ast.AST, unshared: str = "") -> bool:
     if any(module is function for function in _NEW_FROM_FUNCTIONS):
         return True
     if type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity:
-        return True
+        return not module._forward_hooks  # a hook may keep the output
     takes_one = len(node.args) == 1 and not node.keywords and (module is None or isinstance(module, nn.Module))
     return takes_one and is_fresh(scope, node.args[0], unshared)
 

@@ -68,11 +68,12 @@ def _hook_names(module: nn.Module) -> list[str]:
 
 
 def _set_child(owner: nn.Module, name: str, module: nn.Module) -> None:
-    """Set a child module. If the owner's type has its own `__setstate__`, set it as an attribute as well: the one of
-    nn.TransformerDecoderLayer sets F.relu in a copy without that attribute."""
+    """Set a child module. It must be an attribute as well if it replaces one that hides an attribute of the class, or
+    if the class has its own `__setstate__`: that of nn.TransformerDecoderLayer sets F.relu in a copy without one."""
     owner._modules[name] = module
-    vars(owner).pop(name, None)
-    if type(owner).__setstate__ is not nn.Module.__setstate__:
+    was_attribute = vars(owner).pop(name, None) is not None
+    is_hidden = was_attribute and any(name in vars(cls) for cls in type(owner).__mro__)
+    if is_hidden or type(owner).__setstate__ is not nn.Module.__setstate__:
         vars(owner)[name] = module
 
 
