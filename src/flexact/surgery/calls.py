@@ -26,7 +26,8 @@ from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of,
 from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved, tensor_of
 from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of, nodes_of
 
-_LISTS_CHILDREN = {"_modules", "children", "modules", "named_children", "named_modules"}
+_LISTS_ALL = {"modules", "named_modules"}
+_LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
 _LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
 _ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
 _TYPE_OF = r"(\btype\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
@@ -131,7 +132,7 @@ class Reading:
             if reading is None:
                 continue
             if node.attr in _LISTS_CHILDREN and (known or node in called or node.attr == "_modules"):
-                reading.note_listing(known is None or node.attr in ("modules", "named_modules"))
+                reading.note_listing(known is None or node.attr in _LISTS_ALL)
             is_whole = node not in firsts or _begins_with_activation(reading.owner)
             if node.attr in _LISTS_TENSORS and node in called and is_whole:
                 reading.note_iteration(method)
@@ -153,7 +154,7 @@ class Reading:
             names = {name for code in codes_of(function.__code__) for name in code.co_names}
             for reading in reached:
                 if names & _LISTS_CHILDREN:
-                    reading.note_listing(is_deep=True)
+                    reading.note_listing(bool(names & _LISTS_ALL))
                 if names & _LISTS_TENSORS:
                     reading.note_iteration(f"{function.__name__}, which {method} calls,")
         elif any(function is one for one in (getattr, hasattr)) and reached and is_activation(reached[0].owner):
