@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flexact import Schedule, param_groups
 from flexact.candidates import lookup
@@ -50,6 +51,16 @@ def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
     return network
 
 
+@dataclass(frozen=True)
+class Graph:
+    """A captured step, the tables it reads, the loss it writes, and the optimizer's states that it updates."""
+
+    replay: Callable[[], None]
+    read: list[Any]
+    loss: Tensor
+    states: list[dict[str, Tensor]]
+
+
 class Training:
     """A network in training.
 
@@ -77,6 +88,8 @@ class Training:
         self._replay: Callable[[], None] | None = None
         self._read_by_graph: list[Any] = []
         self._directly = 0
+        self._tried: dict[int, Graph] = {}
+        """The captured steps of the candidates of a trial, which trains each of them several times."""
 
     def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
         """Train for a number of steps and synchronize. Raises `Stopped` if `stop()` returns True between steps."""
@@ -104,10 +117,10 @@ class Training:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before = self._routing()
+            before, tried = self._routing(), self.schedule.router.trying
             self.schedule.step(self.loss)
             if self._routing() != before:
-                self._forget_graph()
+                self._switch_graph(tried)
             if self.schedule.rewound_at == self.schedule.steps_done:
                 self._place.fill_(self.schedule.trained_steps)
         if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
@@ -119,10 +132,10 @@ class Training:
         assert self._replay is not None
         for _ in range(steps):
             self._replay()
-        self._wait()
-        if self.schedule is not None:
+        if self.schedule is not None:  # counted on the host while the device works
             for _ in range(steps):
                 self.schedule.step(self.loss)
+        self._wait()
         return steps
 
     @torch.no_grad()
@@ -140,11 +153,28 @@ class Training:
             )
         return value
 
-    def _forget_graph(self) -> None:
-        """Discard the graph, because the network runs other functions or its optimizer has other memory."""
+    def _switch_graph(self, tried: int | None) -> None:
+        """Replace the graph, because the network runs other functions or its optimizer has other memory.
+
+        tried: the candidate that the graph of a trial ran. The graph is kept for the candidate's next rung.
+        """
+        assert self.schedule is not None
         if self._replay is not None:
             self._wait()
+            if tried is not None:
+                states = [self.optimizer.state.get(one, {}) for one in self._weights]
+                self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, states)
         self._replay, self._read_by_graph, self._directly = None, [], 0
+        router = self.schedule.router
+        candidate = int(router.sites[0].likeliest()[0]) if router.committed else router.trying
+        kept = None if tried is None or candidate is None else self._tried.get(candidate)
+        if kept is None:
+            return
+        self._replay, self._read_by_graph, self.loss = kept.replay, kept.read, kept.loss
+        for one, own in zip(self._weights, kept.states, strict=True):
+            for key, value in self.optimizer.state[one].items():
+                own[key].copy_(value)
+            self.optimizer.state[one] = own
 
     def _work(self) -> None:
         self._lr.copy_(self._rates.index_select(0, self._place).squeeze(0))
