@@ -87,6 +87,7 @@ class Training:
         self.loss = torch.zeros((), device=device)
         self._replay: Callable[[], None] | None = None
         self._read_by_graph: list[Any] = []
+        self._states: list[dict[str, Tensor]] = []
         self._directly = 0
         self._tried: dict[int, Graph] = {}
         """The captured steps of the candidates of a trial, which trains each of them several times."""
@@ -162,15 +163,14 @@ class Training:
         if self._replay is not None:
             self._wait()
             if tried is not None:
-                states = [self.optimizer.state.get(one, {}) for one in self._weights]
-                self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, states)
+                self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, self._states)
         self._replay, self._read_by_graph, self._directly = None, [], 0
         router = self.schedule.router
         candidate = int(router.sites[0].likeliest()[0]) if router.committed else router.trying
         kept = None if tried is None or candidate is None else self._tried.get(candidate)
         if kept is None:
             return
-        self._replay, self._read_by_graph, self.loss = kept.replay, kept.read, kept.loss
+        self._replay, self._read_by_graph, self.loss, self._states = kept.replay, kept.read, kept.loss, kept.states
         for one, own in zip(self._weights, kept.states, strict=True):
             for key, value in self.optimizer.state[one].items():
                 own[key].copy_(value)
@@ -206,6 +206,7 @@ class Training:
         finally:
             graph.capture_end()
         self._replay = graph.replay
+        self._states = [self.optimizer.state[one] for one in self._weights]  # a rewind puts others in their place
         # Tables that the router may replace must live as long as the graph that reads them.
         sites = sites_of(self.network)
         self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
