@@ -1,4 +1,4 @@
-"""Learnable activations that the paper compares with: one per file, with parameters per layer or per channel.
+"""Learnable activations that the paper compares with or discusses: one per file, with parameters per layer or channel.
 
 >>> import torch
 >>> from flexact import baselines
@@ -13,6 +13,9 @@ from collections.abc import Callable
 from torch import nn
 
 from flexact.baselines.combinations import AffineCombination, ConvexCombination
+from flexact.baselines.deu import DifferentialEquationUnit
+from flexact.baselines.kan import KolmogorovArnoldLayer, SplineEdge
+from flexact.baselines.nmode import NeuralMemoryUnit
 from flexact.baselines.parametric import GeneralParametric
 from flexact.baselines.prelu import PReLU
 from flexact.baselines.splash import Splash
@@ -23,9 +26,13 @@ __all__ = [
     "BASELINES",
     "AffineCombination",
     "ConvexCombination",
+    "DifferentialEquationUnit",
     "GeneralParametric",
+    "KolmogorovArnoldLayer",
+    "NeuralMemoryUnit",
     "PReLU",
     "Splash",
+    "SplineEdge",
     "SwishBeta",
     "make",
 ]
@@ -37,6 +44,9 @@ BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
     "affine": AffineCombination,
     "convex": ConvexCombination,
     "parametric": GeneralParametric,
+    "deu": DifferentialEquationUnit,
+    "nmode": NeuralMemoryUnit,
+    "spline": SplineEdge,
 }
 """Baseline classes by name; each takes (channels, channel_dim)."""
 

@@ -4,8 +4,9 @@ from torch import nn
 
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
-from flexact.studies.synthetic.models import activation, check, policy, rate, rate_text
+from flexact.studies.synthetic.models import activation, check, learned, policy, rate, rate_text
 from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.replicas import Replicas
 
 
 def test_names_stand_for_policies():
@@ -31,6 +32,26 @@ def test_literal_reads_the_formulas_as_they_stand():
 def test_a_models_activation_serves_all_its_replicas(name):
     options = Options(truths=("relu", "tanh"), seeds=2)
     assert activation(name, options)(torch.randn(3, 4, 1)).shape == (3, 4, 1)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_a_kolmogorov_arnold_layer_replaces_the_unit_and_is_the_same_on_every_call(hidden):
+    options = Options(truths=("relu", "tanh"), seeds=2, hidden=hidden, models=("kan",))
+    check(options, [])
+    layer = activation("kan", options)
+    network = Replicas(options.task, options.cells, layer)
+    network(torch.randn(3, 4, 4)).sum().backward()
+    assert network.weight.grad is None
+    assert layer.edges.edge.grad is not None
+    before = torch.get_rng_state()
+    assert torch.equal(activation("kan", options).edges.edge, layer.edges.edge)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_parameters_of_an_activation_are_counted_for_one_replica():
+    counts = {name: learned(name, Options(seeds=2)) for name in ("gelu", "prelu", "deu", "nmode", "spline", "kan")}
+    assert counts == {"gelu": 0, "prelu": 1, "deu": 5, "nmode": 2, "spline": 9, "kan": 4 * 9}
+    assert learned("flexact-default", Options()) == 5
 
 
 def test_fixed_models_are_the_plain_modules():

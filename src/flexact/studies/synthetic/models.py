@@ -1,7 +1,8 @@
 """The models of the synthetic studies, by name.
 
 `flexact-default` is `FlexConfig()`. `flexact-a0.3` is the policy of `--policy` with α = 0.3, and the name of a
-correction is that policy with this correction. Any other name is a fixed candidate or a baseline.
+correction is that policy with this correction. `kan` is a Kolmogorov-Arnold layer, without a linear unit. Any other
+name is a fixed candidate or a baseline.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+import torch
 from torch import nn
 
-from flexact.baselines import BASELINES, make
+from flexact.baselines import BASELINES, KolmogorovArnoldLayer, make
 from flexact.candidates import known_names, lookup
 from flexact.config import Correction, FlexConfig, Policy
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
-from flexact.studies.synthetic.names import DEFAULT, alpha_of
+from flexact.studies.synthetic.names import DEFAULT, KAN, alpha_of
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.replicas import LEARNING_RATE
 
@@ -63,7 +65,17 @@ def activation(model: str, options: Options) -> nn.Module:
         return FlexAct(config=config, channels=len(options.cells))
     if model in BASELINES:
         return make(model, channels=len(options.cells), channel_dim=1)
+    if model == KAN:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.first_seed)
+            return KolmogorovArnoldLayer(1 + options.distractors, max(options.hidden, 1), len(options.cells))
     return lookup(model).module()
+
+
+def learned(model: str, options: Options) -> int:
+    """Return the number of parameters that one replica's activation learns; a KAN layer's include its linear part."""
+    each = sum(parameter.numel() for parameter in activation(model, options).parameters())
+    return each // len(options.cells)
 
 
 def rate(model: str, options: Options) -> Callable[[float], float]:
@@ -87,10 +99,10 @@ def check(options: Options, usual: Sequence[str]) -> None:
     """Raise if a name is unknown, or if a truth is not among the candidates of a model that picks."""
     if not options.models:
         raise FlexActError(f"--models names nothing; known: {', '.join(usual)}.")
-    others = (DEFAULT, *CORRECTIONS, *BASELINES, *known_names())
+    others = (DEFAULT, KAN, *CORRECTIONS, *BASELINES, *known_names())
     for model in options.models:
         if alpha_of(model) is None and model not in others:
-            known = list(dict.fromkeys((DEFAULT, *usual, *BASELINES, *known_names())))
+            known = list(dict.fromkeys((DEFAULT, KAN, *usual, *BASELINES, *known_names())))
             raise FlexActError(
                 f"unknown model {model!r}{suggestion(model, known)} Known: {', '.join(usual)}, any other candidate, "
                 "and flexact-a followed by a number for the policy of --policy with that α."

@@ -6,6 +6,8 @@ import re
 
 DEFAULT = "flexact-default"
 """The model of `FlexConfig()`."""
+KAN = "kan"
+"""The model that is a Kolmogorov-Arnold layer."""
 
 TITLES = {
     "relu": "ReLU",

@@ -92,7 +92,10 @@ class Replicas(nn.Module):
         assert self.weight.shape == (len(cells), d, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.einsum("brd,rdh->brh", x, self.weight) + self.bias
+        if getattr(self.activation, "takes_inputs", False):  # a Kolmogorov-Arnold layer
+            h = x
+        else:
+            h = torch.einsum("brd,rdh->brh", x, self.weight) + self.bias
         a: Tensor = self.activation(h)
         if not self.has_readout:
             return a.squeeze(-1)

@@ -9,7 +9,7 @@ from flexact.baselines import BASELINES
 from flexact.config import PAPER_CANDIDATES
 from flexact.observe.figures.picture import Picture
 from flexact.studies.synthetic import pictures, tables
-from flexact.studies.synthetic.names import DEFAULT, canonical
+from flexact.studies.synthetic.names import DEFAULT, KAN, canonical
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.paper import CORRECTIONS as PAPER_CORRECTIONS
 from flexact.studies.synthetic.store import Part, Result
@@ -33,13 +33,17 @@ class Study:
     """The figures of the finished models; each returns None if its data is missing."""
 
 
+MODERN = ("gelu", "silu", "mish")
+"""Fixed activations that are common today, besides the candidates."""
 SYNTHETIC = Study(
     name="synthetic",
     title="Synthetic regression: the paper's first table",
     question="Which activation made the data?",
     seeds=5,
     truths=PAPER_CANDIDATES,
-    models=lambda candidates: (DEFAULT, "flexact-a0.3", "flexact-a0", *candidates, *BASELINES),
+    models=lambda candidates: tuple(
+        dict.fromkeys((DEFAULT, "flexact-a0.3", "flexact-a0", *candidates, *MODERN, *BASELINES, KAN))
+    ),
     table=tables.regression_table,
     pictures=(pictures.selection, pictures.curves),
 )

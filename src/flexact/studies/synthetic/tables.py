@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.synthetic.models import policy, rate_text
+from flexact.studies.synthetic.models import learned, policy, rate_text
 from flexact.studies.synthetic.names import title
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.paper import alpha_cell, correction_error, synthetic_row
@@ -20,16 +20,18 @@ def regression_table(options: Options, results: list[Result]) -> str:
     rows = []
     for model in options.models:
         errors = [_error_and_spread(_of(results, model, truth)) for truth in options.truths]
-        rows.append([model, *errors, _right(_of(results, model)) if model in routed else ""])
+        right = _right(_of(results, model)) if model in routed else ""
+        rows.append([model, *errors, right, str(learned(model, options))])
         paper = synthetic_row(model, options)
         if paper:
-            rows.append([PAPERS_ROW, *(paper.get(truth, "") for truth in options.truths), ""])
+            rows.append([PAPERS_ROW, *(paper.get(truth, "") for truth in options.truths), "", ""])
     where = "on the inputs" if options.hidden else "on the grid over x₁ in [−1, 1]"
     about = (
         f"Mean squared error against the noise-free truth {where}: the mean over {counted(options.seeds, 'seed')}, ± "
-        "the spread of the squared error there, as the paper prints it."
+        "the spread of the squared error there, as the paper prints it. learned: the parameters that the activation "
+        "learns besides the unit's weights; those of kan, a Kolmogorov-Arnold layer, replace the unit's weights."
     )
-    errors_table = markdown(["model", *map(title, options.truths), "right picks"], rows)
+    errors_table = markdown(["model", *map(title, options.truths), "right picks", "learned"], rows)
     parts = ["# Synthetic regression", about, errors_table, *_rates(options)]
     picks = []
     for model in routed:
