@@ -32,7 +32,8 @@ def test_flexact_adds_five_logits_a_site_and_leaves_the_stem(model: str, sites: 
 
 
 @pytest.mark.parametrize(
-    ("method", "parameters"), [("relu", 0), ("prelu", 8), ("swish_beta", 8), ("affine", 24), ("parametric", 32)]
+    ("method", "parameters"),
+    [("relu", 0), ("mish", 0), ("prelu", 8), ("swish_beta", 8), ("affine", 24), ("parametric", 32), ("deu", 40)],
 )
 def test_rivals_have_one_set_of_parameters_a_block(method: str, parameters: int) -> None:
     assert extra_parameters(build("resnet18", method, classes=10, width=4)) == parameters

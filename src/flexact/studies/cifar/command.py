@@ -18,9 +18,9 @@ def cifar(
     methods: Annotated[
         shared.Names,
         typer.Option(
-            help="relu, prelu, swish_beta, affine, parametric, splash, flexact-penultimate, flexact-all; or a "
-            "candidate's name, such as gelu, for that activation in all blocks.",
-            show_default="the first eight",
+            help="relu, gelu, silu, mish, prelu, swish_beta, affine, parametric, splash, deu, flexact-penultimate, "
+            "flexact-all; or another candidate's name, such as elu, for that activation in all blocks.",
+            show_default="the first twelve",
         ),
     ] = None,
     datasets: Annotated[shared.Names, typer.Option(help="cifar10, cifar100, or both.", show_default="both")] = None,

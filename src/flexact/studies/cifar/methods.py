@@ -25,10 +25,14 @@ from flexact.studies.cifar_resnets import BLOCKS, BasicBlock, ResNet
 BASELINE = "relu"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
 """`where` of each method that picks."""
-METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", *PLACEMENTS)
-"""The methods of the paper's table."""
+METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", "deu", *PLACEMENTS)
+"""The methods that the paper compares or discusses."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
 """Other activations that all blocks can have."""
+MODERN: tuple[str, ...] = ("gelu", "silu", "mish")
+"""Those among them that are common today."""
+USUAL: tuple[str, ...] = (BASELINE, *MODERN, *METHODS[1:])
+"""The default methods, in the order of tables."""
 
 
 def build(model: str, method: str, classes: int, config: FlexConfig | None = None, width: int = 64) -> nn.Module:

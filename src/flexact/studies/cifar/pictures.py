@@ -14,7 +14,7 @@ from flexact.studies.cifar.table import title
 from flexact.studies.grid.curves import Curve, evaluated
 from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE, mean_line
 
-_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")
+_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
 COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
 DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")

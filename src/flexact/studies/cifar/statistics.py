@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flexact.studies.averages import mean_and_deviation
-from flexact.studies.cifar.methods import BASELINE, METHODS
+from flexact.studies.cifar.methods import BASELINE, USUAL
 from flexact.studies.cifar.study import Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
@@ -46,7 +46,7 @@ def summaries(results: Iterable[Result]) -> list[Summary]:
 
 def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int]:
     """The sort key of tables and figures."""
-    place = METHODS.index(method) if method in METHODS else len(METHODS)
+    place = USUAL.index(method) if method in USUAL else len(USUAL)
     return NAMES.index(dataset), list(BLOCKS).index(model), place
 
 

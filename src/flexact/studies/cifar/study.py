@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.studies.cifar.checkpoint import ABOUT
-from flexact.studies.cifar.methods import FIXED, METHODS
+from flexact.studies.cifar.methods import FIXED, METHODS, USUAL
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data.data import NAMES, Images, load
@@ -30,7 +30,7 @@ class Grid(Choices):
 
     datasets: tuple[str, ...] = NAMES
     models: tuple[str, ...] = ("resnet18",)
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = USUAL
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "datasets": NAMES,

@@ -25,6 +25,10 @@ TITLES = {
     "affine": "aff({id, ReLU, tanh})",
     "parametric": "parametric ReLU (AReLU)",
     "splash": "SPLASH",
+    "deu": "DEU",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "mish": "Mish",
     "flexact-penultimate": "Flex-Act (penultimate)",
     "flexact-all": "Flex-Act (all layers)",
 }
