@@ -45,7 +45,7 @@ def solution(t: Tensor, a: Tensor, b: Tensor, c: Tensor, start: Tensor, slope: T
     With the characteristic roots p ± √D, the fundamental solutions exp(pt)·cosh(√D·t) and exp(pt)·sinh(√D·t)/√D are
     real and smooth in D. For D < 0 they are a cosine and a sine, and at D = 0 they are exp(pt) and t·exp(pt).
     """
-    a = torch.where(a.abs() < LEAST, torch.where(a < 0, -LEAST, LEAST), a)
+    a = torch.where(a.abs() < LEAST, torch.copysign(torch.full_like(a, LEAST), a), a)
     p, product = -b / (2 * a), c / a
     discriminant = p * p - product
     t = _bounded(t, p, product)
@@ -93,7 +93,7 @@ def _step_response(q: Tensor, product: Tensor) -> Tensor:
     s = q_far * q_far - product_far
     cosine, sine = _fundamental(q_far, s)
     turning = (1 - cosine + q_far * sine) / torch.where(s > 0, one, product_far)
-    large = q_far + torch.sign(torch.where(q_far < 0, -one, one)) * torch.sqrt(torch.where(s > 0, s, one))
+    large = q_far + torch.copysign(one, q_far) * torch.sqrt(torch.where(s > 0, s, one))
     large = torch.where(s > 0, large, one)
     real = (sine - _mean_exponential(torch.where(s > 0, product_far, one) / large)) / large
     zero = torch.zeros_like(product)
