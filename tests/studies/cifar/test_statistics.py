@@ -79,6 +79,19 @@ def test_one_seed_has_no_p_value_and_the_table_says_why() -> None:
     assert "200 epochs (as here)" in text
 
 
+def test_each_table_is_followed_by_its_statistics_if_there_is_a_test() -> None:
+    results = [row("relu", s, 70.0 + s) for s in range(6)] + [row("gelu", s, 70.5 + 1.1 * s) for s in range(6)]
+    results += [row("flexact-all", s, 71.0 + 0.8 * s) for s in range(3)]
+    text = " ".join(table(results, Protocol(), []).split())
+    assert "corrected for the 2 tests of this table" in text
+    statistics = text.partition("| seeds for 0.5 |")[2]
+    gains = [0.5 + 0.1 * s for s in range(6)]
+    size = 0.75 / math.sqrt(sum((gain - 0.75) ** 2 for gain in gains) / 5)
+    assert f"| 0.031 | {size:.2f} |" in statistics  # all of six differences are positive: 2 · 2⁻⁶
+    assert "| Flex-Act (all layers) | +0.80 |" in statistics
+    assert statistics.index("GELU") < statistics.index("Flex-Act")
+
+
 def test_the_papers_table_is_the_papers() -> None:
     paper = Path(__file__).parents[4] / "shared" / "paper" / "flex-act.tex"
     if not paper.is_file():

@@ -9,10 +9,13 @@ from statistics import fmean
 
 import pytest
 
+from flexact.studies.glue.data import load, read
 from flexact.studies.glue.paper import GLUE
 from flexact.studies.glue.protocol import Protocol
 from flexact.studies.glue.study import STUDY, Grid, Result
 from flexact.studies.glue.table import averages, table
+from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.verdict import majority
 
 
 def row(task: str, method: str, seed: int, **figures: object) -> Result:
@@ -50,6 +53,49 @@ def test_the_table_has_ours_the_papers_the_gains_and_the_costs() -> None:
     assert "| Flex-Act (all layers) | +3.00 | +3.00 | +2.50 (p 0.126) | +3.00 |" in text
     assert "| RTE | card | 10.00 | 11.00 (1.10×) |" in text
     assert "Not done yet, 1 of 8: mrpc-flexact-all-1." in text
+
+
+def test_the_majority_class_stands_beside_every_accuracy() -> None:
+    text = " ".join(table(RESULTS, Protocol(), []).split())
+    assert "| method | seeds | MRPC F1 | MRPC Acc | RTE Acc | average |" in text
+    assert "| majority class | | | 68.38 | 52.71 | |" in text
+    assert "majority class" not in table(RESULTS, Protocol(limit=10), [])
+    split = [row("qnli", "fixed", 0, accuracy=80.0, split="of dev.tsv")]
+    assert "| majority class | | 50.14 | |" in " ".join(table(split, Protocol(), []).split())
+
+
+@pytest.mark.parametrize("name", ["cola", "mrpc", "qnli", "rte", "wnli"])
+def test_the_majority_rates_are_those_of_the_dev_files(name: str) -> None:
+    folder = Path(__file__).parents[4] / "shared" / "data" / "glue"
+    if not folder.is_dir():
+        pytest.skip("GLUE is not part of the repository")
+    task = TASKS[name]
+    labels = read(task, folder / task.title / "dev.tsv").labels
+    assert task.majority == pytest.approx(100 * max(map(labels.count, labels)) / len(labels))
+    parts = load(name, folder).dev.labels
+    rate = 100 * max(map(parts.count, parts)) / len(parts)
+    assert majority(name, "accuracy", load(name, folder).split) == f"{rate:.2f}"
+
+
+def test_the_verdict_leaves_wnli_out() -> None:
+    rows = []
+    for seed in range(7):
+        for method, gain in (
+            ("fixed", 0.0),
+            ("flexact-penultimate", 0.1 * (-1) ** seed),
+            ("flexact-all", 1 + seed / 9),
+        ):
+            rows.append(row("rte", method, seed, accuracy=60.0 + seed + gain))
+            rows.append(row("wnli", method, seed, accuracy=56.0 if method == "flexact-all" else 20.0))
+    text = " ".join(table(rows, Protocol(), []).split())
+    after = text.partition("**Verdict, without WNLI.**")[2]
+    assert "Flex-Act (penultimate): +0.01 points (p 0.736 after Holm's correction), no significant difference." in after
+    assert "Flex-Act (all layers): +1.33 points (p <0.001 after Holm's correction), a gain." in after
+    assert "| Flex-Act (all layers) | +18.67 |" in text.partition("All tasks.")[2].partition("Without WNLI.")[0]
+    assert "| Flex-Act (all layers) | +1.33 |" in text.partition("Without WNLI.")[2]
+    one = [kept for kept in rows if kept.task == "rte"]
+    assert "**Verdict.** Flex-Act (penultimate)" in table(one, Protocol(), [])
+    assert "All tasks." not in table(one, Protocol(), [])
 
 
 def test_a_limited_run_is_marked_as_no_result() -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from flexact.io.markdown_tables import counted, markdown
+from flexact.studies.cifar.methods import BASELINE
 from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.statistics import Summary, summaries
 from flexact.studies.cifar.study import Result
+from flexact.studies.grid.effects import effect, effects_table
 from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
 from flexact.studies.grid.status import not_done, several_devices
 
@@ -52,6 +54,10 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
         rows, place = list(group), f"{title(dataset)}, {title(model)}"
         lines = [[_row(one)[name] for name in header] for one in rows]
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
+        relu = next((one.accuracies for one in rows if one.method == BASELINE), {})
+        others = {title(one.method): effect(one.accuracies, relu) for one in rows if one.method != BASELINE}
+        if statistics := effects_table(others, title(BASELINE)):
+            parts.append(statistics)
         devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}
         if len(devices) > 1 and rows[0].device:
             notes.append(f"- times on {place} were measured on {rows[0].device} only.")

@@ -12,6 +12,8 @@ from flexact.studies.glue.paper import GLUE
 from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol
 from flexact.studies.glue.study import Result
 from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.verdict import ARTEFACT, majority, statistics
+from flexact.studies.grid.effects import effect
 from flexact.studies.grid.statistics import p_value, paired, spread
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
@@ -47,9 +49,12 @@ def scores(results: Sequence[Result], method: str, column: Column) -> dict[int, 
     return {row.seed: row.metrics[metric] for row in rows if not math.isnan(row.metrics[metric])}
 
 
-def averages(results: Sequence[Result], method: str) -> dict[int, float]:
-    """The average over all metrics by seed, as in the paper, for the seeds that have every task."""
-    found = [scores(results, method, column) for column in averaged(results)]
+def averages(results: Sequence[Result], method: str, without: str = "") -> dict[int, float]:
+    """The average over all metrics by seed, as in the paper, for the seeds that have every task.
+
+    without: a task that is left out.
+    """
+    found = [scores(results, method, column) for column in averaged(results) if column[0] != without]
     seeds = sorted(set.intersection(*(set(one) for one in found))) if found else []
     return {seed: fmean(one[seed] for one in found) for seed in seeds}
 
@@ -65,13 +70,18 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     methods = [method for method in METHODS if any(row.method == method for row in done)]
     parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
     if done:
-        parts += [_metrics(done, methods), _gains(done, methods), _costs(done, methods)]
+        parts += [_metrics(done, methods, protocol), _gains(done, methods), _statistics(done, methods)]
+        parts.append(_costs(done, methods))
     parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _metrics(done: Sequence[Result], methods: Sequence[str]) -> str:
+def _metrics(done: Sequence[Result], methods: Sequence[str], protocol: Protocol) -> str:
     columns, over, rows = columns_of(done), averaged(done), []
+    splits = {row.task: row.split for row in done}
+    rates = [majority(*column, splits[column[0]]) for column in columns]
+    if any(rates) and protocol.limit is None:
+        rows.append(["majority class", "", *rates, ""])
     for method in methods:
         seeds = {row.seed for row in done if row.method == method}
         cells = [spread(scores(done, method, column)) for column in columns]
@@ -95,6 +105,19 @@ def _gains(done: Sequence[Result], methods: Sequence[str]) -> str:
         "if there are two seeds or more."
     )
     return f"{explained}\n\n" + markdown(("method", *map(heading, columns), "average"), rows)
+
+
+def _statistics(done: Sequence[Result], methods: Sequence[str]) -> str:
+    """The section on the average, with and without the task that is an artefact."""
+    found = [
+        {
+            TITLES[method]: effect(averages(done, method, task), averages(done, BASELINE, task))
+            for method in methods
+            if method != BASELINE
+        }
+        for task in ("", ARTEFACT)
+    ]
+    return statistics(*found)
 
 
 def _papers(figures: Mapping[Column, float], columns: Sequence[Column], over: Sequence[Column], sign: str) -> list[str]:
