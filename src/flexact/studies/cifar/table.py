@@ -12,7 +12,7 @@ from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.statistics import Summary, summaries
 from flexact.studies.cifar.study import Result
-from flexact.studies.grid.effects import effect, effects_table
+from flexact.studies.grid.effects import effect, effects_table, explained
 from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
 from flexact.studies.grid.status import not_done, several_devices
 
@@ -49,15 +49,16 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     timed = not found or any(math.isfinite(one.step_ms) for one in found)
     header = [name for name in _HEADER if timed or name not in _TIMES]
     parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol, timed)]
-    notes = []
+    notes, meaning = [], list[str]()
     for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
         rows, place = list(group), f"{title(dataset)}, {title(model)}"
         lines = [[_row(one)[name] for name in header] for one in rows]
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
         relu = next((one.accuracies for one in rows if one.method == BASELINE), {})
         others = {title(one.method): effect(one.accuracies, relu) for one in rows if one.method != BASELINE}
-        if statistics := effects_table(others, title(BASELINE)):
+        if statistics := effects_table(others):
             parts.append(statistics)
+            meaning = [explained(title(BASELINE))]
         devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}
         if len(devices) > 1 and rows[0].device:
             notes.append(f"- times on {place} were measured on {rows[0].device} only.")
@@ -66,7 +67,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
                 notes.append(f"- no p-value for {title(one.method)} on {place}: {one.against.why}.")
     if notes:
         parts.append("\n".join(notes))
-    parts += several_devices(results) + not_done(results, asked)
+    parts += meaning + several_devices(results) + not_done(results, asked)
     return "\n\n".join(parts) + "\n"
 
 

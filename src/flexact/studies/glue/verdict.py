@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flexact.studies.glue.data import OF_DEV, OFFICIAL
 from flexact.studies.glue.tasks import TASKS
-from flexact.studies.grid.effects import LEVEL, Effect, effects_table, holm
+from flexact.studies.grid.effects import LEVEL, Effect, effects_table, explained, holm
 from flexact.studies.grid.statistics import p_value
 
 ARTEFACT = "wnli"
@@ -34,7 +34,7 @@ def statistics(average: Mapping[str, Effect | None], without: Mapping[str, Effec
     """
     if not any(without.values()):
         return ""
-    parts = ["## Statistics of the average"]
+    parts = ["## Statistics of the average", explained("the fixed activation")]
     if average != without:
         parts += _table("All tasks.", average) + _table(f"Without {TASKS[ARTEFACT].title}.", without)
         reason = (
@@ -46,8 +46,8 @@ def statistics(average: Mapping[str, Effect | None], without: Mapping[str, Effec
 
 
 def _table(about: str, effects: Mapping[str, Effect | None]) -> list[str]:
-    shown = effects_table(effects, "the fixed activation")
-    return [f"{about} {shown}".strip()] if shown else []
+    shown = effects_table(effects)
+    return [f"{about}\n\n{shown}".strip()] if shown else []
 
 
 def _verdict(effects: Mapping[str, Effect | None]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexact.errors import missing_extra
-from flexact.io.markdown_tables import counted, markdown
+from flexact.io.markdown_tables import markdown
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.statistics import p_value, paired
 
@@ -18,6 +18,8 @@ WANTED_GAIN = 0.5
 """The gain in points for which tables show the number of seeds."""
 LEVEL, POWER = 0.05, 0.8
 MOST_SEEDS = 100_000
+_POINTS = 4001
+"""Points of the integral over a chi distribution."""
 
 
 @dataclass(frozen=True)
@@ -115,28 +117,30 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-_HEADER = ("gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % of d", "seeds for 0.5")
+_HEADER = ("method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % of d", "seeds for 0.5")
 
 
-def effects_table(methods: Mapping[str, Effect | None], baseline: str, first: str = "method") -> str:
-    """A section with the statistics of the methods, which Holm's correction counts together; empty without any.
+def explained(baseline: str) -> str:
+    """What the columns of `effects_table` mean. baseline: what the methods are compared with."""
+    return (
+        f"Statistics: differences from {baseline} on the same seeds. p: two-sided paired t-test; p (Holm): corrected "
+        "for all tests of the same table; p (Wilcoxon): signed-rank test, from six seeds on. d: Cohen's effect size of "
+        "the paired differences, with its 95 % confidence interval. seeds for 0.5: how many seeds a t-test at the "
+        "level of 5 % needs to find a gain of 0.5 points with 80 % power, if the differences keep the spread that they "
+        "have here."
+    )
 
-    methods: title of a method → its effect. baseline: what they are compared with. first: the heading of the titles.
+
+def effects_table(methods: Mapping[str, Effect | None]) -> str:
+    """The statistics of the methods, which Holm's correction counts together; empty if nothing could be tested.
+
+    methods: title of a method → its effect.
     """
     shown = {title: one for title, one in methods.items() if one is not None}
     if not any(one.p is not None for one in shown.values()):
         return ""
     adjusted = holm([one.p for one in shown.values()])
-    rows = [[title, *_row(one, p)] for (title, one), p in zip(shown.items(), adjusted, strict=True)]
-    tests = sum(p is not None for p in adjusted)
-    explained = (
-        f"Differences from {baseline} on the same seeds. p: two-sided paired t-test; p (Holm): corrected for the "
-        f"{counted(tests, 'test')} of this table; p (Wilcoxon): signed-rank test, from {LEAST_FOR_WILCOXON} seeds on. "
-        "d: Cohen's effect size of the paired differences, with its 95 % confidence interval. seeds for 0.5: how many "
-        "seeds a t-test at the level of 5 % needs to find a gain of 0.5 points with 80 % power, if the differences "
-        "keep the spread that they have here."
-    )
-    return f"{explained}\n\n" + markdown((first, *_HEADER), rows)
+    return markdown(_HEADER, [[name, *_row(one, p)] for (name, one), p in zip(shown.items(), adjusted, strict=True)])
 
 
 def _row(one: Effect, adjusted: float | None) -> list[str]:
@@ -149,8 +153,17 @@ def _row(one: Effect, adjusted: float | None) -> list[str]:
 
 
 def _noncentral_t(t: float, freedom: int, center: float) -> float:
-    """The distribution function of the noncentral t distribution."""
-    return float(_scipy().nct.cdf(t, freedom, center))
+    """The distribution function of the noncentral t distribution: P((Z + center) / √(V / freedom) ≤ t).
+
+    It integrates over √V, which has a chi distribution, by Simpson's rule. scipy's own is NaN far from the center.
+    """
+    import numpy
+    from scipy.integrate import simpson
+
+    stats = _scipy()
+    root = numpy.linspace(0, stats.chi.isf(1e-14, freedom), _POINTS)
+    below = stats.norm.cdf(t * root / math.sqrt(freedom) - center)
+    return float(simpson(below * stats.chi.pdf(root, freedom), x=root))
 
 
 def _solved(falling: Callable[[float], float], near: float) -> float:
