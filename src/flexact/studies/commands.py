@@ -7,6 +7,7 @@ import typer
 from flexact.studies.cifar.command import cifar
 from flexact.studies.cifar_data.command import data
 from flexact.studies.compare.command import compare
+from flexact.studies.everything.command import all_studies
 from flexact.studies.glue.command import glue
 from flexact.studies.overhead.command import overhead
 from flexact.studies.picks.command import picks
@@ -20,3 +21,4 @@ for study in STUDIES.values():
     reproduce.command(study.name, help=study.title + ".")(command_of(study))
 for command in (overhead, cifar, glue, picks):
     reproduce.command()(command)
+reproduce.command("all")(all_studies)

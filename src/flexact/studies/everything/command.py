@@ -1,0 +1,146 @@
+"""The command `flexact reproduce all`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flexact.io.markdown_tables import counted, markdown
+from flexact.io.option_checks import check_known
+from flexact.io.result_folder import CONFIG, TABLE
+
+if TYPE_CHECKING:
+    from flexact.studies.everything.stages import Stage
+
+BUDGETS = ("short", "paper")
+GRIDS = ("cifar", "glue", "picks")
+_RESULTS = Path(__file__).resolve().parents[4] / "results"
+"""The measurements of a source checkout."""
+
+
+def all_studies(
+    budget: Annotated[
+        str, typer.Option(help="short (CIFAR for 30 epochs) or paper (200 epochs, 10 seeds, BERT-base).")
+    ] = "short",
+    plan: Annotated[bool, typer.Option("--plan", help="Only print the cells, the hours and the commands.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder in which every study has its own.")] = Path("runs", "all"),
+    data: Annotated[Path, typer.Option(help="The folder with CIFAR; see `flexact data`.")] = Path("data"),
+    glue_data: Annotated[Path, typer.Option(envvar="FLEXACT_GLUE", help="The folder with GLUE's own folders.")] = Path(
+        "data", "glue"
+    ),
+    engine: Annotated[str, typer.Option(help="local (processes) or ray (a cluster), for the grids.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells that run at the same time.", show_default="one per device")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="The folder with the measurements for --plan.", show_default="that of the checkout")
+    ] = _RESULTS,
+) -> None:
+    """Run all studies one after the other, or print what they would run and how long it would take.
+
+    A study that was interrupted is resumed, and one that is done is not run again.
+    """
+    from flexact.studies.everything.stages import stages
+
+    check_known("budget", budget, BUDGETS)
+    check_known("engine", engine, ("local", "ray"))
+    shared = {
+        "--engine": None if engine == "local" else engine,
+        "--address": address,
+        "--jobs": str(jobs) if jobs else None,
+    }
+    calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages(budget)]
+    if plan:
+        print(_plan(budget, calls, results, out))
+        return
+    failed = []
+    for stage, call in calls:
+        print(f"\n== {stage.study}: {stage.about}", flush=True)
+        code = _run(stage, call, out / stage.place)
+        if code >= 128 or code < 0:  # stopped by a signal
+            raise typer.Exit(code if code >= 128 else 128 - code)
+        if code:
+            failed.append(stage.study)
+    if failed:
+        print(f"flexact: not complete: {', '.join(dict.fromkeys(failed))}; run the command again.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _call(stage: Stage, out: Path, data: Path, glue_data: Path, shared: dict[str, str | None]) -> list[str]:
+    """The arguments of `flexact` for a stage."""
+    own = {"cifar": ["--data", str(data)], "picks": ["--data", str(data)], "glue": ["--data", str(glue_data)]}
+    grid = [word for name, value in shared.items() if value for word in (name, value)] if stage.study in GRIDS else []
+    folder = ["--out", str(out / stage.place)]
+    return ["reproduce", stage.study, *stage.arguments, *own.get(stage.study, []), *grid, *folder]
+
+
+def _run(stage: Stage, call: list[str], folder: Path) -> int:
+    """Run a stage in a process of its own, and return its exit code."""
+    begun = (folder / CONFIG).is_file()
+    if stage.study == "overhead":
+        if begun and (folder / TABLE).is_file():
+            return 0
+        call = [*call, "--overwrite"]
+    elif begun:
+        call = [*call, "--resume"]
+    return subprocess.run([sys.executable, "-m", "flexact", *call]).returncode
+
+
+def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out: Path) -> str:
+    import torch
+
+    from flexact.studies.everything.times import Measured, total
+    from flexact.studies.provenance import processor
+
+    present = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    measured = Measured(results, present)
+    estimates = [measured.estimate(stage) for stage, _ in calls]
+    rows = [
+        [
+            stage.study,
+            stage.about,
+            str(len(stage.cells)) if stage.cells else "-",
+            "-" if math.isnan(one.hours) else f"{one.hours:.2f}",
+            one.device or "-",
+            one.note,
+        ]
+        for (stage, _), one in zip(calls, estimates, strict=True)
+    ]
+    header = ("study", "cells", "number", "hours", "measured on", "note")
+    cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
+    hours = total(estimates)
+    parts = [f"# All studies, budget {budget}", markdown(header, rows, words=("cells", "measured on", "note"))]
+    parts.append(
+        f"{cells}, {hours:.1f} hours one after the other, from the seconds per step in {results}; cells that are done "
+        "are skipped. Stages without hours are not counted."
+    )
+    others = sorted({one.device for one in estimates if one.device and one.device != present})
+    if others:
+        parts.append(
+            f"This machine has {present}. Hours that were measured on {' or '.join(others)} hold for that device, and "
+            "are only a guess for this one."
+        )
+    count = torch.cuda.device_count()
+    if count > 1:
+        parts.append(f"On the {count} GPUs of this machine the grids take about {1 / count:.0%} of their hours.")
+    parts.append("The commands, one after the other:\n\n" + _block(shlex.join(["flexact", *call]) for _, call in calls))
+    cluster = ["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"]
+    parts.append(
+        "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
+        + _block([shlex.join([*cluster, "--address", "HOST:PORT"])])
+    )
+    return "\n\n".join(parts)
+
+
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)

@@ -1,0 +1,131 @@
+"""The stages of `flexact reproduce all`: one call of a study's command each, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexact.config import PAPER_CANDIDATES
+from flexact.io.markdown_tables import counted
+from flexact.studies.cifar.methods import USUAL
+from flexact.studies.cifar.protocol import BUDGETS
+from flexact.studies.cifar.study import Grid as ImageGrid
+from flexact.studies.glue.study import Grid as TextGrid
+from flexact.studies.grid.choices import Choices
+from flexact.studies.picks.cells import Grid as PicksGrid
+from flexact.studies.synthetic.studies import STUDIES
+
+MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")
+"""The methods of CIFAR that have the most seeds."""
+PICKING = ("relu", "flexact-penultimate", "flexact-all")
+"""The methods for which the candidates matter, and what they are compared with."""
+RIVALS = tuple(method for method in USUAL if method not in MAIN)
+FIRST_SEED = 100
+"""The first seed of CIFAR and of the benchmark of picks. Lower ones were seen when candidates were chosen."""
+PAPERS_FIVE = "relu,sigmoid,tanh,leaky_relu,identity"
+_TASKS = ("cola", "mrpc", "stsb", "qnli", "rte", "wnli")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One call of `flexact reproduce STUDY`."""
+
+    study: str
+    about: str
+    """The cells in words."""
+    cells: Sequence[Any]
+    """A grid's cells, or the names of the models of a synthetic study."""
+    arguments: tuple[str, ...] = ()
+    folder: str = ""
+    """The folder in --out; stages with the same folder add cells to the same grid."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the time of a cell depends on, besides the cell."""
+
+    @property
+    def place(self) -> str:
+        return self.folder or self.study
+
+
+def stages(budget: str) -> list[Stage]:
+    """The stages of a budget: short trains CIFAR for 30 epochs, paper for 200 with the paper's 10 seeds throughout."""
+    everything = [_synthetic(name) for name in STUDIES]
+    everything.append(Stage("overhead", "ResNet-18 and ResNet-34, all that the device supports", ()))
+    return everything + (_short() if budget == "short" else _paper())
+
+
+def _short() -> list[Stage]:
+    both = ("cifar10", "cifar100")
+    five = ("--candidates", PAPERS_FIVE)
+    return [
+        _images("short", MAIN, seeds=10),
+        _images("short", PICKING, seeds=10, folder="cifar-papers-five", more=five),
+        _images("short", RIVALS, seeds=3),
+        _images("short", MAIN, seeds=3, models=("resnet34",)),
+        _images("short", MAIN, seeds=3, datasets=both[:1]),
+        _text(TextGrid(seeds=5)),
+        _picks(),
+    ]
+
+
+def _paper() -> list[Stage]:
+    models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
+    return [
+        _images("paper", USUAL, seeds=10, models=models, datasets=datasets),
+        _images(
+            "paper",
+            PICKING,
+            seeds=10,
+            models=models,
+            datasets=datasets,
+            folder="cifar-papers-five",
+            more=("--candidates", PAPERS_FIVE),
+        ),
+        _text(TextGrid(_TASKS, seeds=5), "bert-base-uncased"),
+        _picks(),
+    ]
+
+
+def _synthetic(name: str) -> Stage:
+    study = STUDIES[name]
+    models = study.models(PAPER_CANDIDATES)
+    about = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}, {study.seeds} seeds at once"
+    return Stage(name, about, models)
+
+
+def _images(
+    budget: str,
+    methods: tuple[str, ...],
+    seeds: int,
+    models: tuple[str, ...] = ("resnet18",),
+    datasets: tuple[str, ...] = ("cifar100",),
+    folder: str = "",
+    more: tuple[str, ...] = (),
+) -> Stage:
+    grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
+    about = (
+        f"{', '.join(datasets)} × {', '.join(models)} × {', '.join(methods)}; {seeds} seeds, {BUDGETS[budget]} epochs"
+    )
+    about += "; the paper's five candidates" if more else ""
+    return Stage(
+        "cifar", about, grid.cells, ("--budget", budget, *_options(grid), *more), folder, {"epochs": BUDGETS[budget]}
+    )
+
+
+def _text(grid: TextGrid, model: str = "") -> Stage:
+    about = f"{', '.join(grid.tasks)} × {', '.join(grid.methods)}; {grid.seeds} seeds; {model or 'the default encoder'}"
+    chosen = ("--model", model) if model else ()
+    return Stage("glue", about, grid.cells, (*_options(grid), *chosen), settings={"model": model})
+
+
+def _picks() -> Stage:
+    grid = PicksGrid(seeds=5, first_seed=FIRST_SEED)
+    about = f"{len(grid.tasks)} tasks × {', '.join(grid.methods)}; {grid.seeds} seeds"
+    return Stage("picks", about, grid.cells, _options(grid))
+
+
+def _options(grid: Choices) -> tuple[str, ...]:
+    """The options that name a grid's cells."""
+    named = grid.to_dict()
+    values = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
+    return tuple(word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value))

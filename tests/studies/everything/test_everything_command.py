@@ -1,0 +1,95 @@
+"""`flexact reproduce all`: its plan, its estimates, and its runs one after the other."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import typer
+
+from flexact.cli.app import main
+from flexact.studies.commands import reproduce
+from flexact.studies.everything import stages as planned
+from flexact.studies.everything.command import _call
+from flexact.studies.everything.stages import Stage, stages
+from flexact.studies.everything.times import Measured
+
+ROOT = Path(__file__).parents[3]
+TINY = ("--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu", "--jobs", "1")
+
+
+def called(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "all", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("budget", ["short", "paper"])
+def test_the_plan_has_every_study_and_the_command_for_a_cluster(
+    budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("--budget", budget, "--plan", "--results", str(ROOT / "results"), "--out", str(tmp_path / "run")) == 0
+    text = capsys.readouterr().out
+    for study in ("synthetic", "alpha", "corrections", "overhead", "cifar", "glue", "picks"):
+        assert f"flexact reproduce {study} " in text
+    assert f"flexact reproduce all --budget {budget} --out {tmp_path / 'run'} --engine ray --address HOST:PORT" in text
+    assert "NVIDIA H200" in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("budget", ["short", "paper"])
+def test_every_command_of_the_plan_is_one_that_the_study_understands(budget: str) -> None:
+    commands = typer.main.get_command(reproduce)
+    for stage in stages(budget):
+        _, study, *arguments = _call(stage, Path("out"), Path("data"), Path("glue"), {"--engine": "ray"})
+        command = commands.get_command(None, study)  # type: ignore[attr-defined]
+        assert command.make_context(study, arguments).params["out"] == Path("out", stage.place)
+
+
+def test_the_short_budget_has_ten_fresh_seeds_of_the_main_methods_and_a_row_for_every_method() -> None:
+    cells = [cell for stage in stages("short") if stage.place == "cifar" for cell in stage.cells]
+    assert len(cells) == len(set(cells))
+    own = [cell for cell in cells if (cell.dataset, cell.model) == ("cifar100", "resnet18")]
+    for method in planned.MAIN:
+        assert [cell.seed for cell in own if cell.method == method] == list(range(100, 110))
+    assert {cell.method for cell in own} == set(planned.USUAL)
+
+
+def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_path: Path) -> None:
+    (tmp_path / "cifar").mkdir()
+    with (tmp_path / "cifar" / "steps.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "stage", "step_ms", "device"])
+        writer.writerows([["relu", "", 2.0, "card"], ["splash", "", 10.0, "card"], ["relu", "", 900.0, "cpu"]])
+        writer.writerows([["flexact-all", "picking", 50.0, "card"], ["flexact-all", "committed", 3.0, "card"]])
+    grid = planned.ImageGrid(("cifar100",), ("resnet18",), ("relu", "gelu", "deu", "flexact-all"), seeds=2)
+    stage = Stage("cifar", "", grid.cells, settings={"epochs": 30})
+    found = Measured(tmp_path, "card").estimate(stage)
+    assert found.hours == pytest.approx(2 * 30 * 390 * (2 + 2 + 10 + 3) / 1000 / 3600)
+    assert found.device == "card"
+    assert found.note == "deu counted as the slowest baseline"
+    relu = Stage("cifar", "", grid.cells[:1], settings={"epochs": 30})
+    assert Measured(tmp_path, "cpu").estimate(relu).hours == pytest.approx(30 * 390 * 0.9 / 3600)
+    for study in ("glue", "picks", "synthetic"):
+        assert math.isnan(Measured(tmp_path, "card").estimate(Stage(study, "", (), settings={"model": ""})).hours)
+
+
+def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = Stage("synthetic", "one model", (), TINY), Stage("alpha", "an error", (), ("--seeds", "0"))
+    monkeypatch.setattr(planned, "stages", lambda budget: [bad, good])
+    assert called("--out", str(tmp_path)) == 1
+    told = capfd.readouterr()
+    assert "flexact: not complete: alpha; run the command again." in told.err
+    assert (tmp_path / "synthetic" / "table.md").is_file()
+    monkeypatch.setattr(planned, "stages", lambda budget: [good])
+    assert called("--out", str(tmp_path)) == 0  # resumes what is done
+
+
+@pytest.mark.parametrize(("option", "value"), [("--budget", "long"), ("--engine", "streams")])
+def test_an_unknown_budget_or_engine_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(option, value) == 2
+    assert f"unknown {option[2:]} '{value}'" in capsys.readouterr().err
