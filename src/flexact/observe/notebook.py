@@ -31,7 +31,7 @@ def selection_html(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{title}</th>" for title in (*columns, "probabilities"))
     lines = []
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
-        grey = ' style="color:#8c959f"' if row.committed and not row.decided else ""
+        grey = ' style="color:#8c959f"' if row.undecided else ""
         shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         lines.append(f"<tr{grey}>{shown}<td>{_bar(row, colours)}</td></tr>")
     below = f"<small>{'<br>'.join(map(escape, notes))}</small>"

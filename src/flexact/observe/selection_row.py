@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
 from flexact.policy.evidence import Contest
 
 TIE = 1e-6
@@ -55,9 +57,18 @@ class Row:
     @property
     def over_original(self) -> Contest | None:
         """The evidence against the original, if the pick is another candidate; None if there is none."""
-        if not self.committed or self.original is None or self.original == self.pick:
-            return None
-        return self.evidence.get(self.original)
+        return None if self.original in (None, self.pick) else self.deciding
+
+    @property
+    def deciding(self) -> Contest | None:
+        """The evidence on which `decided` rests; None before the commitment, and where there is none."""
+        rival = self.runner_up if self.original in (None, self.pick) else self.original
+        return self.evidence.get(rival) if self.committed and rival is not None else None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the row is committed without significant evidence."""
+        return self.committed and not self.decided
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -79,6 +90,14 @@ class Row:
             except TypeError:
                 raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.") from None
         return cls(**fields)
+
+
+def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
+    """Sites that picked together as one row each, with its name: that of the site, or how many sites they are."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(repr(replace(row, site="", channel=None)), []).append(row)
+    return [(one[0].key if len(one) == 1 else counted(len(one), "site"), one[0]) for one in groups.values()]
 
 
 def plain(value: Any) -> Any:

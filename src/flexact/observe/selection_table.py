@@ -11,10 +11,6 @@ from flexact.observe.selection_row import Row
 from flexact.policy.evidence import SIGNIFICANT
 
 _DROPPED, _DROPPED_IN_TEXT = "dropped at", "dropped (at step)"
-NEGATIVE_LEAD = (
-    "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was not "
-    "significant, or the mixing weights and the evidence disagree."
-)
 _LEAST = 24
 """Minimum width, in characters, of the names of sites and of the list of drops."""
 
@@ -104,7 +100,10 @@ def legend(rows: Sequence[Row]) -> list[str]:
         ),
         f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
         "original was kept": any(not row.decided for row in committed),
-        NEGATIVE_LEAD: any(row.lead is not None and row.lead.margin < 0 for row in committed),
+        "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was "
+        "not significant, or the mixing weights and the evidence disagree.": any(
+            row.lead is not None and row.lead.margin < 0 for row in committed
+        ),
     }
     return [line for line, applies in told.items() if applies] + _misleading_names(rows)
 
