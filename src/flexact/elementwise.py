@@ -6,6 +6,7 @@ A derivative takes the input and the value. At a kink it equals what autograd co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -125,64 +126,48 @@ def hardsigmoid(h: Tensor) -> Tensor:
     return (F.relu6(wide + 3) / 6).to(h.dtype)
 
 
-class ReLUSquared(nn.Module):
-    """The module of the candidate "relu_squared"."""
+class _Elementwise(nn.Module):
+    """A module that applies the function of the candidate that it is named after."""
+
+    function: Callable[[Tensor], Tensor]
 
     def forward(self, h: Tensor) -> Tensor:
-        return relu_squared(h)
+        return self.function(h)
 
 
-class StarReLU(nn.Module):
-    """The module of the candidate "star_relu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return star_relu(h)
+class ReLUSquared(_Elementwise):
+    function = staticmethod(relu_squared)
 
 
-class Sine(nn.Module):
-    """The module of the candidate "sine", sin(h). A frequency belongs to the weights of the layer before it."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.sin(h)
+class StarReLU(_Elementwise):
+    function = staticmethod(star_relu)
 
 
-class Snake(nn.Module):
-    """The module of the candidate "snake"."""
+class Sine(_Elementwise):
+    """sin(h). A frequency belongs to the weights of the layer before it."""
 
-    def forward(self, h: Tensor) -> Tensor:
-        return snake(h)
-
-
-class QuickGELU(nn.Module):
-    """The module of the candidate "quick_gelu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return quick_gelu(h)
+    function = staticmethod(torch.sin)
 
 
-class ClippedGELU(nn.Module):
-    """The module of the candidate "clipped_gelu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return clipped_gelu(h)
+class Snake(_Elementwise):
+    function = staticmethod(snake)
 
 
-class HardMish(nn.Module):
-    """The module of the candidate "hard_mish"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return hard_mish(h)
+class QuickGELU(_Elementwise):
+    function = staticmethod(quick_gelu)
 
 
-class Laplace(nn.Module):
-    """The module of the candidate "laplace"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return laplace(h)
+class ClippedGELU(_Elementwise):
+    function = staticmethod(clipped_gelu)
 
 
-class SqrtSoftplus(nn.Module):
-    """The module of the candidate "sqrt_softplus"."""
+class HardMish(_Elementwise):
+    function = staticmethod(hard_mish)
 
-    def forward(self, h: Tensor) -> Tensor:
-        return sqrt_softplus(h)
+
+class Laplace(_Elementwise):
+    function = staticmethod(laplace)
+
+
+class SqrtSoftplus(_Elementwise):
+    function = staticmethod(sqrt_softplus)

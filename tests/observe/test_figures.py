@@ -105,7 +105,7 @@ def test_outcomes_are_the_last_record() -> None:
     assert (first.site, first.pick, first.probability, first.runner_up, first.margin) == ("a", "tanh", 1.0, None, 1.0)
     assert (second.site, second.pick, second.probability, second.runner_up) == ("b", "relu", 0.9, "tanh")
     assert second.margin == pytest.approx(0.8)
-    assert not (first.committed or first.decided or second.committed or second.decided)
+    assert (first.committed, first.decided, second.committed, second.decided) == (False,) * 4
 
 
 def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record_has_them() -> None:

@@ -67,22 +67,22 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     return {}
 
 
-def check_can_record_picks(model: nn.Module) -> None:
-    """Raise if a model's configuration cannot prevent `from_pretrained` from building the wrong network."""
+def problem_with_recording(model: nn.Module) -> str | None:
+    """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
     settings = settings_of(model)
     built = _built(model, _with_activation(settings, UNPICKED)) if settings else None
-    reason = None
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         known = dict.fromkeys(name for names in SETTINGS for name in names)
         reason = f"has no activation setting that flexact knows ({', '.join(known)})"
     elif (reader := _other_reader(built, _built(model, settings), settings)) is not None:
         reason = f"has {' and '.join(settings)}, which is also read by {reader}"
-    if reason is not None:
-        raise FlexActError(
-            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would silently load a saved "
-            "checkpoint with the wrong activations. With FlexActCallback(extract=False), save "
-            "flexact.selection(model).to_dict() as JSON beside the checkpoint, and load it with flexact.load_picks."
-        )
+    else:
+        return None
+    return (
+        f"the configuration of {type(model).__name__} {reason}, so from_pretrained would silently load a saved "
+        "checkpoint with the wrong activations. With FlexActCallback(extract=False), save "
+        "flexact.selection(model).to_dict() as JSON beside the checkpoint, and load it with flexact.load_picks."
+    )
 
 
 def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures import history as plots
 from flexact.observe.figures.description import Panel, candidate_colours
-from flexact.observe.figures.html_backend import chart_style, panels
 from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import escape
+from flexact.observe.figures.svg_backend import chart_style, escape, panels
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection_row import Row
 from flexact.observe.selection_table import columns_of, legend

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from flexact.observe.figures.description import Panel
-from flexact.observe.figures.html_backend import chart_style, panels
 from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import escape
+from flexact.observe.figures.svg_backend import chart_style, escape, panels
 from flexact.observe.selection_row import Row
 from flexact.observe.selection_table import columns_of, legend
 
