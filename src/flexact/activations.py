@@ -156,11 +156,6 @@ def is_activation_function(value: Any) -> bool:
         return False
 
 
-def is_method(name: str) -> bool:
-    """Whether a tensor's method of this name is an activation."""
-    return name in _METHODS
-
-
 def function_name(module: nn.Module) -> str:
     """The name of a module's function, whatever its settings: the candidate's name, or the type's in lower case."""
     cls = type(module)

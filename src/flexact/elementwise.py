@@ -1,4 +1,4 @@
-"""Activations that torch has no module for, each with its derivative and its module, and fixes of torch's own.
+"""Activations that torch has no module for, their modules, their longer derivatives, and fixes of torch's own.
 
 A derivative takes the input and the value. At a kink it equals what autograd computes for the function.
 """
@@ -25,34 +25,14 @@ def relu_squared(h: Tensor) -> Tensor:
     return torch.square(F.relu(h))
 
 
-def relu_squared_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """2·max(h, 0)."""
-    return 2 * F.relu(h)
-
-
 def star_relu(h: Tensor) -> Tensor:
     """0.8944·max(h, 0)² − 0.4472, the StarReLU of MetaFormer with its constants fixed."""
     return STAR_RELU_SCALE * torch.square(F.relu(h)) + STAR_RELU_BIAS
 
 
-def star_relu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """2·0.8944·max(h, 0)."""
-    return 2 * STAR_RELU_SCALE * F.relu(h)
-
-
-def sine_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """cos(h)."""
-    return torch.cos(h)
-
-
 def snake(h: Tensor) -> Tensor:
     """h + sin²(h), the Snake of Ziyin et al. with a = 1."""
     return h + torch.sin(h).square()
-
-
-def snake_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """1 + sin(2h)."""
-    return 1 + torch.sin(2 * h)
 
 
 def quick_gelu(h: Tensor) -> Tensor:
