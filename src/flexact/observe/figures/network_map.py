@@ -16,7 +16,7 @@ from flexact.observe.figures.description import (
     without_shared_end,
     without_shared_start,
 )
-from flexact.observe.figures.outcomes import by_site, channels_note, contest, drops_of, outcomes
+from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.history import Records
 from flexact.observe.selection_row import Row
@@ -68,12 +68,12 @@ def network(history: Records, stem: str = "history") -> Picture:
 def margins(history: Records, stem: str = "history") -> Picture:
     """Draw the margin of each candidate when it was dropped, with its standard error; undecided sites are grey. Sites
     that picked together share a panel."""
-    drops, found = drops_of(history), outcomes(history)
+    found = outcomes(history)
     colours = candidate_colours(by_site(history[-1:])[0])
     groups: dict[str, list[Row]] = {}
     for one in found:
         if one.dropped:
-            groups.setdefault(repr(drops[one.site]), []).append(one)
+            groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
     shown = [group for group in groups.values() if group in ranked[:MOST_PANELS]]
     left_out = len(groups) - len(shown)
@@ -83,7 +83,7 @@ def margins(history: Records, stem: str = "history") -> Picture:
         "By how much each candidate was behind the leader when it was dropped, with its standard error: a difference "
         "of losses in a trial, of normalised advantages in a blend. Undecided sites are grey."
         + (f" {left_out} panels with the clearest leads are left out." if left_out else ""),
-        [_margins_panel(group, drops[group[0].site], colours, len(found)) for group in shown],
+        [_margins_panel(group, colours, len(found)) for group in shown],
         across=min(3, len(shown)),
     )
 
@@ -119,24 +119,20 @@ def tile_names(sites: Sequence[str]) -> list[str]:
     return [name if len(name) <= _LETTERS else "" for name in names]
 
 
-def _margins_panel(
-    group: Sequence[Row], drops: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], count: int
-) -> Panel:
+def _margins_panel(group: Sequence[Row], colours: Mapping[str, str], count: int) -> Panel:
     """Return the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
 
     count: the number of all sites.
     """
     first = group[0]
-    found = {name: contest(drop) for name, drop in drops.items()}
-    rows = []
-    for name, drop in drops.items():
-        without = " (no evidence)" if found[name] is None else " (diverged)" if drop["margin"] is None else ""
-        rows.append(f"{name} at {drop['step']}{without}")
-    bars = []
-    for row, (name, one) in enumerate(found.items()):
-        if one is not None and math.isfinite(one.margin):
-            values, errors = [math.nan] * len(rows), [0.0] * len(rows)
-            values[row], errors[row] = one.margin, one.standard_error
+    rows, bars = [], []
+    for row, (name, step) in enumerate(first.dropped.items()):
+        found = first.evidence.get(name)
+        without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
+        rows.append(f"{name} at {step}{without}")
+        if found is not None and not without:
+            values, errors = [math.nan] * len(first.dropped), [0.0] * len(first.dropped)
+            values[row], errors[row] = found.margin, found.standard_error
             shown = (_UNDECIDED, GREY) if first.undecided else (name, colours[name])
             bars.append(Bars(shown[0], values, shown[1], errors))
     sites = (

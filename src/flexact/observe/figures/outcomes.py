@@ -45,7 +45,7 @@ def outcomes(history: Records) -> list[Row]:
             decided=bool(of_site) and all(one["decided"] for one in of_site.values()),
             probabilities=pi,
             dropped={name: drop["step"] for name, drop in dropped.items()},
-            evidence={name: found for name, drop in dropped.items() if (found := contest(drop)) is not None},
+            evidence={name: _contest(drop) for name, drop in dropped.items() if drop["standard_error"] is not None},
         )
         rows.append(row)
     return rows
@@ -60,10 +60,8 @@ def drops_of(history: Records) -> dict[str, dict[str, Mapping[str, Any]]]:
     return drops
 
 
-def contest(drop: Mapping[str, Any] | None) -> Contest | None:
-    """Return the evidence of a drop that a Recorder wrote."""
-    if drop is None or drop["standard_error"] is None:
-        return None
+def _contest(drop: Mapping[str, Any]) -> Contest:
+    """Return the evidence of a drop that a Recorder wrote; it has no number for an infinite margin."""
     return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
 
 

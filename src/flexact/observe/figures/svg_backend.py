@@ -85,7 +85,7 @@ def _chart(panel: Panel, keys: dict[str, int], height: int, title: str) -> str:
     left = round(12 + _LETTER * letters + (18 if panel.y_label else 0))
     parts = [*_y_axis(labels, panel, left), *_x_axis(x, panel)]
     if panel.grid is not None:
-        parts += _grid(panel.grid, panel.rows)
+        parts += _grid(panel.grid, panel.rows, x)
     for number, bars in enumerate(panel.bars):
         parts.append(_keyed(keys.get(bars.name), True, _bars(bars, number, panel, x)))
     curves = (_keyed(keys.get(line.name), line.shown, _line(line, x, y)) for line in panel.lines)
@@ -124,24 +124,12 @@ def _axes(panel: Panel) -> tuple[Axis, Axis]:
         edges = panel.grid.edges
         return Axis(edges[0], edges[-1]), Axis(0.0, 1.0)
     if panel.rows:
-        return fixed or _bars_axis(panel), Axis(0.0, 1.0)
+        ends = [0.0, *(end for bars in panel.bars for end in bars.ends)]
+        around = Axis.around(ends, room=0.04) if panel.marks else Axis.around(1.05 * end for end in ends)
+        return fixed or around, Axis(0.0, 1.0)
     xs = [float(value) for line in panel.lines for value in line.x]
     values = [value for line in panel.lines for part in (line.y, *(line.band or ())) for value in part]
     return Axis.around(xs), fixed or Axis.around(values, room=0.04)
-
-
-def _bars_axis(panel: Panel) -> Axis:
-    ends = [0.0, *(end for bars in panel.bars for end in _ends(bars))]
-    if panel.marks:
-        return Axis.around(ends, room=0.04)
-    axis = Axis.around(ends)
-    return Axis(axis.low, axis.high + 0.05 * (axis.high - axis.low))
-
-
-def _ends(bars: Bars) -> list[float]:
-    """Return both ends of each value's whisker."""
-    errors = bars.errors or [0.0] * len(bars.values)
-    return [value + sign * error for value, error in zip(bars.values, errors, strict=True) for sign in (-1, 1)]
 
 
 def _row_labels(panel: Panel, inner: int) -> list[tuple[float, list[str]]]:
@@ -272,18 +260,16 @@ def _events(events: Sequence[Event], keys: dict[str, int], x: Axis) -> Iterator[
         yield _keyed(keys[event.name], True, [title, line, f'<svg x="{at:.3%}" overflow="visible">{text}</svg>'])
 
 
-def _grid(grid: Grid, rows: Sequence[str]) -> Iterator[str]:
+def _grid(grid: Grid, rows: Sequence[str], x: Axis) -> Iterator[str]:
     """Return the cells: one image, or rectangles where each has a text of its own."""
     if not grid.notes:
         yield f'<image class="cells" width="100%" height="100%" preserveAspectRatio="none" href="{data_uri(grid)}"/>'
         return
-    edges = grid.edges
-    axis = Axis(edges[0], edges[-1])
     for r, (values, notes) in enumerate(zip(grid.values, grid.notes, strict=True)):
         for c, (value, note) in enumerate(zip(values, notes, strict=True)):
             if math.isnan(value):
                 continue
-            left, right = (axis.at(edge) for edge in edges[c : c + 2])
+            left, right = (x.at(edge) for edge in grid.edges[c : c + 2])
             opacity = grid.opacity[r][c] if grid.opacity else 1.0
             yield (
                 f'<rect class="tile" x="{left:.3%}" y="{r / len(rows):.3%}" width="{right - left:.3%}" '
