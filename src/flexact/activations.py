@@ -118,16 +118,12 @@ def is_activation_type(cls: type) -> bool:
 
 
 def key_of(module: nn.Module) -> str:
-    """The name of the candidate whose function a module computes, or the key of its own function ("original")."""
-    return _candidate_of(module) or original(module)
-
-
-def _candidate_of(module: nn.Module) -> str | None:
-    """The candidate whose function a module computes with its settings; None if there is none."""
+    """The name of the candidate whose function a module computes with its settings, or the key of its own function
+    ("original")."""
     for name, settings in _MODULES.get(_type_path(type(module)), ()):
         if all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
             return name
-    return None
+    return original(module)
 
 
 def module_of_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:

@@ -14,8 +14,7 @@ from flexact.observe.figures.description import candidate_colours
 from flexact.observe.history import Records, number_names
 from flexact.observe.notebook import recorder_html
 from flexact.observe.selection import Selection
-from flexact.observe.selection_row import alike
-from flexact.observe.selection_table import columns_of
+from flexact.observe.selection_rows import alike, columns_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_BLOCKS = 40

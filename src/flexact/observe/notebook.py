@@ -11,8 +11,7 @@ from flexact.observe.figures.description import Panel, candidate_colours
 from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.svg_backend import chart_style, escape, panels
 from flexact.observe.history import Records, number_names
-from flexact.observe.selection_row import Row
-from flexact.observe.selection_table import columns_of, legend
+from flexact.observe.selection_rows import Row, columns_of, legend
 
 _BAR = 'width="120" height="12" viewBox="0 0 1 1" preserveAspectRatio="none"'
 

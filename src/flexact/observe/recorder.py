@@ -23,7 +23,7 @@ from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
 from flexact.observe.live import LiveTable
 from flexact.observe.notebook import recorder_html
 from flexact.observe.selection import Selection, selection
-from flexact.observe.selection_row import Row, plain
+from flexact.observe.selection_rows import Row, plain
 from flexact.observe.tensorboard import Board
 from flexact.routing.sites import routers_of, sites_of
 

@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.observe.notebook import selection_html
-from flexact.observe.selection_row import TIE, Row
-from flexact.observe.selection_table import table
+from flexact.observe.selection_rows import TIE, Row, table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import whole

@@ -14,8 +14,7 @@ from importlib.resources import files
 from flexact.observe.figures.description import Panel
 from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.svg_backend import chart_style, escape, panels
-from flexact.observe.selection_row import Row
-from flexact.observe.selection_table import columns_of, legend
+from flexact.observe.selection_rows import Row, columns_of, legend
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 

@@ -22,7 +22,7 @@ from flexact.observe.figures.network_map import margins, network
 from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, drops_of, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.history import TRYING, Records, number_names
-from flexact.observe.selection_row import TIE
+from flexact.observe.selection_rows import TIE
 
 MOST_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""

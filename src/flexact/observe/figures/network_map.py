@@ -19,7 +19,7 @@ from flexact.observe.figures.description import (
 from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.history import Records
-from flexact.observe.selection_row import Row
+from flexact.observe.selection_rows import Row
 
 MOST_PANELS = 24
 """Maximum number of panels of `margins`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.observe.history import DECISIONS, DROPS, Records
-from flexact.observe.selection_row import TIE, Row
+from flexact.observe.selection_rows import TIE, Row
 from flexact.policy.evidence import Contest
 
 

@@ -10,7 +10,7 @@ from flexact.observe.figures.description import Line, Panel
 from flexact.observe.figures.history import picks
 from flexact.observe.figures.outcomes import outcomes
 from flexact.observe.figures.picture import Picture
-from flexact.observe.selection_row import alike
+from flexact.observe.selection_rows import alike
 from flexact.report.page import outcome_table, table
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
