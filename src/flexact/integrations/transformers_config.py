@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from flexact.activations import is_activation
+from flexact.candidates import ALIASES
 from flexact.errors import FlexActError, missing_extra
 from flexact.surgery.picks_file import CONFIG_FIELD, Unpicked, built_with, described
 
@@ -44,14 +45,6 @@ UNPICKED = (
 
 ACT2FN[UNPICKED] = Unpicked
 
-_NAMES = {
-    "identity": "linear",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "clipped_gelu": "gelu_10",
-    "relu_squared": "relu2",
-    "sqrt_softplus": "sqrtsoftplus",
-}
-"""Candidates that have another name in transformers."""
 _GATED = "gated-"
 _INITIALISERS = ("__init__", "_init_weights")
 
@@ -128,8 +121,9 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] |
     """
     restore_settings(model)
     original = settings_of(model)
-    names = dict.fromkeys(_NAMES.get(pick, pick) for pick in picks.values())
-    for settings in (original, *(_with_activation(original, name) for name in names if name in ACT2FN)):
+    own = dict.fromkeys(picks.values())
+    names = [name for name in (*own, *ALIASES) if name in ACT2FN and ALIASES.get(name, name) in own]
+    for settings in (original, *(_with_activation(original, name) for name in names)):
         if _has_picks(model, _built(model, settings), picks):
             for setting, value in settings.items():
                 setattr(model.config, setting, value)
