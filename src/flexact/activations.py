@@ -12,24 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.candidates import BUILT_IN, original, plain_setting
+from flexact.candidates import BUILT_IN, original, plain_setting, settings_of
 
 
 def _type_path(cls: Any) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
-
-# The settings with which a module computes the candidate's function.
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "leaky_relu": {"negative_slope": 0.01},
-    "gelu": {"approximate": "none"},
-    "gelu_tanh": {"approximate": "tanh"},
-    "elu": {"alpha": 1.0},
-    "softplus": {"beta": 1.0, "threshold": 20.0},
-    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
-    "hardshrink": {"lambd": 0.5},
-    "softshrink": {"lambd": 0.5},
-}
 
 _Kinds = tuple[tuple[str, dict[str, Any]], ...]
 
@@ -38,8 +26,9 @@ def _own_modules() -> dict[str, _Kinds]:
     """Return the candidates' own types; nn.GELU is the type of two candidates."""
     found: dict[str, _Kinds] = {}
     for own in BUILT_IN:
-        path = _type_path(type(own.module()))
-        found[path] = (*found.get(path, ()), (own.name, _SETTINGS.get(own.name, {})))
+        module = own.module()
+        path = _type_path(type(module))
+        found[path] = (*found.get(path, ()), (own.name, settings_of(module)))
     return found
 
 

@@ -164,19 +164,23 @@ def original(module: nn.Module) -> str:
 
     The module must be elementwise and hold no tensors. Modules of one type with equal settings are the same function.
     """
-    public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
-    settings = {
-        name: value
-        for name, value in public.items()
-        if isinstance(value, (bool, int, float, str)) and name not in ("training", "inplace")
-    }
-    key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings}"
+    key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings_of(module)}"
     if key not in _originals:
         function = bare_copy(module)
         if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
         _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
     return key
+
+
+def settings_of(module: nn.Module) -> dict[str, bool | int | float | str]:
+    """Return the settings of a module's function: its public plain attributes, without `training` and `inplace`."""
+    public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
+    return {
+        name: value
+        for name, value in public.items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("training", "inplace")
+    }
 
 
 def plain_setting(value: Any) -> Any:
