@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -43,10 +45,11 @@ def number(
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer of any integer type as an int. Booleans are not accepted."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
-    return int(value)
+    """Return an integer of any type, also of numpy or a tensor, as an int. Booleans are not accepted."""
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
 
 
 def steps(name: str, value: Any, otherwise: str = "") -> int:

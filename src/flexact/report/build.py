@@ -22,7 +22,7 @@ from flexact.io.result_folder import TABLE, read_config
 from flexact.observe.figures.history import history_pictures
 from flexact.observe.figures.outcomes import outcomes
 from flexact.report.histories import History, read_histories
-from flexact.report.page import LEAD, Section, file_name, markdown, outcome_table, page
+from flexact.report.page import Section, file_name, markdown, outcome_table, page
 
 _PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
 """Module and package of each dependency of a report."""
@@ -145,9 +145,7 @@ def _history_section(name: str, history: History, stem: str) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    if any(one.decided is not None for one in found):
-        body += f"<p>{LEAD}</p>\n"
-    body += outcome_table(("site",), [((one.site,), one) for one in found])
+    body += outcome_table({"site": [row.site for row in found]}, found)
     return Section(f"Run: {name}", body, history_pictures(records, stem))
 
 

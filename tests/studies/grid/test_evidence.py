@@ -28,10 +28,8 @@ def row(*cells: object) -> str:
 def test_sites_that_picked_together_share_a_row_and_undecided_ones_stand_back() -> None:
     found = evidence({CELLS[0]: [record(("a", "b"), True)], CELLS[1]: [record(("a",), False)]}, lambda _: "All layers")
     assert "<h3>Evidence: All layers</h3>" in found
-    assert "<tr>" + row(0, "2 sites", "tanh", "relu", "0.50 ± 0.20", "2.5", 40, "decided", "relu (9)") in found
-    assert (
-        '<tr class="muted">' + row(1, "a", "tanh", "relu", "0.50 ± 0.20", "2.5", 40, "undecided", "relu (9)") in found
-    )
+    assert "<tr>" + row(0, "2 sites", "tanh", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)") in found
+    assert '<tr class="muted">' + row(1, "a", "tanh (undecided)", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)") in found
 
 
 def test_runs_without_decisions_have_no_table() -> None:

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flexact.io.markdown_tables import counted
 from flexact.observe.figures.description import Line, Panel
 from flexact.observe.figures.history import picks
-from flexact.observe.figures.outcomes import Outcome, outcomes
+from flexact.observe.figures.outcomes import outcomes
 from flexact.observe.figures.picture import Picture
-from flexact.report.page import LEAD, outcome_table, table
+from flexact.observe.selection_rows import alike
+from flexact.report.page import outcome_table, table
 from flexact.studies.averages import mean_and_deviation
 from flexact.studies.grid.study import Cell, Row, picked
 
@@ -63,19 +63,16 @@ def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> s
     """The evidence for each pick, one table per kind of run; sites that picked together share a row."""
     tables = []
     for cells in _kinds(histories).values():
-        rows = []
-        for cell in cells:
-            alike: dict[Outcome, list[str]] = {}
-            for one in outcomes(histories[cell]):
-                if one.decided is not None:
-                    alike.setdefault(dataclasses.replace(one, site=""), []).append(one.site)
-            rows += [
-                ((cell.seed, sites[0] if len(sites) == 1 else counted(len(sites), "site")), one)
-                for one, sites in alike.items()
-            ]
-        if rows:
-            tables.append(f"<h3>Evidence: {title(cells[0])}</h3>\n" + outcome_table(("seed", "site"), rows))
-    return "\n".join([f"<p>{LEAD}</p>", *tables]) if tables else ""
+        found = [
+            (cell.seed, name, row)
+            for cell in cells
+            for name, row in alike(one for one in outcomes(histories[cell]) if one.committed)
+        ]
+        if found:
+            seeds, names, rows = zip(*found, strict=True)
+            table_of_kind = outcome_table({"seed": seeds, "site": names}, rows)
+            tables.append(f"<h3>Evidence: {title(cells[0])}</h3>\n{table_of_kind}")
+    return "\n".join(tables)
 
 
 def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
