@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.studies.synthetic.names import title
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.paper import CORRECTIONS
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 

@@ -20,9 +20,8 @@ from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead import training as steps
-from flexact.studies.overhead.measurement import PARAMETERS, TRAIN, Cell, Measurement
 from flexact.studies.overhead.networks import PlainSite, build, logit_count, use_kernels
-from flexact.studies.overhead.options import BASELINE, Options, chosen
+from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
 from flexact.studies.overhead.study import planned, run
 from flexact.studies.overhead.table import PAPER, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread

@@ -7,15 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from flexact.report.build import build
-from flexact.report.histories import read_histories
-from flexact.studies.cifar.pictures import accuracy_curves
+from flexact.report.build import build, read_histories
 from flexact.studies.cifar.protocol import Protocol
+from flexact.studies.cifar.report import accuracy_curves
 from flexact.studies.cifar.study import Grid, Store
 from flexact.studies.cifar.table import table
+from flexact.studies.grid.cell_folder import read_curve
 from flexact.studies.grid.cell_task import run_task
-from flexact.studies.grid.curves import read_curve
-from flexact.studies.grid.pictures import selection_by_depth
+from flexact.studies.grid.report import selection_by_depth
 from flexact.studies.grid.run import run
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.observe.figures.description import candidate_colours
-from flexact.studies.cifar import pictures
+from flexact.studies.cifar import report as pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS
 from flexact.studies.glue.report import COLOURS as TEXT_COLOURS

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known
+from flexact.io.value_checks import check_known
 from flexact.studies.grid import command as shared
 
 

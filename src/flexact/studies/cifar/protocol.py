@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_seed
+from flexact.io.value_checks import check_seed
 from flexact.studies.cifar.methods import check_names
 from flexact.studies.grid.protocol import PickingProtocol
 from flexact.studies.grid.study import CellFields

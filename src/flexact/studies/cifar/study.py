@@ -15,9 +15,8 @@ from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.train import train_cell
 from flexact.studies.cifar_data.data import NAMES, Images, load
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
+from flexact.studies.grid.study import Choices, GridStudy, picks_column
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,10 @@ def compare(
     ] = None,
 ) -> None:
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""
-    from flexact.studies.compare.cells import Grid
     from flexact.studies.compare.engines import engine_for
     from flexact.studies.compare.functions import Functions, named
-    from flexact.studies.compare.methods import USUAL, methods_of
-    from flexact.studies.compare.settings import config_of, where_of
-    from flexact.studies.compare.setup import Setup
+    from flexact.studies.compare.protocol import USUAL, Grid, methods_of
+    from flexact.studies.compare.setup import Setup, config_of, where_of
     from flexact.studies.compare.study import Store
     from flexact.studies.compare.table import table
 

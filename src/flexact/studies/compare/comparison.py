@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.json_input import path_of
-from flexact.io.option_checks import check_seed, check_whole
 from flexact.io.result_folder import CONFIG, REPORT
+from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.calling import called_from_python, in_python
-from flexact.studies.compare.cells import Grid
 from flexact.studies.compare.engines import engine_for
 from flexact.studies.compare.functions import Build, Functions, Train
-from flexact.studies.compare.methods import USUAL, methods_of
+from flexact.studies.compare.protocol import USUAL, Grid, methods_of
 from flexact.studies.compare.setup import Setup
-from flexact.studies.compare.statistics import Summary, mean_agreement, picks_by_seed, summaries
 from flexact.studies.compare.study import Result, Store
-from flexact.studies.compare.table import table
-from flexact.studies.grid.choices import MAX_SEEDS
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries, table
+from flexact.studies.grid.cell_folder import read_curve
 from flexact.studies.grid.run import run_and_report
+from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known
+from flexact.io.value_checks import check_known
 from flexact.studies.compare.functions import Functions
-from flexact.studies.compare.methods import ALONE
+from flexact.studies.compare.protocol import ALONE
 from flexact.studies.grid.cell_task import Engine, Task
 from flexact.studies.grid.engines import devices, streams_engine
 from flexact.studies.grid.engines import engine as grid_engine

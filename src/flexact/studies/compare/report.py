@@ -10,15 +10,13 @@ from flexact.candidates import ORIGINAL
 from flexact.observe.figures.description import INK, Bars, Panel, candidate_colours, candidate_dash
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
-from flexact.studies.averages import mean_and_deviation
-from flexact.studies.compare.methods import ALONE, FLEXACT
-from flexact.studies.compare.statistics import differences
+from flexact.studies.compare.protocol import ALONE, FLEXACT
 from flexact.studies.compare.study import Result, Store
-from flexact.studies.compare.table import table
-from flexact.studies.grid.curves import evaluated, read_curve
-from flexact.studies.grid.fixed_methods import candidate_of
-from flexact.studies.grid.pictures import ALL_LAYERS, mean_line
-from flexact.studies.grid.report import finished
+from flexact.studies.compare.table import differences, table
+from flexact.studies.grid.cell_folder import evaluated, read_curve
+from flexact.studies.grid.report import ALL_LAYERS, finished, mean_line
+from flexact.studies.grid.statistics import mean_and_deviation
+from flexact.studies.grid.study import candidate_of
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError
-from flexact.studies.compare.cells import Cell, Grid
 from flexact.studies.compare.functions import Functions
-from flexact.studies.compare.protocol import Protocol
+from flexact.studies.compare.protocol import Cell, Grid, Protocol
 from flexact.studies.compare.training import CellTraining, Outcome
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy

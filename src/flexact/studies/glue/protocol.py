@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known, check_seed
+from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.encoder import BUNDLED, Encoder
 from flexact.studies.glue.tasks import task_named
 from flexact.studies.grid.protocol import PickingProtocol

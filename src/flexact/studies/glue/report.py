@@ -17,8 +17,7 @@ from flexact.studies.glue.protocol import METHODS, Cell
 from flexact.studies.glue.study import Result, Store
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.tasks import TASKS
-from flexact.studies.grid.pictures import ALL_LAYERS, BASELINE, PENULTIMATE
-from flexact.studies.grid.report import finished, histories_of, selection
+from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, selection
 
 COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
 

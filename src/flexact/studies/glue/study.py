@@ -12,9 +12,8 @@ from flexact.studies.glue.data import TextData, check_rows, load
 from flexact.studies.glue.protocol import METHODS, Cell, Protocol
 from flexact.studies.glue.tasks import TASKS, USUAL
 from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
-from flexact.studies.grid.choices import Choices
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
+from flexact.studies.grid.study import Choices, GridStudy, picks_column
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError
-from flexact.studies.grid.locks import Taken, locked
+from flexact.studies.grid.cell_folder import Taken, locked
 from flexact.studies.grid.study import LOCK, Cell, Load, Train
 from flexact.studies.workers import Answer
 

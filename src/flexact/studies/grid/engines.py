@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.option_checks import check_known
+from flexact.io.value_checks import check_known
 from flexact.studies.grid.cell_task import Engine, Task, run_task, without_step_ms
-from flexact.studies.grid.threads import DEFAULT_JOBS, Threads
 from flexact.studies.workers import Answer, Pool, Workers, run_tasks
+
+DEFAULT_JOBS = 16
+
+
+class Threads:
+    """The `Workers` of the streams engine."""
+
+    def __init__(self, device: str, size: int) -> None:
+        self.size, self._device = size, device
+        self._executor = ThreadPoolExecutor(size)
+        self._stop = threading.Event()
+
+    def submit(self, task: Task) -> Future[Answer]:
+        return self._executor.submit(self._run, task)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+    def _run(self, task: Task) -> Answer:
+        if self._device.startswith("cuda"):
+            torch.cuda.set_device(self._device)
+        return run_task(task, self._device, self._stop.is_set)
+
 
 ENGINES = ("local", "streams", "ray")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known
+from flexact.io.value_checks import check_known
 
 VERSION = 1
 POLICIES: tuple[str, ...] = ("default", "paper")

@@ -19,12 +19,11 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, VERSION
 from flexact.report.build import build, missing_packages
+from flexact.studies.grid.cell_folder import epochs_in
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
-from flexact.studies.grid.choices import Choices
-from flexact.studies.grid.curves import epochs_in
 from flexact.studies.grid.protocol import GridProtocol
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store, Table
-from flexact.studies.grid.study import Cell
+from flexact.studies.grid.study import Cell, Choices
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.workers import Answer

@@ -16,7 +16,7 @@ from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
-from flexact.studies.grid.locks import Taken, locked
+from flexact.studies.grid.cell_folder import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"

@@ -12,12 +12,21 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.result_folder import TABLE, VERSION, enter, write_config
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.overhead.measurement import FILE, PARAMETERS, PEAK, TO_COMPILED, TRAIN, Cell, Measurement, failed
-from flexact.studies.overhead.memory import allocated, peak_mb, release
 from flexact.studies.overhead.networks import build, logit_count
-from flexact.studies.overhead.options import BASELINE, Options
+from flexact.studies.overhead.options import (
+    BASELINE,
+    FILE,
+    PARAMETERS,
+    PEAK,
+    TO_COMPILED,
+    TRAIN,
+    Cell,
+    Measurement,
+    Options,
+    failed,
+)
 from flexact.studies.overhead.table import written
-from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
+from flexact.studies.overhead.timing import Run, allocated, interleaved, peak_mb, ratios, release, spread
 from flexact.studies.overhead.training import Batch, Training
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import processor, provenance, versions

@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from flexact.io.markdown_tables import markdown
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.overhead.measurement import PARAMETERS, PEAK, TO_COMPILED, TRAIN, Cell, Measurement, by_key
-from flexact.studies.overhead.options import BASELINE, MODES, WAYS
+from flexact.studies.overhead.options import (
+    BASELINE,
+    MODES,
+    PARAMETERS,
+    PEAK,
+    TO_COMPILED,
+    TRAIN,
+    WAYS,
+    Cell,
+    Measurement,
+    by_key,
+)
 
 PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
     ("resnet18", "relu"): (22.599, 713, 0),

@@ -44,8 +44,7 @@ def picks(
     partial: shared.Partial = False,
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
-    from flexact.studies.picks.cells import Grid
-    from flexact.studies.picks.protocol import Protocol
+    from flexact.studies.picks.protocol import Grid, Protocol
     from flexact.studies.picks.study import Store
     from flexact.studies.picks.table import table
 

@@ -10,12 +10,11 @@ from typing import Any
 from flexact.observe.figures.description import Bars, Panel
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
-from flexact.studies.grid.fixed_methods import fixed
 from flexact.studies.grid.report import finished
-from flexact.studies.picks.methods import CHOOSING
-from flexact.studies.picks.statistics import ORIGINAL, Summary, summaries
+from flexact.studies.grid.study import fixed
+from flexact.studies.picks.protocol import CHOOSING
 from flexact.studies.picks.study import Store
-from flexact.studies.picks.table import table
+from flexact.studies.picks.table import ORIGINAL, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
 
 _COLOURS = (

@@ -10,11 +10,9 @@ from flexact.errors import FlexActError
 from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy
-from flexact.studies.picks.cells import Cell, Grid
-from flexact.studies.picks.plain import FOLDER
-from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.protocol import Cell, Grid, Protocol
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import train_cell
+from flexact.studies.picks.train import FOLDER, train_cell
 
 
 class Result(NamedTuple):

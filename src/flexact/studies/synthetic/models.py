@@ -17,8 +17,7 @@ from flexact.candidates import known_names, lookup
 from flexact.config import Correction, FlexConfig, Policy
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
-from flexact.studies.synthetic.names import DEFAULT, alpha_of
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import DEFAULT, Options, alpha_of
 from flexact.studies.synthetic.replicas import LEARNING_RATE
 
 CORRECTIONS: tuple[str, ...] = get_args(Correction)

@@ -1,9 +1,10 @@
-"""The options of a synthetic study."""
+"""The options of a synthetic study, and the names of models, truths and corrections."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -12,9 +13,56 @@ from typing import Any, Literal, get_args
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known, check_names, check_once, check_whole
-from flexact.studies.synthetic.names import canonical
+from flexact.io.value_checks import check_known, check_names, check_once, check_whole
 from flexact.studies.synthetic.replicas import Cell, Task
+
+DEFAULT = "flexact-default"
+"""The model of `FlexConfig()`."""
+
+TITLES = {
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "leaky_relu": "LeakyReLU",
+    "identity": "Identity",
+    "none": "no correction",
+    "clip_logit_gradient": "logit-gradient clipping",
+    "clipped_norm_kl": "KL from clipped norms",
+    "output_norm": "output normalisation",
+    "grad_norm_kl": "KL from gradient norms",
+}
+"""The paper's names of its truths and corrections."""
+
+_ALPHA = re.compile(r"flexact-a(\d+)(\.\d+)?")
+
+
+def title(name: str) -> str:
+    """Return the title of a truth or a correction; any other name is returned unchanged."""
+    return TITLES.get(name, name)
+
+
+def alpha_of(model: str) -> float | None:
+    """Return α of a model that is named after it; None for any other model.
+
+    >>> alpha_of("flexact-a0.3"), alpha_of("relu")
+    (0.3, None)
+    """
+    found = _ALPHA.fullmatch(model)
+    return float(found[1] + (found[2] or "")) if found else None
+
+
+def canonical(model: str) -> str:
+    """Return the canonical name of a model, without redundant zeros.
+
+    >>> canonical("flexact-a0.0"), canonical("flexact-a0.30"), canonical("relu")
+    ('flexact-a0', 'flexact-a0.3', 'relu')
+    """
+    found = _ALPHA.fullmatch(model)
+    if not found:
+        return model
+    fraction = (found[2] or "").rstrip("0").rstrip(".")
+    return f"flexact-a{found[1].lstrip('0') or '0'}{fraction}"
+
 
 Policy = Literal["default", "paper", "literal"]
 POLICIES: tuple[str, ...] = get_args(Policy)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flexact.config import PAPER_CANDIDATES
-from flexact.studies.synthetic.names import alpha_of
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, alpha_of
 from flexact.studies.synthetic.replicas import Task
 
 EPOCHS = 100

@@ -8,9 +8,8 @@ from typing import Any
 from flexact.observe.figures.description import INK, Bars, Line, Panel, candidate_colours, candidate_dash
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import picture
-from flexact.studies.averages import mean_and_deviation
-from flexact.studies.synthetic.names import DEFAULT, alpha_of, title
-from flexact.studies.synthetic.options import Options
+from flexact.studies.grid.statistics import mean_and_deviation
+from flexact.studies.synthetic.options import DEFAULT, Options, alpha_of, title
 from flexact.studies.synthetic.paper import alpha_cell, correction_error
 from flexact.studies.synthetic.store import Part
 

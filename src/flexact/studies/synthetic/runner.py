@@ -19,8 +19,7 @@ from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.synthetic import models as named
-from flexact.studies.synthetic.names import title
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 from flexact.studies.synthetic.studies import Study

@@ -1,18 +1,23 @@
-"""The three synthetic studies of the paper. They differ in their models, their tables and their figures."""
+"""The three synthetic studies of the paper, which differ in their models, tables and figures, and their pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from flexact.baselines import BASELINES
 from flexact.config import PAPER_CANDIDATES
+from flexact.io.csv_rows import read_text
+from flexact.io.markdown_tables import PAPERS_ROW
+from flexact.io.result_folder import TABLE
 from flexact.observe.figures.picture import Picture
+from flexact.report.page import Section, markdown
 from flexact.studies.synthetic import pictures, tables
-from flexact.studies.synthetic.names import DEFAULT, canonical
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import DEFAULT, Options, canonical
 from flexact.studies.synthetic.paper import CORRECTIONS as PAPER_CORRECTIONS
-from flexact.studies.synthetic.store import Part, Result
+from flexact.studies.synthetic.store import Part, Result, read_options, read_parts
 
 
 @dataclass(frozen=True)
@@ -64,3 +69,14 @@ CORRECTIONS = Study(
     pictures=(pictures.errors, pictures.selection),
 )
 STUDIES = {study.name: study for study in (SYNTHETIC, ALPHA, CORRECTIONS)}
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Return the table and the figures of a run. An unfinished run shows its finished models."""
+    study, options = STUDIES[config["study"]], read_options(folder, config)
+    parts = read_parts(folder, study.name, options)
+    body = markdown(read_text(folder / TABLE), muted=PAPERS_ROW) if (folder / TABLE).is_file() else ""
+    if not parts:
+        body += "<p>No results yet.</p>"
+    drawn = [draw(options, parts) for draw in study.pictures]
+    return [Section(study.question, body, [one for one in drawn if one is not None])]

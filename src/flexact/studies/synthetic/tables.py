@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
-from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.synthetic.models import policy, rate_text
-from flexact.studies.synthetic.names import title
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.paper import alpha_cell, correction_error, synthetic_row
 from flexact.studies.synthetic.store import Result
 
