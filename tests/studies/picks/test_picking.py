@@ -139,7 +139,7 @@ def test_the_race_costs_as_much_as_picking_and_drops_what_diverged(
         ran.append((candidate, steps))
         return losses[candidate], 1.0
 
-    monkeypatch.setattr(race, "_raced", raced)
+    monkeypatch.setattr(train, "_raced", raced)
     one = setting(steps=8000)
     picked = picked_by_race(one)
     assert picked.picks == one.everywhere("tanh")

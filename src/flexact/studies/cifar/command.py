@@ -57,12 +57,10 @@ def cifar(
     partial: shared.Partial = False,
 ) -> None:
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
-    from flexact.studies.cifar.protocol import BUDGETS, Protocol
-    from flexact.studies.cifar.study import Grid, Store
+    from flexact.studies.cifar.protocol import BUDGETS
+    from flexact.studies.cifar.study import Store
     from flexact.studies.cifar.table import table
 
-    store = Store(grid.out)
-    before = grid.before(store)
     if budget is not None:
         check_known("budget", budget, BUDGETS)
         if epochs is not None:
@@ -80,11 +78,4 @@ def cifar(
         width=width,
         checkpoint_minutes=checkpoint_minutes,
     )
-    grid.carry_out(
-        store,
-        table,
-        grids=Grid.asked_for(chosen, before),
-        protocol=shared.protocol_of(Protocol, settings, before),
-        data=shared.folder_of_data(data, before, Path("data")),
-        partial=shared.is_partial(partial, before),
-    )
+    grid.carry_out(Store(grid.out), table, chosen, data, settings, partial=partial)

@@ -80,22 +80,17 @@ def glue(
         checkpoint_minutes=checkpoint_minutes,
         keep=keep or None,
     )
-    grids = Grid.asked_for(chosen, before)
     if before is not None:
         known = Protocol.from_dict(before["protocol"])
         model = model or known.encoder.model_option
         settings = {**known.settings, **settings}
-    Protocol(**settings)  # raises for invalid settings before the encoder is looked up
+    # Invalid names and settings raise before the encoder is looked up.
+    Grid.asked_for(chosen, before)
+    Protocol(**settings)
     encoder = find_encoder(model)
     protocol = Protocol.of(encoder, **settings)
     check_encoder(encoder, protocol.length)
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(
-        store,
-        table,
-        grids=grids,
-        protocol=protocol,
-        data=shared.folder_of_data(data, before, Path("data/glue")),
-    )
+    grid.carry_out(store, table, chosen, data, protocol=protocol)

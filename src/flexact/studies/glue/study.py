@@ -102,6 +102,7 @@ STUDY = GridStudy(
     figures=figures,
     check=_check,
     told=_summary,
+    data=Path("data/glue"),
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     operational=("checkpoint_minutes", "keep", "folder"),
 )

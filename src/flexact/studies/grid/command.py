@@ -90,18 +90,46 @@ class GridCommand:
             raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
         return found
 
-    def carry_out(self, store: Store[Any], table: Table, engine: Engine | None = None, **options: Any) -> None:
+    def carry_out(
+        self,
+        store: Store[Any],
+        table: Table,
+        chosen: dict[str, Any],
+        data: Path | None,
+        settings: dict[str, Any] | None = None,
+        protocol: GridProtocol | None = None,
+        partial: bool | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
 
-        engine: by default the one that is asked for. options: further options of `grid.run.run`.
+        What is not given is that of the grid to resume, or the default of the study.
+
+        chosen: the fields of the study's grid that are given. settings: those of its protocol, unless `protocol` is
+        given. partial: whether partial data sets are accepted; None if the study has no such option. engine: by
+        default the one that is asked for.
         """
         from flexact.studies.grid.engines import engine as engine_named
         from flexact.studies.grid.run import Stopped, run_and_report
 
-        options |= {"resume": self.resume, "overwrite": self.overwrite, "retry_failed": self.retry_failed}
-        own = engine or engine_named(self.engine, self.device, self.jobs, self.address)
+        study, before = store.study, self.before(store)
+        settings = (settings or {}) if before is None else {**before["protocol"], **(settings or {})}
+        if protocol is None:
+            protocol = study.protocol(**settings) if before is None else study.protocol.from_dict(settings)
         try:
-            page = run_and_report(store, table, Progress(self.quiet, pieces="cells"), engine=own, **options)
+            page = run_and_report(
+                store,
+                table,
+                Progress(self.quiet, pieces="cells"),
+                grids=study.grid.asked_for(chosen, before),
+                protocol=protocol,
+                data=data or place_of_data(before or {}) or study.data,
+                partial=None if partial is None else partial or bool((before or {}).get("data", {}).get("partial")),
+                engine=engine or engine_named(self.engine, self.device, self.jobs, self.address),
+                resume=self.resume,
+                overwrite=self.overwrite,
+                retry_failed=self.retry_failed,
+            )
         except Stopped as stopped:
             print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
             raise typer.Exit(128 + stopped.number) from None
@@ -135,21 +163,6 @@ def grid_command(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*own, out, *list(shared.values())[1:]]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
     return called
-
-
-def protocol_of(kind: type[GridProtocol], settings: dict[str, Any], before: dict[str, Any] | None) -> GridProtocol:
-    """The protocol with the given settings; the others are defaults, or those of the grid to resume."""
-    return kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
-
-
-def is_partial(given: bool, before: dict[str, Any] | None) -> bool:
-    """Whether partial data sets are accepted: if given, or if the grid to resume accepts them."""
-    return given or bool((before or {}).get("data", {}).get("partial"))
-
-
-def folder_of_data(given: Path | None, before: dict[str, Any] | None, default: Path) -> Path:
-    """The folder of the data: the given one, that of the grid to resume, or the default."""
-    return given or place_of_data(before or {}) or default
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -198,6 +198,8 @@ class GridStudy:
     """The columns of results.csv from an outcome."""
     checkpoint: str = LOCK
     """The pattern of a checkpoint's files in the cell's folder, or a file that every cell writes when it begins."""
+    data: Path = Path("data")
+    """The default folder of its data."""
     command: str = ""
     """Its command line if it is not `flexact reproduce` and its name."""
     operational: Sequence[str] = ("checkpoint_minutes",)

@@ -44,18 +44,8 @@ def picks(
     partial: shared.Partial = False,
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
-    from flexact.studies.picks.protocol import Grid, Protocol
     from flexact.studies.picks.study import Store
     from flexact.studies.picks.table import table
 
-    store = Store(grid.out)
-    before = grid.before(store)
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    grid.carry_out(
-        store,
-        table,
-        grids=Grid.asked_for(chosen, before),
-        protocol=shared.protocol_of(Protocol, shared.given(steps=steps), before),
-        data=shared.folder_of_data(data, before, Path("data")),
-        partial=shared.is_partial(partial, before),
-    )
+    grid.carry_out(Store(grid.out), table, chosen, data, shared.given(steps=steps), partial=partial)
