@@ -2,6 +2,6 @@
 
 REPORTS = {
     **dict.fromkeys(("synthetic", "alpha", "corrections"), "flexact.studies.synthetic.studies"),
-    **{name: f"flexact.studies.{name}.report" for name in ("cifar", "glue", "picks", "compare")},
+    **{name: f"flexact.studies.{name}.study" for name in ("cifar", "glue", "picks", "compare")},
 }
 """The module of each study whose `sections(folder, config)` makes the page of a folder."""

@@ -37,8 +37,7 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.cell_folder import is_locked, locked
-from flexact.studies.grid.cell_task import LOCK
+from flexact.studies.grid.cell_task import LOCK, is_locked, locked
 
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from flexact.studies.glue.protocol import Protocol
-from flexact.studies.glue.study import STUDY, Grid, Result
+from flexact.studies.glue.protocol import Grid, Protocol, Result
+from flexact.studies.glue.study import STUDY
 from flexact.studies.glue.table import GLUE, averages, table
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import STUDY, Grid
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol
+from flexact.studies.cifar.study import STUDY
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import Stopped, run
 from flexact.studies.grid.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.glue.report import _shortened
+from flexact.studies.glue.study import _shortened
 from flexact.studies.grid.report import evidence
 
 CELLS = [Cell("cifar10", "resnet18", "flexact-all", seed) for seed in (0, 1)]

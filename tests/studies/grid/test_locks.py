@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flexact.studies.grid.cell_folder import Taken, is_locked, locked
+from flexact.studies.grid.cell_task import Taken, is_locked, locked
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import STUDY, Grid, Store
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol
+from flexact.studies.cifar.study import STUDY, Store
 from flexact.studies.grid import cell_task
 from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.engines import engine, local_engine

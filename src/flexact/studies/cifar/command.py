@@ -59,7 +59,6 @@ def cifar(
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
     from flexact.studies.cifar.protocol import BUDGETS
     from flexact.studies.cifar.study import Store
-    from flexact.studies.cifar.table import table
 
     if budget is not None:
         check_known("budget", budget, BUDGETS)
@@ -78,4 +77,4 @@ def cifar(
         width=width,
         checkpoint_minutes=checkpoint_minutes,
     )
-    grid.carry_out(Store(grid.out), table, chosen, data, settings, partial=partial)
+    grid.carry_out(Store(grid.out), chosen, data, settings, partial=partial)

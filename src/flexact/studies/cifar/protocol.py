@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_seed
-from flexact.studies.cifar.methods import check_names
-from flexact.studies.grid.protocol import PickingProtocol
-from flexact.studies.grid.study import CellFields
+from flexact.studies.cifar.methods import FIXED, METHODS, check_names
+from flexact.studies.cifar_data.data import NAMES
+from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.grid.study import CellFields, Choices, PickingProtocol
 
 BUDGETS = {"paper": 200, "short": 30}
 """The epochs of each budget."""
@@ -78,3 +80,62 @@ class Protocol(PickingProtocol):
 
     def epochs_of(self, dataset: str) -> int:
         return self.epochs
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The cells of a grid.
+
+    >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
+    ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
+    """
+
+    datasets: tuple[str, ...] = NAMES
+    models: tuple[str, ...] = ("resnet18",)
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "datasets": NAMES,
+        "models": tuple(BLOCKS),
+        "methods": METHODS + FIXED,
+    }
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
+        return [
+            Cell(dataset, model, method, seed)
+            for dataset in self.datasets
+            for model in self.models
+            for seed in self.each_seed
+            for method in self.methods
+        ]
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+
+    dataset: str
+    model: str
+    method: str
+    seed: int
+    state: str
+    accuracy: float = math.nan
+    """In percent, of the extracted network on the test images."""
+    loss: float = math.nan
+    """The loss of the last epoch."""
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
+    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
+    error: str = ""
+    device: str = ""
+    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.dataset, self.model, self.method, self.seed)

@@ -10,8 +10,7 @@ from itertools import groupby
 
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.cifar.methods import BASELINE, METHODS
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import Result
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, mean_and_deviation, paired, spread, times

@@ -31,11 +31,9 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.grid.cell_folder import Taken, locked
-from flexact.studies.grid.cell_task import Stopped
+from flexact.studies.grid.cell_task import Stopped, Taken, locked
 from flexact.studies.grid.engines import devices
-from flexact.studies.grid.protocol import POLICIES
-from flexact.studies.grid.study import LOCK
+from flexact.studies.grid.study import LOCK, POLICIES
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
 

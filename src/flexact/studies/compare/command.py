@@ -44,12 +44,10 @@ def compare(
     ] = None,
 ) -> None:
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""
-    from flexact.studies.compare.engines import engine_for
     from flexact.studies.compare.functions import Functions, named
     from flexact.studies.compare.protocol import USUAL, methods_of
-    from flexact.studies.compare.setup import Setup, config_of, where_of
+    from flexact.studies.compare.setup import Setup, config_of, engine_for, where_of
     from flexact.studies.compare.study import Store
-    from flexact.studies.compare.table import table
 
     before = grid.before(Store(grid.out))
     if build is None or train is None:
@@ -65,4 +63,4 @@ def compare(
     if methods is not None or before is None:
         chosen["methods"] = methods_of(settings.candidates, shared.names(methods) or USUAL, setup.original)
     engine = engine_for(functions, grid.engine, grid.device, grid.jobs, grid.address)
-    grid.carry_out(Store(grid.out, functions), table, chosen, Path.cwd(), protocol=setup.protocol, engine=engine)
+    grid.carry_out(Store(grid.out, functions), chosen, Path.cwd(), protocol=setup.protocol, engine=engine)

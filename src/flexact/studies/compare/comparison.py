@@ -16,13 +16,12 @@ from flexact.io.json_input import path_of
 from flexact.io.result_folder import CONFIG, REPORT
 from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.calling import called_from_python, in_python
-from flexact.studies.compare.engines import engine_for
 from flexact.studies.compare.functions import Build, Functions, Train
-from flexact.studies.compare.protocol import USUAL, Grid, methods_of
-from flexact.studies.compare.setup import Setup
-from flexact.studies.compare.study import Result, Store
-from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries, table
-from flexact.studies.grid.cell_folder import read_curve
+from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
+from flexact.studies.compare.setup import Setup, engine_for
+from flexact.studies.compare.study import Store
+from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
+from flexact.studies.grid.cell_task import read_curve
 from flexact.studies.grid.run import run_and_report
 from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
@@ -83,7 +82,7 @@ class Compared:
         return frame
 
     def __str__(self) -> str:
-        return in_python(Store(self.folder).shown(table))
+        return in_python(Store(self.folder).table())
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows."""
@@ -167,7 +166,6 @@ def compare(
         warnings.warn(in_python(changes), stacklevel=3)
     page = run_and_report(
         store,
-        table,
         Progress(quiet, pieces="runs"),
         grids=[Grid(chosen, seeds=1, first_seed=seed) for seed in numbers],
         protocol=setup.protocol,

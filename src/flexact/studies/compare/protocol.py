@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flexact.candidates import ALIASES, ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names, check_seed
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.study import FIXED, CellFields, Choices, candidate_of, fixed
+from flexact.studies.grid.study import FIXED, CellFields, Choices, GridProtocol, candidate_of, fixed
 
 FLEXACT = "flexact"
 """The network that picks while it trains."""
@@ -113,3 +113,27 @@ class Protocol(GridProtocol):
     def flexact(self) -> FlexConfig:
         """Flex-Act's settings."""
         return FlexConfig.from_dict(self.config)
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed run has an error and no figures (NaN, 0)."""
+
+    method: str
+    seed: int
+    state: str
+    score: float = math.nan
+    """What `train` returned."""
+    seconds: float = 0.0
+    """Time spent in `train`."""
+    picks: str = ""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick."""
+    note: str = ""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.method, self.seed)

@@ -1,4 +1,4 @@
-"""Prepares a comparison before its first run: builds and checks the network, and finds what identifies it."""
+"""Prepares a comparison: builds and checks the network, finds what identifies it, and chooses its engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,14 @@ from torch.nn.parameter import is_lazy
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
+from flexact.io.value_checks import check_known
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Build, Functions, name_of
-from flexact.studies.compare.protocol import Protocol
+from flexact.studies.compare.protocol import ALONE, Protocol
+from flexact.studies.grid.cell_task import Engine, Task
+from flexact.studies.grid.engines import devices, streams_engine
+from flexact.studies.grid.engines import engine as grid_engine
+from flexact.studies.workers import Answer
 from flexact.surgery.choosing import Where
 from flexact.surgery.convert import convert
 
@@ -175,3 +180,38 @@ def where_of(names: Sequence[str] | None, before: Mapping[str, Any] | None) -> W
             "flexact.compare(..., where=...)."
         )
     return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+ENGINES = ("local", "inline", "ray")
+
+
+def engine_for(functions: Functions, name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
+    """An engine by its name. Functions that cannot be sent to another process run in this one, with a warning."""
+    check_known("engine", name, ENGINES)
+    if name != "inline":
+        try:
+            functions.packed()
+        except FlexActError as error:
+            if name == "ray" or (jobs or 1) > 1:
+                raise
+            warnings.warn(f"the runs are trained in this process, one at a time: {error}", stacklevel=4)
+        else:
+            own = grid_engine(name, device, jobs, address)
+            one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
+            return own if one_at_a_time else _picks_first(own)
+    if (jobs or 1) > 1:
+        raise FlexActError(f"engine='inline' trains one run at a time; got jobs={jobs}. Use engine='local'.")
+    return streams_engine(devices(device)[0], 1)
+
+
+def _picks_first(engine: Engine) -> Engine:
+    """The engine for parallel runs: runs that need the picks of other runs start after all others have ended.
+    If one runs at a time, the order of the cells is enough."""
+
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+        for alone in (False, True):
+            part = [task for task in tasks if (task.cell.method == ALONE) is alone]
+            if part and not beat():
+                engine(part, ended, beat)
+
+    return run

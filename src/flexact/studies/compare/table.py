@@ -10,8 +10,7 @@ from statistics import fmean, median
 
 from flexact.candidates import ORIGINAL
 from flexact.io.markdown_tables import counted, markdown
-from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
-from flexact.studies.compare.study import Result
+from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol, Result
 from flexact.studies.grid.statistics import (
     Comparison,
     gain_and_p,

@@ -29,7 +29,7 @@ from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
 from flexact.studies.compare.setup import digest, network, seeded
-from flexact.studies.grid.cell_folder import CURVE
+from flexact.studies.grid.cell_task import CURVE
 from flexact.studies.grid.study import candidate_of
 from flexact.surgery.convert import convert
 from flexact.surgery.picks_file import load_picks

@@ -61,9 +61,8 @@ def glue(
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
     from flexact.studies.glue.encoder import check_encoder, find_encoder
-    from flexact.studies.glue.protocol import Protocol
-    from flexact.studies.glue.study import Grid, Store
-    from flexact.studies.glue.table import table
+    from flexact.studies.glue.protocol import Grid, Protocol
+    from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
     store = Store(grid.out)
@@ -93,4 +92,4 @@ def glue(
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(store, table, chosen, data, protocol=protocol)
+    grid.carry_out(store, chosen, data, protocol=protocol)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_seed
+from flexact.studies.glue.data import TASKS, USUAL, task_named
 from flexact.studies.glue.encoder import BUNDLED, Encoder
-from flexact.studies.glue.tasks import task_named
-from flexact.studies.grid.protocol import PickingProtocol
-from flexact.studies.grid.study import CellFields
+from flexact.studies.grid.study import CellFields, Choices, PickingProtocol
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
@@ -109,3 +109,60 @@ class Protocol(PickingProtocol):
     def logit_lr(self) -> float | None:
         """The learning rate of logits that the optimizer updates; the fine-tuning rate is too small to move them."""
         return 0.02 if self.config(0).policy.logit_step == "optimizer" else None
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The cells of a grid.
+
+    >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
+    ['rte-fixed-0', 'rte-flexact-all-0']
+    """
+
+    tasks: tuple[str, ...] = USUAL
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
+        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0).
+
+    The metrics are in percent, of the extracted network on the dev rows; NaN if the task does not have the metric.
+    """
+
+    task: str
+    method: str
+    seed: int
+    state: str
+    matthews: float = math.nan
+    f1: float = math.nan
+    accuracy: float = math.nan
+    pearson: float = math.nan
+    spearman: float = math.nan
+    split: str = ""
+    """The dev rows: the benchmark's own ("official"), or part of its dev file."""
+    loss: float = math.nan
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.task, self.method, self.seed)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's own metrics."""
+        return {name: getattr(self, name) for name in TASKS[self.task].metrics}

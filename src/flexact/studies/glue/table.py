@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
-from flexact.studies.glue.data import OFFICIAL
-from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol
-from flexact.studies.glue.study import Result
-from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.data import OFFICIAL, TASKS
+from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol, Result
 from flexact.studies.grid.statistics import p_value, paired, spread
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE

@@ -16,10 +16,9 @@ import torch
 from flexact import convert
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
-from flexact.studies.glue.data import TextData
+from flexact.studies.glue.data import TextData, measured
 from flexact.studies.glue.encoder import build, transformers_package
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
-from flexact.studies.glue.tasks import measured
 from flexact.studies.glue.tokens import encoded
 
 OUTCOME, CHECKPOINTS, MODEL = "outcome.json", "checkpoints", "model"

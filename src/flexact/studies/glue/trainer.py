@@ -17,8 +17,7 @@ from flexact.routing.sites import sites_of
 from flexact.studies.glue.encoder import transformers_package
 from flexact.studies.glue.protocol import Cell, Protocol
 from flexact.studies.glue.tokens import ByLength, Encoded, whole
-from flexact.studies.grid.cell_folder import CURVE, read_curve
-from flexact.studies.grid.cell_task import Stopped
+from flexact.studies.grid.cell_task import CURVE, Stopped, read_curve
 
 HISTORY = "history.jsonl"
 RECORDS = 20

@@ -16,8 +16,8 @@ from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
 from flexact.studies.calling import again
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import FAILED, Store, Table, place_of_data
+from flexact.studies.grid.store import FAILED, Store, place_of_data
+from flexact.studies.grid.study import GridProtocol
 from flexact.studies.progress import Progress
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class GridCommand:
     def carry_out(
         self,
         store: Store[Any],
-        table: Table,
         chosen: dict[str, Any],
         data: Path | None,
         settings: dict[str, Any] | None = None,
@@ -119,7 +118,6 @@ class GridCommand:
         try:
             page = run_and_report(
                 store,
-                table,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(chosen, before),
                 protocol=protocol,

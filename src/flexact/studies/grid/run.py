@@ -19,11 +19,9 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, VERSION
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_folder import epochs_in
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store, Table
-from flexact.studies.grid.study import Cell, Choices
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
+from flexact.studies.grid.study import Cell, Choices, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.workers import Answer
@@ -88,13 +86,13 @@ def run(
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
-def run_and_report(store: Store[Any], table: Table, progress: Progress, **options: Any) -> str:
+def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:
     """Run a grid, write its table and build its page; return the path of the page, or why it was not built.
 
     A machine without the packages of the page still trains; the page can be built elsewhere.
     """
     run(store, progress=progress, **options)
-    write_whole(store.folder / TABLE, store.shown(table))
+    write_whole(store.folder / TABLE, store.table())
     if missing := ", ".join(missing_packages()):
         return (
             f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
-from flexact.studies.grid.cell_folder import epochs_in, is_locked
+from flexact.studies.grid.cell_task import epochs_in, is_locked
 from flexact.studies.grid.store import DONE, FAILED, Store
 from flexact.studies.grid.study import LOCK, Cell, Row
 

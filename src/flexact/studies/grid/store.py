@@ -7,7 +7,7 @@ one counts. An incomplete last line, which a kill can leave, is ignored and late
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
-from flexact.studies.grid.cell_folder import Taken, locked
+from flexact.studies.grid.cell_task import Taken, locked
 from flexact.studies.grid.study import Cell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
@@ -27,8 +27,6 @@ DIGESTS, PLACE = "sha256", "folder"
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
 R = TypeVar("R", bound=Any)
-Table = Callable[[list[Any], Any, list[Any]], str]
-"""(rows, protocol, cells that were asked for) -> table.md."""
 
 
 class Store(Generic[R]):
@@ -110,9 +108,9 @@ class Store(Generic[R]):
         """The protocol of the folder's cells."""
         return self.study.protocol.from_dict(self.config().get("protocol", {}))
 
-    def shown(self, table: Table) -> str:
+    def table(self) -> str:
         """table.md of the folder in its present state."""
-        return table(list(self.results().values()), self.protocol(), self.asked())
+        return self.study.table(list(self.results().values()), self.protocol(), self.asked())
 
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""

@@ -45,7 +45,6 @@ def picks(
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
     from flexact.studies.picks.study import Store
-    from flexact.studies.picks.table import table
 
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    grid.carry_out(Store(grid.out), table, chosen, data, shared.given(steps=steps), partial=partial)
+    grid.carry_out(Store(grid.out), chosen, data, shared.given(steps=steps), partial=partial)

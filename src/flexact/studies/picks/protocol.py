@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.study import FIXED, CellFields, Choices, fixed
+from flexact.studies.grid.study import FIXED, CellFields, Choices, GridProtocol, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -143,3 +143,29 @@ def _network(task: Task) -> str:
 def _repeats(task: Task, method: str, first: Mapping[tuple[str, str], str]) -> bool:
     """Return whether an earlier task of the grid trains the same fixed network."""
     return method.startswith("fixed-") and first[_network(task), method] != task.name
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+
+    task: str
+    method: str
+    seed: int
+    state: str
+    score: float = math.nan
+    """Score on the test data in the task's unit; higher is better."""
+    steps: int = 0
+    """Training steps, including those for picking."""
+    seconds: float = 0.0
+    """Training time, including picking, without setup and evaluation."""
+    picks: str = ""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a fixed method."""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.task, self.method, self.seed)

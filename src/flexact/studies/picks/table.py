@@ -13,8 +13,7 @@ from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, pair
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 from flexact.studies.grid.study import fixed
-from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, methods_of
-from flexact.studies.picks.study import Result
+from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, methods_of
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
