@@ -80,9 +80,13 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     )
 
 
+def sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    return str(load(name, folder, partial).sha256)
+
+
 def store_in(folder: Path) -> Store[Any]:
     """A grid of the image study that is trained here."""
-    return Store(folder, dataclasses.replace(STUDY, train=train, load=load))
+    return Store(folder, dataclasses.replace(STUDY, train=train, load=load, sha256=sha256))
 
 
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:

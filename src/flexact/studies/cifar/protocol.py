@@ -13,7 +13,7 @@ from flexact.io.value_checks import check_seed
 from flexact.studies.cifar.methods import FIXED, METHODS, check_names
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.study import CellFields, Choices, PickingProtocol
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol
 
 BUDGETS = {"paper": 200, "short": 30}
 """The epochs of each budget."""
@@ -24,7 +24,7 @@ the first epochs and cost a point in the end; ELU is too linear as well (docs/im
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run: a method on a model on a data set from one seed.
 
     >>> Cell("cifar100", "resnet18", "flexact-all", 0).name
@@ -39,6 +39,10 @@ class Cell(CellFields):
     def __post_init__(self) -> None:
         check_names(self.model, self.method)
         check_seed(self.seed)
+
+    @property
+    def data_name(self) -> str:
+        return self.dataset
 
 
 @dataclass(frozen=True)

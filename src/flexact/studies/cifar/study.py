@@ -35,11 +35,13 @@ def figures(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _check(name: str, images: Images, protocol: Protocol) -> None:
+def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    images = _load(name, folder, partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
         )
+    return images.sha256
 
 
 def _load(name: str, folder: Path, partial: bool) -> Images:
@@ -56,7 +58,7 @@ STUDY = GridStudy(
     train=train_cell,
     load=_load,
     figures=figures,
-    check=_check,
+    sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=ABOUT,
 )

@@ -11,7 +11,7 @@ from flexact.candidates import ALIASES, ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names, check_seed
-from flexact.studies.grid.study import FIXED, CellFields, Choices, GridProtocol, candidate_of, fixed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, candidate_of, fixed
 
 FLEXACT = "flexact"
 """The network that picks while it trains."""
@@ -47,7 +47,7 @@ def _canonical(candidate: str) -> str:
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run of `train`.
 
     >>> Cell("fixed-relu", 0).name
@@ -59,11 +59,6 @@ class Cell(CellFields):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-
-    @property
-    def dataset(self) -> str:
-        """No data set that the grid would read: `train` reads its own."""
-        return ""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ STUDY = GridStudy(
     table=table,
     train=_no_training,
     load=_no_data,
-    digest=lambda name, folder, partial: None,
+    sha256=lambda name, protocol, folder, partial: None,
     told=lambda row: f"{row.score:.4g}",
     operational=("source",),
 )

@@ -13,7 +13,7 @@ from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL, task_named
 from flexact.studies.glue.encoder import BUNDLED, Encoder
-from flexact.studies.grid.study import CellFields, Choices, PickingProtocol
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
@@ -25,7 +25,7 @@ PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run: a method on a task from one seed.
 
     >>> Cell("rte", "flexact-all", 0).name
@@ -42,8 +42,7 @@ class Cell(CellFields):
         check_seed(self.seed)
 
     @property
-    def dataset(self) -> str:
-        """The task, by the name that the grid uses."""
+    def data_name(self) -> str:
         return self.task
 
 

@@ -37,8 +37,10 @@ def _load(name: str, folder: Path, partial: bool) -> TextData:
     return load(name, folder)
 
 
-def _check(name: str, data: TextData, protocol: Protocol) -> None:
+def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    data = load(name, folder)
     check_rows(data.first(protocol.limit))
+    return data.sha256
 
 
 STUDY = GridStudy(
@@ -51,7 +53,7 @@ STUDY = GridStudy(
     train=train_cell,
     load=_load,
     figures=figures,
-    check=_check,
+    sha256=_sha256,
     told=_summary,
     data=Path("data/glue"),
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from flexact.errors import FlexActError
-from flexact.studies.grid.study import LOCK, Cell, Load, Train
+from flexact.studies.grid.study import LOCK, Load, Train
 from flexact.studies.workers import Answer
 
 CURVE = "curve.csv"
@@ -91,7 +91,7 @@ class Stopped(FlexActError):
 class Task:
     """A cell and what its run needs. It is sent to other processes and machines."""
 
-    cell: Cell
+    cell: Any
     protocol: Any
     folder: Path
     """The cell's folder; on a cluster, every machine must see it under this path."""
@@ -114,7 +114,7 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         with locked(task.folder / LOCK, PATIENCE):
-            data = loaded(task.load, task.cell.dataset, task.data, task.partial)
+            data = loaded(task.load, task.cell.data_name, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
     except Taken as taken:
         return Answer("failed", error=f"{taken} is still running in {task.folder}; stop it.", device=name)

@@ -15,7 +15,7 @@ from flexact.report.build import read_histories
 from flexact.report.page import LEAD, Section, outcome_table, table
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import DONE, R, Store
-from flexact.studies.grid.study import Cell, Row, picked
+from flexact.studies.grid.study import Row, picked
 
 Records = Sequence[dict[str, Any]]
 """The records of a Recorder."""
@@ -80,9 +80,9 @@ def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> s
     return "\n".join([f"<p>{LEAD}</p>", *tables]) if tables else ""
 
 
-def _kinds(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+def _kinds(cells: Iterable[Any]) -> dict[str, list[Any]]:
     """The cells that differ only in their seed, by the name that they share."""
-    kinds: dict[str, list[Cell]] = {}
+    kinds: dict[str, list[Any]] = {}
     for cell in cells:
         kinds.setdefault(cell.name.removesuffix(f"-{cell.seed}"), []).append(cell)
     return kinds

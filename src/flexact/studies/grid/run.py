@@ -21,7 +21,7 @@ from flexact.io.result_folder import TABLE, VERSION
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
-from flexact.studies.grid.study import Cell, Choices, GridProtocol
+from flexact.studies.grid.study import Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, versions
 from flexact.studies.workers import Answer
@@ -78,8 +78,8 @@ def run(
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
-        names = dict.fromkeys(task.cell.dataset for task in left)
-        digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
+        names = dict.fromkeys(task.cell.data_name for task in left)
+        digests = {name: study.sha256(name, protocol, Path(data), bool(partial)) for name in names}
         config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
         store.open(config, resume, overwrite)
         if left:
@@ -107,7 +107,7 @@ class _Run:
     def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.kept: set[Cell] = set()
+        self.kept: set[GridCell] = set()
         self.failed = 0
         self.full = ""
         self.signal = 0
@@ -160,7 +160,7 @@ class _Run:
         if now - self.last_look >= 2.0:
             self.last_look = now
             for task in (task for task in self.tasks if task.cell not in self.kept):
-                if total := task.protocol.epochs_of(task.cell.dataset):
+                if total := task.protocol.epochs_of(task.cell.data_name):
                     self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
         return bool(self.signal or self.full)
 

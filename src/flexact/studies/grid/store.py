@@ -17,7 +17,7 @@ from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.cell_task import Taken, locked
-from flexact.studies.grid.study import Cell, GridStudy
+from flexact.studies.grid.study import GridCell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
@@ -35,7 +35,7 @@ class Store(Generic[R]):
     def __init__(self, folder: Path, study: GridStudy) -> None:
         self.folder, self.study = Path(folder), study
 
-    def cell_folder(self, cell: Cell) -> Path:
+    def cell_folder(self, cell: GridCell) -> Path:
         return self.folder / CELLS / cell.name
 
     @contextmanager

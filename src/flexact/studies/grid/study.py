@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
@@ -208,31 +208,17 @@ LOCK = "run.lock"
 Train = Callable[..., Any]
 """(cell, protocol, data, folder, device, stop=) -> outcome; resumes from a checkpoint in the folder."""
 Load = Callable[[str, Path, bool], Any]
-"""(name, folder of all data sets, whether it may have fewer rows than the official one) -> data set, whose `sha256`
-identifies it."""
+"""(name, folder of all data sets, whether it may have fewer rows than the official one) -> data set."""
 
 
-class Cell(Protocol):
-    """One run of a study: a method on a data set from one seed. It is hashable, and is sent to other processes."""
+class GridCell:
+    """One run of a study. Its subclass is a frozen dataclass, whose fields identify the run: `method`, `seed` and what
+    is trained."""
 
     @property
-    def dataset(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def name(self) -> str:
-        """A unique name, for file names."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The columns that identify the cell, in plain JSON types."""
-
-    def __hash__(self) -> int: ...
-
-
-class CellFields:
-    """The name and the columns of a cell that is a dataclass."""
+    def data_name(self) -> str:
+        """The name of the data set that the grid reads for the cell; empty if there is none."""
+        return ""
 
     @property
     def name(self) -> str:
@@ -244,22 +230,9 @@ class CellFields:
         return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
-class Row(Protocol):
-    """One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance. The
-    defaults are the figures of a failed cell."""
-
-    @property
-    def cell(self) -> Any: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def picks(self) -> str: ...
-    @property
-    def device(self) -> str: ...
+Row = Any
+"""One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance. The defaults
+are the figures of a failed cell. Its property `cell` is the cell."""
 
 
 def picked(picks: str) -> dict[str, str]:
@@ -291,12 +264,15 @@ class GridStudy:
     """The title of its page."""
     grid: type[Choices]
     protocol: type[GridProtocol]
-    row: type[Any]
+    row: type[Row]
     """The `Row` of its results.csv."""
     table: Callable[[Sequence[Any], Any, Sequence[Any]], str]
     """(rows, protocol, cells that were asked for) -> table.md."""
     train: Train
     load: Load
+    sha256: Callable[[str, Any, Path, bool], str | None]
+    """(name, protocol, folder, partial): reads a data set and returns its digest, or None if there is no data set. Raises
+    if the data set cannot be read, or if the protocol cannot train on it."""
     told: Callable[[Any], str]
     """The result of a finished cell in a few words, from its row."""
     figures: Callable[[Any], dict[str, Any]] = columns_of
@@ -311,10 +287,6 @@ class GridStudy:
     """The fields of the protocol that do not affect results, and may change when a grid is resumed."""
     folders: Sequence[str] = ()
     """Folders that cells write besides their own; `--overwrite` removes them."""
-    check: Callable[[str, Any, Any], None] | None = None
-    """(name, data, protocol): raises if the protocol cannot train on the data."""
-    digest: Callable[[str, Path, bool], str | None] | None = None
-    """(name, folder, partial): the SHA-256 of what cells read, if that is not what `load` returns."""
 
     @property
     def called(self) -> str:
@@ -325,15 +297,6 @@ class GridStudy:
     def resumes(self) -> bool:
         """Whether a cell that was stopped resumes from a checkpoint."""
         return self.checkpoint != LOCK
-
-    def sha256_of(self, name: str, protocol: Any, folder: Path, partial: bool) -> str | None:
-        """Read a data set and return its digest; raises if it cannot be read or used."""
-        if self.digest is not None:
-            return self.digest(name, folder, partial)
-        found = self.load(name, folder, partial)
-        if self.check is not None:
-            self.check(name, found, protocol)
-        return str(found.sha256)
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""

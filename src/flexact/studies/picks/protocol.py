@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.grid.study import FIXED, CellFields, Choices, GridProtocol, fixed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -71,7 +71,7 @@ def policy(task: Task, seed: int, **changes: Any) -> FlexConfig:
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run: a method on a task from one seed.
 
     >>> Cell("tabular", "flexact", 0).name
@@ -93,7 +93,7 @@ class Cell(CellFields):
         check_seed(self.seed)
 
     @property
-    def dataset(self) -> str:
+    def data_name(self) -> str:
         """The data set that the grid reads; the task's name if the task makes its own data."""
         return TASKS[self.task].dataset or self.task
 

@@ -30,7 +30,7 @@ def place_of(name: str, folder: Path, partial: bool) -> Path:
     return folder
 
 
-def _digest(name: str, data: Path, partial: bool) -> str | None:
+def _sha256(name: str, protocol: Protocol, data: Path, partial: bool) -> str | None:
     """Return the SHA-256 of a data set; None for a task that makes its own data."""
     if name in TASKS:
         return None
@@ -52,7 +52,7 @@ STUDY = GridStudy(
     table=table,
     train=train_cell,
     load=place_of,
-    digest=_digest,
+    sha256=_sha256,
     told=_score_text,
     folders=(FOLDER,),
 )
