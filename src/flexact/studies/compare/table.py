@@ -13,6 +13,7 @@ from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol, Result
 from flexact.studies.grid.statistics import (
     Comparison,
+    by_method,
     gain_and_p,
     mean_and_deviation,
     paired,
@@ -53,11 +54,10 @@ class Summary:
 
 def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
     """A summary of each method with a row."""
-    done = [row for row in rows if row.state == DONE]
-    base = {row.seed: row for row in done if row.method == ORIGINAL}
-    found = []
+    done = by_method(rows)
+    base, found = done.get(ORIGINAL, {}), []
     for method in methods:
-        own = {row.seed: row for row in sorted(done, key=lambda row: row.seed) if row.method == method}
+        own = done.get(method, {})
         failed = sum(row.method == method and row.state != DONE for row in rows)
         if own or failed:
             scores = {seed: row.score for seed, row in own.items()}
@@ -70,11 +70,8 @@ def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
 
 def differences(rows: Sequence[Result], method: str) -> dict[int, float]:
     """The score minus that of the original network, by seed."""
-    scores = {
-        name: {row.seed: row.score for row in rows if row.method == name and row.state == DONE}
-        for name in (method, ORIGINAL)
-    }
-    return {seed: score - scores[ORIGINAL][seed] for seed, score in scores[method].items() if seed in scores[ORIGINAL]}
+    own, base = (by_method(rows).get(name, {}) for name in (method, ORIGINAL))
+    return {seed: row.score - base[seed].score for seed, row in own.items() if seed in base}
 
 
 def picks_by_seed(rows: Sequence[Result]) -> dict[int, dict[str, str]]:

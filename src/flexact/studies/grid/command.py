@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import typer
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
-from flexact.studies.calling import again
 from flexact.studies.grid.store import FAILED, Store, place_of_data
 from flexact.studies.grid.study import GridProtocol
 from flexact.studies.progress import Progress
@@ -182,3 +182,11 @@ def names(given: Names) -> tuple[str, ...] | None:
     if given is None:
         return None
     return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)
+
+
+def again() -> str:
+    """The command that resumes this run."""
+    program = Path(sys.argv[0])
+    called = [sys.executable, "-m", "flexact"] if program.name == "__main__.py" else [program.name]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--overwrite", "--resume")]
+    return shlex.join([*called, *arguments, "--resume"])

@@ -17,13 +17,13 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import TABLE, VERSION
+from flexact.io.result_folder import TABLE
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
 from flexact.studies.grid.study import Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance, versions
+from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
 
 
@@ -57,17 +57,13 @@ def run(
     if resume:
         store.config()  # raises if there is no grid to resume, before a folder is created
     made = provenance()
-    config: dict[str, Any] = {
-        "flexact_study": VERSION,
-        "study": study.name,
-        "title": study.title,
-        "grids": [grid.to_dict() for grid in grids],
-        "protocol": protocol.to_dict(),
-        "data": ({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
-        "versions": versions(),
-        "commit": made["commit"],
-        "date": made["date"],
-    }
+    config = run_config(
+        study.name,
+        study.title,
+        grids=[grid.to_dict() for grid in grids],
+        protocol=protocol.to_dict(),
+        data=({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
+    )
     work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flexact.errors import missing_extra
+from flexact.studies.grid.store import DONE
 from flexact.studies.grid.study import Row
 
 
@@ -22,6 +23,15 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, 0.0
     return mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
+
+
+def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
+    """Method → seed → row of the finished cells, with the seeds in order."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in sorted(rows, key=lambda row: row.seed):
+        if row.state == DONE:
+            found.setdefault(row.method, {})[row.seed] = row
+    return found
 
 
 @dataclass(frozen=True)

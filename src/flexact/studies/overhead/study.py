@@ -10,7 +10,7 @@ from torch import nn
 from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import markdown
-from flexact.io.result_folder import TABLE, VERSION, enter, write_config
+from flexact.io.result_folder import TABLE, enter, write_config
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.options import (
@@ -31,7 +31,7 @@ from flexact.studies.overhead.options import (
 from flexact.studies.overhead.timing import Run, allocated, interleaved, peak_mb, ratios, release, spread
 from flexact.studies.overhead.training import Batch, Training, build, logit_count
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import processor, provenance, versions
+from flexact.studies.provenance import processor, provenance, run_config
 
 PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
     ("resnet18", "relu"): (22.599, 713, 0),
@@ -128,10 +128,8 @@ def run(
     made = provenance()
     if options.device == "cpu":
         made["device"] = f"{processor()}, one thread"
-    config = {"flexact_study": VERSION, "study": NAME, "title": TITLE, "options": options.to_dict()}
-    config |= {"versions": versions()} | {name: made[name] for name in ("device", "commit", "date")}
     enter(folder, NAME, resume=False, overwrite=overwrite, writes=(FILE,))
-    write_config(folder, config)
+    write_config(folder, run_config(NAME, TITLE, options=options.to_dict(), device=made["device"]))
     made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress

@@ -9,9 +9,17 @@ from itertools import groupby
 from statistics import fmean, median
 
 from flexact.io.markdown_tables import markdown
-from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, paired, seconds_ratios, spread, times
+from flexact.studies.grid.statistics import (
+    Comparison,
+    by_method,
+    figure,
+    gain_and_p,
+    paired,
+    seconds_ratios,
+    spread,
+    times,
+)
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.grid.store import DONE
 from flexact.studies.grid.study import fixed
 from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, methods_of
 from flexact.studies.picks.task import Task
@@ -82,8 +90,8 @@ class Overall:
 
 def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
     """Return the reference of a task; None if fewer than two fixed candidates were run, or if they share no seed."""
-    scores = _scores(row for row in rows if row.task == task.name)
-    found = {name: scores[fixed(name)] for name in task.candidates if fixed(name) in scores}
+    done = by_method(row for row in rows if row.task == task.name)
+    found = {name: _scores(done[fixed(name)]) for name in task.candidates if fixed(name) in done}
     seeds = frozenset.intersection(*(frozenset(one) for one in found.values())) if found else frozenset()
     if len(found) < 2 or not seeds:
         return None
@@ -93,37 +101,34 @@ def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
 
 def summaries(rows: Sequence[Result]) -> list[Summary]:
     """Return a summary per task and method with a finished cell, in the order of the tasks and of their methods."""
-    done = [row for row in rows if row.state == DONE]
-    return [one for task in TASKS.values() for one in _of_task(task, [row for row in done if row.task == task.name])]
+    return [one for task in TASKS.values() for one in _of_task(task, [row for row in rows if row.task == task.name])]
 
 
 def overall(found: Sequence[Summary]) -> list[Overall]:
     """Return the overall results of each method that chooses, and of the original activation."""
-    by_method = {method: [one for one in found if one.method == method] for method in CHOOSING}
-    by_method[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
-    compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in by_method.items()}
+    every = {method: [one for one in found if one.method == method] for method in CHOOSING}
+    every[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
+    compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in every.items()}
     return [_overall(method, own) for method, own in compared.items() if own]
 
 
 def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
-    by_method = {method: {row.seed: row for row in rows if row.method == method} for method in methods_of(task)}
-    original, scores, known = by_method[fixed(task.original)], _scores(rows), reference(task, rows)
-    found = []
-    for method, own in by_method.items():
+    done, known, found = by_method(rows), reference(task, rows), []
+    original = done.get(fixed(task.original), {})
+    for method in (method for method in methods_of(task) if method in done):
+        own, scores = done[method], _scores(done[method])
         pairs = [(row, original[seed]) for seed, row in own.items() if seed in original]
-        is_original = method == fixed(task.original)
-        if own:
-            found.append(
-                Summary(
-                    task.name,
-                    method,
-                    scores[method],
-                    None if is_original else paired(scores[method], scores.get(fixed(task.original), {})),
-                    math.nan if known is None else known.regret(scores[method]),
-                    _mean(row.steps / base.steps for row, base in pairs),
-                    _mean(seconds_ratios(pairs)),
-                )
+        found.append(
+            Summary(
+                task.name,
+                method,
+                scores,
+                None if method == fixed(task.original) else paired(scores, _scores(original)),
+                math.nan if known is None else known.regret(scores),
+                _mean(row.steps / base.steps for row, base in pairs),
+                _mean(seconds_ratios(pairs)),
             )
+        )
     return found
 
 
@@ -143,13 +148,8 @@ def _overall(method: str, own: Sequence[Summary]) -> Overall:
     )
 
 
-def _scores(rows: Iterable[Result]) -> dict[str, dict[int, float]]:
-    """Return method → seed → score of the finished cells."""
-    found: dict[str, dict[int, float]] = {}
-    for row in sorted(rows, key=lambda row: row.seed):
-        if row.state == DONE:
-            found.setdefault(row.method, {})[row.seed] = row.score
-    return found
+def _scores(rows: Mapping[int, Result]) -> dict[int, float]:
+    return {seed: row.score for seed, row in rows.items()}
 
 
 def _mean(values: Iterable[float]) -> float:

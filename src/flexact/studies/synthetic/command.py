@@ -11,8 +11,7 @@ import typer
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.result_folder import TABLE
-from flexact.studies.calling import again
-from flexact.studies.grid.command import Names, Overwrite, Quiet, names
+from flexact.studies.grid.command import Names, Overwrite, Quiet, again, names
 from flexact.studies.progress import Progress
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.studies import Study

@@ -13,11 +13,11 @@ import torch
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
-from flexact.io.result_folder import TABLE, VERSION
+from flexact.io.result_folder import TABLE
 from flexact.observe.selection import selection
 from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance, versions
+from flexact.studies.provenance import run_config
 from flexact.studies.synthetic import models as named
 from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
@@ -129,24 +129,19 @@ def train_group(group: Group, after_epoch: Callable[[float], None]) -> Part:
 def configuration(study: Study, options: Options) -> dict[str, Any]:
     """Return the content of config.json: the options, and everything else that the results depend on."""
     policies = {model: named.policy(model, options) for model in options.models}
-    made = provenance()
-    return {
-        "flexact_study": VERSION,
-        "study": study.name,
-        "title": study.title,
-        "options": options.to_dict(),
-        "policies": {model: config.to_dict() for model, config in policies.items() if config is not None},
-        "training": {
+    return run_config(
+        study.name,
+        study.title,
+        options=options.to_dict(),
+        policies={model: config.to_dict() for model, config in policies.items() if config is not None},
+        training={
             "optimizer": "Adam",
             "batch": BATCH,
             "samples": options.task.samples,
             "learning_rate": {model: named.rate_text(model, options) for model in options.models},
         },
-        "versions": versions(),
-        "device": f"cpu ({platform.machine()}, {cores()} cores)",
-        "commit": made["commit"],
-        "date": made["date"],
-    }
+        device=f"cpu ({platform.machine()}, {cores()} cores)",
+    )
 
 
 def _kept_epochs(epochs: int) -> set[int]:
