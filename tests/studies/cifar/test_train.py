@@ -443,7 +443,7 @@ def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
 ) -> None:
     options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
     command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
-    with locked(tmp_path / LOCK):
+    with locked(tmp_path / LOCK, ""):
         assert train.main(command) == 2
     assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
     assert "give --out another folder, or wait" in told

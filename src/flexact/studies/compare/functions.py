@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import pickle
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from flexact.candidates import Candidate, registered_candidates, restore_candidates
-from flexact.errors import FlexActError, suggestion
+from flexact.errors import FlexActError, missing_extra, suggestion
 from flexact.surgery.choosing import Where
 
 Build = Callable[[], nn.Module]
@@ -28,7 +27,7 @@ Train = Callable[..., Any]
 
 
 class Functions:
-    """`build`, `train` and `where` of a comparison. Pickled by value where possible, so notebooks work too."""
+    """`build`, `train` and `where` of a comparison. Pickled by value, so that notebooks work too."""
 
     def __init__(self, build: Build, train: Train, where: Where = "all") -> None:
         for name, function, arguments in (("build", build, 0), ("train", train, 3)):
@@ -39,24 +38,16 @@ class Functions:
     def packed(self) -> bytes:
         """The functions and the registered candidates as bytes. Raises if they cannot be sent to another process."""
         if self._packed is None:
-            parts = (self.build, self.train, self.where, registered_candidates())
-            by_value = importlib.util.find_spec("cloudpickle") is not None
-            if not by_value and any(_is_in_notebook(one) for one in parts[:2]):
-                raise FlexActError(
-                    "build and train are defined in a notebook or on the command line of Python, and other processes "
-                    "cannot import them from there. Install cloudpickle, or give engine='inline'."
-                )
             try:
-                self._packed = importlib.import_module("cloudpickle" if by_value else "pickle").dumps(parts)
+                cloudpickle = importlib.import_module("cloudpickle")
+            except ImportError:
+                raise missing_extra("cloudpickle", "studies") from None
+            try:
+                self._packed = cloudpickle.dumps((self.build, self.train, self.where, registered_candidates()))
             except Exception as error:  # whatever the __reduce__ of the user's objects raises
-                remedy = (
-                    "Define what they use inside of them or in a module"
-                    if by_value
-                    else "Install cloudpickle, which sends lambdas and local functions too"
-                )
                 raise FlexActError(
                     f"build and train cannot be sent to another process ({type(error).__name__}: {error!s:.200}). "
-                    f"{remedy}, or give engine='inline'."
+                    "Define what they use inside of them or in a module, or give engine='inline'."
                 ) from None
         return self._packed
 
@@ -122,10 +113,6 @@ def _check(name: str, function: Any, arguments: int) -> None:
         raise FlexActError(f"{name} is called as {called}, and {name_of(function)} cannot be ({error}).") from None
     except ValueError:
         pass  # it has no signature that Python can read
-
-
-def _is_in_notebook(function: Any) -> bool:
-    return getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
 
 
 _VERSIONED = ("torch", "flexact", "builtins", "typing")

@@ -53,19 +53,16 @@ def _number(cell: str | None) -> float:
         return math.nan
 
 
-class Taken(Exception):
-    """Another process holds the lock; the message names it."""
-
-
 @contextmanager
-def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file; raise `Taken` if another process still holds it after `patience` seconds."""
+def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold a lock file. If another process still holds it after `patience` seconds, raise an error with the text `busy`,
+    in which "HOLDER" becomes the name of that process."""
     try:
         with FileLock(path).acquire(timeout=patience, poll_interval=0.1):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
             yield
     except Timeout:
-        raise Taken(path.read_text(encoding="utf-8") or "another process") from None
+        raise FlexActError(busy.replace("HOLDER", path.read_text(encoding="utf-8") or "another process")) from None
 
 
 def is_locked(path: Path) -> bool:
@@ -113,11 +110,9 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     name = str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
-        with locked(task.folder / LOCK, PATIENCE):
+        with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
             data = loaded(task.load, task.cell.data_name, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
-    except Taken as taken:
-        return Answer("failed", error=f"{taken} is still running in {task.folder}; stop it.", device=name)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         return Answer(kind, error=_message(error), device=name)

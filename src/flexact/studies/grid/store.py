@@ -16,7 +16,7 @@ from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
-from flexact.studies.grid.cell_task import Taken, locked
+from flexact.studies.grid.cell_task import locked
 from flexact.studies.grid.study import GridCell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
@@ -44,18 +44,17 @@ class Store(Generic[R]):
         if self.folder.exists() and not self.folder.is_dir():
             raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         lock = self.folder / LOCK
+        busy = (
+            f"another grid is writing to {self.folder} (HOLDER); wait for it or stop it, or give --out another folder. "
+            "To use more devices, give one grid --jobs or --engine ray."
+        )
         try:
-            with made_folder(self.folder), locked(lock):
+            with made_folder(self.folder), locked(lock, busy):
                 try:
                     yield
                 finally:
                     if not (self.folder / CONFIG).exists():
                         lock.unlink()  # the grid did not start, and leaves nothing in the folder
-        except Taken as taken:
-            raise FlexActError(
-                f"another grid is writing to {self.folder} ({taken}); wait for it or stop it, or give --out another "
-                "folder. To use more devices, give one grid --jobs or --engine ray."
-            ) from None
         except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
 
@@ -124,7 +123,7 @@ class Store(Generic[R]):
         path = self.folder / RESULTS
         data = path.read_bytes() if path.is_file() else b""
         if b"\n" not in data:
-            write_whole(path, csv_rows.line(csv_rows.columns(self.study.row)))
+            write_whole(path, csv_rows.line(self.study.row._fields))
         elif not data.endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)
 
