@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,8 @@ STUDY = GridStudy(
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=ABOUT,
 )
-
-
-class Store(GridStore[Result]):
-    """The folder of one grid."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f")

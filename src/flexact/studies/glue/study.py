@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -59,13 +60,8 @@ STUDY = GridStudy(
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     operational=("checkpoint_minutes", "keep", "folder"),
 )
-
-
-class Store(GridStore[Result]):
-    """The folder of one grid."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
 COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))

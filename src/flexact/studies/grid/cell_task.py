@@ -55,8 +55,8 @@ def _number(cell: str | None) -> float:
 
 @contextmanager
 def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file. If another process still holds it after `patience` seconds, raise an error with the text `busy`,
-    in which "HOLDER" becomes the name of that process."""
+    """Hold a lock file. If another process still holds it after `patience` seconds, raise an error with the text
+    `busy`, in which "HOLDER" becomes the name of that process."""
     try:
         with FileLock(path).acquire(timeout=patience, poll_interval=0.1):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")

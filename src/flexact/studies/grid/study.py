@@ -271,8 +271,8 @@ class GridStudy:
     train: Train
     load: Load
     sha256: Callable[[str, Any, Path, bool], str | None]
-    """(name, protocol, folder, partial): the digest of a data set; None if there is none. Raises if it cannot be read, or
-    if the protocol cannot train on it."""
+    """(name, protocol, folder, partial): the digest of a data set; None if there is none. Raises if it cannot be read,
+    or if the protocol cannot train on it."""
     told: Callable[[Any], str]
     """The result of a finished cell in a few words, from its row."""
     figures: Callable[[Any], dict[str, Any]] = columns_of

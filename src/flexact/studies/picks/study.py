@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,13 +57,8 @@ STUDY = GridStudy(
     told=_score_text,
     folders=(FOLDER,),
 )
-
-
-class Store(GridStore[Result]):
-    """The folder of one grid."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
 _COLOURS = (
