@@ -123,7 +123,8 @@ SITE = "https://www.cs.toronto.edu/~kriz/"
 def download(name: str, folder: Path, progress: bool = False) -> Path:
     """Download the files of a set that are missing in a folder, and return the folder with the files.
 
-    If the archive is in the folder already, it is used after the same check. progress: whether to show a bar.
+    The checksum is verified before anything is read from the archive. Only the expected files are written, each
+    atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check. progress: whether to show a bar.
     """
     layout, folder = layout_of(name), Path(folder)
     place, archive = layout.place(folder), folder / layout.archive
@@ -163,8 +164,6 @@ def _unpack(layout: Layout, path: Path, place: Path) -> None:
                 write_whole(place / file, content.read(layout.bytes_of(file)))
 
 
-__all__ = ["NAMES", "Images", "download", "is_there", "load"]
-
 NAMES = tuple(LAYOUTS)
 
 
@@ -199,7 +198,10 @@ def is_there(name: str, folder: Path) -> bool:
 
 
 def load(name: str, folder: Path, complete: bool = True) -> Images:
-    """Read a set from the folder with its files, or from the parent of that folder."""
+    """Read a set from the folder with its files, or from the parent of that folder.
+
+    complete: whether every file must have the official number of records, rather than at least one.
+    """
     layout, folder = layout_of(name), Path(folder)
     place = layout.place(folder)
     missing = [file for file in layout.files if not (place / file).is_file()]

@@ -192,7 +192,8 @@ def _row(task: TextTask, path: Path, number: int, line: str) -> tuple[tuple[str,
 
 
 def _split(task: TextTask, rows: Rows) -> TextData:
-    """Split one file into training and dev rows by the second sentence."""
+    """Split the dev file of QNLI, which is often available without its training file. Rows whose second sentence has a
+    SHA-256 divisible by 5 are used for evaluation, and the others for training, so no sentence is in both parts."""
 
     def part(dev: bool) -> Rows:
         pairs = [pair for pair in zip(rows.texts, rows.labels, strict=True) if (_hash(pair[0][1]) % 5 == 0) == dev]

@@ -27,7 +27,12 @@ DEFAULT_JOBS = 16
 
 
 class Threads:
-    """The `Workers` of the streams engine."""
+    """The `Workers` of the streams engine: threads of this process that share one GPU, each on its own CUDA stream.
+
+    The kernels of small networks fill a small part of a GPU. Processes take turns on it; streams of one process share
+    it. A study must support this: only one of its cells may capture a graph or allocate at a time
+    (`picks.device_lock`).
+    """
 
     def __init__(self, device: str, size: int) -> None:
         self.size, self._device = size, device
@@ -118,6 +123,9 @@ STOP = "stop"
 
 def ray_engine(device: str | None, jobs: int | None, address: str | None) -> Engine:
     """One GPU per task if the cluster has GPUs (or `device` asks for them), and one CPU otherwise.
+
+    Ray retries the task of a worker that died, and the cell resumes from its last checkpoint; so all machines must see
+    the grid's folder and the data under the same paths.
 
     jobs: the maximum number of tasks at a time; by default, as many as the cluster has room for.
     """

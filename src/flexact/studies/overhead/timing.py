@@ -50,6 +50,9 @@ def interleaved(
 ) -> tuple[dict[Key, list[float]], dict[Key, Exception]]:
     """Return the milliseconds per call of each contender, one value per round, and the errors of those that failed.
 
+    They run in turns, in an order that changes from round to round, so that whatever slows the machine down slows all
+    of them. On a GPU each burst of calls is timed by two events.
+
     burst_ms: about how long a contender runs per round.
     """
     bursts: dict[Key, int] = {}

@@ -115,7 +115,11 @@ class Batch:
 
 
 class Training:
-    """A network in training on one batch."""
+    """A network in training on one batch.
+
+    A step consists of forward, loss, backward, the policy's update of the logits (a hook of the optimizer) and the
+    optimizer's step. The schedule's step follows on the host; a graph captures everything else.
+    """
 
     loss: Tensor
     """The loss of the last step, on the device."""

@@ -39,7 +39,11 @@ class Plain:
 
 
 def trained_alone(setting: Setting, picks: Picks) -> Plain:
-    """Return the result of a network with these picks, from the cache if it is there."""
+    """Return the result of a network with these picks, which is trained once for all cells of a grid.
+
+    The result depends on the network, the seed, the picks, the steps and the device, so it is cached in the grid's
+    folder under a digest of these. Two cells that need it at the same time both train it.
+    """
     path = setting.kept / f"{_digest(setting, picks)}.json"
     try:
         return Plain(**json.loads(path.read_text(encoding="utf-8")))
