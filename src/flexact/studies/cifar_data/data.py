@@ -124,7 +124,8 @@ def download(name: str, folder: Path, progress: bool = False) -> Path:
     """Download the files of a set that are missing in a folder, and return the folder with the files.
 
     The checksum is verified before anything is read from the archive. Only the expected files are written, each
-    atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check. progress: whether to show a bar.
+    atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check.
+    progress: whether to show a bar.
     """
     layout, folder = layout_of(name), Path(folder)
     place, archive = layout.place(folder), folder / layout.archive
