@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
@@ -13,7 +13,7 @@ from flexact.io.value_checks import check_seed
 from flexact.studies.cifar.methods import FIXED, METHODS, check_names
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.study import Choices, GridCell, PickingProtocol
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BUDGETS = {"paper": 200, "short": 30}
 """The epochs of each budget."""
@@ -53,24 +53,26 @@ class Protocol(PickingProtocol):
     True
     """
 
-    epochs: int = BUDGETS["paper"]
-    batch: int = 128
-    """Images per step, over all ranks together."""
-    lr: float = 0.1
-    """The learning rate of the first step; it decays to 0 along a cosine, step by step."""
+    candidates: Annotated[
+        tuple[str, ...] | None,
+        Setting("Candidates of every site.", "relu, leaky_relu, gelu, silu; with --policy paper the paper's five"),
+    ] = None
+    epochs: Annotated[int, Setting("Passes over the data.", "the budget's")] = BUDGETS["paper"]
+    batch: Annotated[int, Setting("Images per step, over all ranks together.")] = 128
+    lr: Annotated[float, Setting("Learning rate of the first step; it decays to 0 along a cosine.")] = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
     """The weight decay of everything except the parameters of activations. The paper gives none."""
     nesterov: bool = False
-    width: int = 64
-    """Channels of the first stage."""
+    width: Annotated[int, Setting("Channels of the first stage.")] = 64
     norm: str = "batch"
     """With several ranks, "batch" normalises with the moments of each rank's own part of the batch, as
     DistributedDataParallel does; "synced" uses those of the whole batch, as one process does."""
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
-    checkpoint_minutes: float = 1.0
-    """Minutes between two checkpoints; 0 for one after every epoch."""
+    checkpoint_minutes: Annotated[
+        float, Setting("Minutes between checkpoints; 0 for one after every epoch.", at_least=0.0)
+    ] = 1.0
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
     WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")

@@ -12,9 +12,10 @@ from flexact.errors import FlexActError
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command
+@shared.grid_command()
 def compare(
     grid: shared.GridCommand,
+    _: dict[str, Any],
     build: Annotated[
         str | None, typer.Argument(help="The function that builds the network, as module:name.", show_default=False)
     ] = None,

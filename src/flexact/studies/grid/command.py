@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
-Policy = Annotated[
-    str | None, typer.Option(help="Flex-Act's policy: default (FlexConfig()) or paper.", show_default="default")
-]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
@@ -147,20 +144,45 @@ class GridCommand:
             raise typer.Exit(1)
 
 
-def grid_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `GridCommand` after its own; it receives them as its first argument."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = inspect.signature(GridCommand, eval_str=True).parameters
-    out = shared["out"].replace(default=Path("runs", command.__name__))
+def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. After its own options come the fields of the protocol with a `Setting`, and the options of
+    `GridCommand`. It receives a `GridCommand` and the given settings as its first arguments."""
 
-    @functools.wraps(command)
-    def called(**options: Any) -> None:
-        grid = GridCommand(**{name: options.pop(name) for name in shared})
-        command(grid, **options)
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        settings = _setting_options(protocol)
+        shared = inspect.signature(GridCommand, eval_str=True).parameters
+        out = shared["out"].replace(default=Path("runs", command.__name__))
 
-    parameters = [*own, out, *list(shared.values())[1:]]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
-    return called
+        @functools.wraps(command)
+        def called(**options: Any) -> None:
+            grid = GridCommand(**{name: options.pop(name) for name in shared})
+            chosen = {one.name: options.pop(one.name) for one in settings}
+            command(grid, given(**{name: value for name, value in chosen.items() if value is not False}), **options)
+
+        parameters = [*own, *settings, out, *list(shared.values())[1:]]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+        return called
+
+    return decorated
+
+
+def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
+    """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
+    options = []
+    for name, hint in get_type_hints(protocol, include_extras=True).items():
+        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        for one in notes:
+            shown = one.default or str(getattr(protocol, name))
+            option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
+            given = Names if tuple in [get_origin(part) for part in get_args(kind)] else kind | None
+            default = None
+            if kind is bool:
+                option, given, default = typer.Option(f"--{name}", help=one.help), bool, False
+            annotation = Annotated[given, option]  # type: ignore[valid-type]
+            place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
+    return options
 
 
 def given(**options: Any) -> dict[str, Any]:

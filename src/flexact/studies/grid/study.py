@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
@@ -20,6 +20,15 @@ PRECISIONS: tuple[str, ...] = ("bf16", "float32")
 _KEY = "flexact_protocol"
 
 Own = TypeVar("Own", bound="GridProtocol")
+
+
+class Setting(NamedTuple):
+    """The annotation of a protocol's field that is an option of its command: the help, the default in words if they say
+    more than the value, and the smallest value."""
+
+    help: str
+    default: str = ""
+    at_least: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,7 @@ class GridProtocol:
 class PickingProtocol(GridProtocol):
     """The protocol of a study whose methods pick activations with one policy."""
 
-    policy: str = "default"
-    """"default" is `FlexConfig()`, "paper" is `FlexConfig.paper()`."""
+    policy: Annotated[str, Setting("Flex-Act's policy: default (FlexConfig()) or paper.")] = "default"
     candidates: tuple[str, ...] | None = None
     """The candidates of every site; None for the study's own."""
     changes: dict[str, Any] = field(default_factory=dict, hash=False)

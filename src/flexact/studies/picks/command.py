@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flexact.studies.grid import command as shared
+from flexact.studies.picks.protocol import Protocol
 
 
-@shared.grid_command
+@shared.grid_command(Protocol)
 def picks(
     grid: shared.GridCommand,
+    settings: dict[str, Any],
     tasks: Annotated[
         shared.Names,
         typer.Option(
@@ -31,9 +33,6 @@ def picks(
     ] = None,
     seeds: shared.Seeds = None,
     first_seed: shared.FirstSeed = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a plain run, for a quick test.", show_default="each task's own")
-    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -47,4 +46,4 @@ def picks(
     from flexact.studies.picks.study import Store
 
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    grid.carry_out(Store(grid.out), chosen, data, shared.given(steps=steps), partial=partial)
+    grid.carry_out(Store(grid.out), chosen, data, settings, partial=partial)

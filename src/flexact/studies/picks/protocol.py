@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, fixed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -52,8 +52,9 @@ class Protocol(GridProtocol):
     True
     """
 
-    steps: int | None = None
-    """Steps of a plain run; None for each task's own number."""
+    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own", at_least=1)] = (
+        None
+    )
 
     WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
 
