@@ -131,6 +131,8 @@ def test_overwrite_removes_only_what_a_study_writes(half_done):
         (lambda rows: [*rows[:2], rows[2].replace(",0.25,", ",0.25"), *rows[3:]], 3, "expected 9 columns, found 8"),
         (lambda rows: [rows[0], rows[1].replace(",0.25,", ",abc,"), *rows[2:]], 2, "mse is 'abc', not a number"),
         (lambda rows: [rows[0], rows[1].replace("relu,0", "relu,zero"), *rows[2:]], 2, "seed is 'zero'"),
+        (lambda rows: [*rows, rows[1].replace("tanh", "gelu")], 4, "is not part of this run"),
+        (lambda rows: [*rows[:2], rows[2].replace(",relu,", ",rleu,")], 3, "is not part of this run"),
         (lambda rows: [*rows[:2], rows[2][:10]], 3, "the line is cut off"),
     ],
 )
@@ -144,7 +146,9 @@ def test_a_corrupt_results_file_is_told_by_its_line(half_done, damage, line, wha
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
+        ("history.csv", "tanh,relu,0,1,gelu,0.5", "the candidate gelu is not part of this run"),
         ("history.csv", "tanh,relu,0,one,relu,0.5", "epoch is 'one', not a whole number"),
+        ("curves.csv", "tanh,gelu,0,0,0", "tanh, gelu is not part of this run"),
         ("curves.csv", "tanh,relu,left,0,0", "x1 is 'left', not a number"),
         ("curves.csv", "tanh,relu,0,0", "expected 5 columns, found 4"),
     ],
@@ -154,16 +158,6 @@ def test_a_corrupt_history_or_curve_is_told_by_its_line(half_done, name, line, s
         file.write(line + "\n")
     with pytest.raises(FlexActError, match=rf"{name}, line 3: {says}.*run the study again with --overwrite"):
         resumed(half_done)
-
-
-def test_rows_that_are_not_part_of_the_run_are_ignored(half_done):
-    before = resumed(half_done).parts
-    results = half_done / "results.csv"
-    rows = results.read_text().splitlines()
-    results.write_text("\n".join([*rows, rows[1].replace("tanh", "gelu"), rows[1].replace(",relu,", ",rleu,")]) + "\n")
-    with (half_done / "history.csv").open("a") as file:
-        file.write("tanh,relu,0,1,gelu,0.5\n")
-    assert resumed(half_done).parts == before
 
 
 def test_a_run_that_diverged_is_no_damage(half_done):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
-from flexact.io.csv_rows import REMEDY
+from flexact.io.csv_rows import REMEDY, damaged
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, write_config
 from flexact.studies.synthetic.options import Options
 
@@ -113,19 +113,37 @@ def read_options(folder: Path, config: dict[str, Any]) -> Options:
 
 
 def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
-    """Return the rows of each finished model. Rows that are not part of this run are ignored; a missing history.csv or
-    curves.csv counts as empty."""
+    """Return the rows of each finished model. A missing history.csv or curves.csv counts as empty."""
     path = folder / RESULTS
     if not path.is_file():
         raise FlexActError(f"there is no {path}: no model of this run is done. Continue it with --resume.")
-    found = {(row.model, row.truth, row.seed): row for row in csv_rows.read(path, Result) if row.study == study}
-    keys = {model: [(model, cell.truth, cell.seed) for cell in options.cells] for model in options.models}
+    cells = [(cell.truth, cell.seed) for cell in options.cells]
+    found: dict[tuple[str, str, int], Result] = {}
+    for number, row in enumerate(_rows(folder, RESULTS, Result, options), start=2):
+        if row.study != study or (row.truth, row.seed) not in cells:
+            raise damaged(path, number, f"{row.study}, {row.truth}, seed {row.seed} is not part of this run")
+        found[row.model, row.truth, row.seed] = row
+    keys = {model: [(model, *cell) for cell in cells] for model in options.models}
     done = {model: own for model, own in keys.items() if all(key in found for key in own)}
     parts = {model: Part([found[key] for key in own], [], []) for model, own in done.items()}
-    for moment in csv_rows.read(folder / HISTORY, Moment):
-        if moment.model in parts and moment.candidate in options.candidates:
+    for number, moment in enumerate(_rows(folder, HISTORY, Moment, options), start=2):
+        if moment.candidate not in options.candidates:
+            raise damaged(folder / HISTORY, number, f"the candidate {moment.candidate} is not part of this run")
+        if moment.model in parts:
             parts[moment.model].history.append(moment)
-    for point in csv_rows.read(folder / CURVES, Point):
+    for point in _rows(folder, CURVES, Point, options):
         if point.model in parts:
             parts[point.model].curves.append(point)
     return parts
+
+
+Row = TypeVar("Row", Result, Moment, Point)
+
+
+def _rows(folder: Path, name: str, kind: type[Row], options: Options) -> list[Row]:
+    """Return the rows of a file. Raises if a row names a model or a truth of another run."""
+    rows = csv_rows.read(folder / name, kind)
+    for number, row in enumerate(rows, start=2):
+        if row.model not in options.models or row.truth not in options.truths:
+            raise damaged(folder / name, number, f"{row.model}, {row.truth} is not part of this run")
+    return rows
