@@ -22,8 +22,8 @@ from torch import nn
 import flexact
 from flexact import FlexActError, Recorder
 from flexact.io.result_folder import read_config
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import Result, Store
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
+from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_resnets import BLOCKS

@@ -20,10 +20,9 @@ from flexact import FlexActError
 from flexact.candidates import known_names
 from flexact.io import csv_rows
 from flexact.observe.figures.picture import Picture
-from flexact.report.build import build, read
-from flexact.report.histories import read_histories
+from flexact.report.build import build, read, read_histories
 from flexact.report.page import markdown
-from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.synthetic.store import Moment, Result
 
 

@@ -37,8 +37,7 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.cell_task import LOCK
-from flexact.studies.grid.locks import is_locked, locked
+from flexact.studies.grid.cell_task import LOCK, is_locked, locked
 
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}
@@ -444,7 +443,7 @@ def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
 ) -> None:
     options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
     command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
-    with locked(tmp_path / LOCK):
+    with locked(tmp_path / LOCK, ""):
         assert train.main(command) == 2
     assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
     assert "give --out another folder, or wait" in told

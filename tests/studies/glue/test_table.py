@@ -9,10 +9,9 @@ from statistics import fmean
 
 import pytest
 
-from flexact.studies.glue.paper import GLUE
-from flexact.studies.glue.protocol import Protocol
-from flexact.studies.glue.study import STUDY, Grid, Result
-from flexact.studies.glue.table import averages, table
+from flexact.studies.glue.protocol import Grid, Protocol, Result
+from flexact.studies.glue.study import STUDY
+from flexact.studies.glue.table import GLUE, averages, table
 
 
 def row(task: str, method: str, seed: int, **figures: object) -> Result:

@@ -13,14 +13,13 @@ import torch
 import flexact
 from flexact import FlexActError
 from flexact.studies.glue import trainer
-from flexact.studies.glue.data import load
+from flexact.studies.glue.data import load, measured
 from flexact.studies.glue.encoder import build, find_encoder
-from flexact.studies.glue.metrics import measured
 from flexact.studies.glue.protocol import Cell, Protocol
 from flexact.studies.glue.study import STUDY
 from flexact.studies.glue.tokens import ByLength, encoded
 from flexact.studies.glue.train import train_cell
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.cell_task import read_curve
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.glue.report import _shortened
-from flexact.studies.grid.pictures import evidence
+from flexact.studies.glue.study import _shortened
+from flexact.studies.grid.report import evidence
 
 CELLS = [Cell("cifar10", "resnet18", "flexact-all", seed) for seed in (0, 1)]
 DROP = {"step": 9, "margin": 0.5, "standard_error": 0.2, "steps": 40}

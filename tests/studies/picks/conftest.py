@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from flexact.studies.picks.plain import FOLDER
+from flexact.studies.picks.protocol import Result
 from flexact.studies.picks.setting import Setting
-from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
+from flexact.studies.picks.train import FOLDER
 
 CPU = torch.device("cpu")
 
