@@ -20,7 +20,7 @@ import torch
 from flexact import FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
-from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.logit_updates import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.studies.provenance import provenance
 from flexact.studies.synthetic.replicas import Cell, Task, train

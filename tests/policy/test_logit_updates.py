@@ -15,8 +15,8 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.ops import reference
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import Evidence
-from flexact.policy.optimizer_steps import Step
-from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.optimizers import Step
+from flexact.policy.logit_updates import RunningGradient
 from flexact.routing.sites import sites_of
 
 FIVE = PAPER_CANDIDATES

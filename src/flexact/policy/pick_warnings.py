@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from flexact.io.value_checks import MOST_STEPS
 from flexact.policy.rounds import Plan, rungs, trial_steps
-from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.logit_updates import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import SiteRouter
 

@@ -17,13 +17,11 @@ from flexact.errors import FlexActError
 from flexact.policy.elimination import Elimination, keep_originals
 from flexact.policy.held_out import HeldOut
 from flexact.policy.initialisation import check_inits, initialise
-from flexact.policy.logit_updates import before_step
-from flexact.policy.optimizer_steps import Scaling, Steps
-from flexact.policy.optimizers import checked_optimizer, has_stepped
+from flexact.policy.logit_updates import RunningGradient, before_step
+from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.pick_warnings import omissions, warn_if_frozen, warn_if_short, warn_of_arbitrary_picks
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, planned, planned_for
-from flexact.policy.running_gradient import RunningGradient
 from flexact.policy.schedule_checks import check_drops, check_loss, check_run, checked_steps, is_known_nonfinite
 from flexact.policy.step_hooks import listen, stop_listening
 from flexact.policy.trial import AllDiverged, Trial, tries_candidates

@@ -27,7 +27,7 @@ _SMALLEST_NORM = 1e-3  # minimum divisor, so that an output of zeros does not ca
 
 def target(sensitivity: Tensor, lam: Tensor | float, alive: Tensor) -> Tensor:
     """Return p̃ = softmax(−ḡ/λ) over the candidates that are alive; it favours functions with small slopes."""
-    return torch.softmax((-sensitivity / lam).masked_fill(~alive, -torch.inf), dim=-1)
+    return torch.softmax(torch.where(alive, sensitivity / -lam, -torch.inf), dim=-1)
 
 
 def kl(target: Tensor, log_q: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size
     width: (rows, 1), the elements per sample at the site. The task gradient sums over the elements, and the KL counts
     once per site, as it does when α·KL is a term of the loss.
     """
-    return gradient + alpha * size / width * (q - target)
+    return torch.addcmul(gradient, alpha * size / width, q - target)
 
 
 def normalised_blend(
