@@ -106,7 +106,7 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) ->
     warnings.warn(
         f"{reason}, so picking stops undecided and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
-        stacklevel=3,
+        stacklevel=5,
     )
     router.trying = None
     for site in router.sites:

@@ -90,8 +90,8 @@ class RunningGradient:
         if moves is not None and before is not None:
             for now, old in zip(self.tensors, before, strict=True):
                 now.copy_(torch.where(moves, now, old))
-        size = (self.square / self.weights[:, 1:]).sqrt().float().clamp(min=_SMALLEST_SIZE)
-        return self.mean / self.weights[:, :1], size
+        mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)
 
     def reset(self) -> None:
         for tensor in self.tensors:
@@ -194,7 +194,8 @@ def _update(
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
         pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
-        change = torch.where(router.called(), pulled, change)  # a site that was not called has no target
+        all_called = router.gathered.all_called(router.device)
+        change = pulled if all_called else torch.where(router.called(), pulled, change)  # without a call, no target
     if paced:
         change = step_size * (change / size)
     if moves is not None:
@@ -208,9 +209,9 @@ def _update(
 def _advantage(router: SiteRouter, gradient: Tensor) -> Tensor:
     """Return ⟨δ, a_k − x⟩, scaled to a norm of 1 per row, (rows, K); 0 for dropped candidates."""
     # In double precision, so that the squares of small numbers do not underflow.
-    advantage = gradient.double() / router.p.clamp(min=_SMALLEST_P)
+    advantage = gradient.double() / router.p.clamp_min(_SMALLEST_P)
     norm: Tensor = torch.linalg.vector_norm(advantage, dim=-1, keepdim=True)
-    return (advantage / norm.clamp(min=_SMALLEST_NORM)).float()
+    return (advantage / norm.clamp_min(_SMALLEST_NORM)).float()
 
 
 def _fused_update(

@@ -98,7 +98,7 @@ class SiteTables(Generic[AnySite]):
 
     def split_flat(self, flat: Tensor) -> list[Tensor]:
         """Split the concatenated flat tensors of the sites."""
-        return list(torch.split(flat, self._sizes))
+        return list(flat.split_with_sizes(self._sizes))
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the logits of each site. Reading `_parameters` is many times faster than an attribute of the module,
