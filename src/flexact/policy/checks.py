@@ -124,7 +124,7 @@ def warn_of_arbitrary_picks(
 
     stepped: the sites whose logits have been stepped by an optimizer. acts: whether the policy acts before steps.
     """
-    count, paced = len(router.sites), router.config.policy.logit_step == "paced"
+    count = len(router.sites)
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
         # If the logits have moved, an optimizer without torch's hooks has stepped them.
         message = (
@@ -136,7 +136,7 @@ def warn_of_arbitrary_picks(
             f"no optimizer has stepped the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) yet, "
             "so what they drop now is arbitrary. Give it flexact.param_groups(model), or exclude them in convert."
         )
-    elif paced and (idle := _without_gradient(router, running)):
+    elif router.config.policy.moves_logits and (idle := _without_gradient(router, running)):
         message = (
             f"{len(idle)} of {count} sites have received no gradient so far ({', '.join(idle[:5])}), so their picks "
             "are arbitrary. If the forward never calls them, exclude them in convert."

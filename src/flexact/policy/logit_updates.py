@@ -2,7 +2,7 @@
 
 If the Schedule moves the logits (`Policy.logit_step`), a step is the same for every optimizer, loss scale and length of
 run: a site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that its
-consistency counts and its magnitude does not. In one elimination round, a logit can move by `Policy.STEPSIZE`.
+consistency counts and its magnitude does not. In one elimination round, a logit can move by `Policy.logit_step_size`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def before_step(
     with torch.no_grad():
         update = _fused_update if router.runs_fused() else _update
         changes = update(router, running, evidence, step_size, step.factors(scaling))
-        if router.config.policy.logit_step == "paced":
+        if router.config.policy.moves_logits:
             _move_logits(router, step, changes)
             skip(router, step)
         else:
@@ -189,19 +189,18 @@ def _update(
     if policy.correction == "clip_logit_gradient":
         gradient = corrections.clip_rows(gradient, policy.clip)
     mean, size = running.update(gradient, alive, moves)
-    paced = policy.logit_step == "paced"
-    change = mean if paced else gradient
+    change = mean if policy.moves_logits else gradient
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
         pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
         all_called = router.gathered.all_called(router.device)
         change = pulled if all_called else torch.where(router.called(), pulled, change)  # without a call, no target
-    if paced:
+    if policy.moves_logits:
         change = step_size * (change / size)
     if moves is not None:
         change = torch.where(moves, change, 0.0)
     change = router.shared(change)
-    if factors is not None and not paced:
+    if factors is not None and not policy.moves_logits:
         change = torch.where(factors != 0, change / factors, 0.0)  # with the sign and the scale that it had
     return router.split(change)
 
@@ -226,7 +225,7 @@ def _fused_update(
         clips=policy.correction == "clip_logit_gradient",
         pulls=policy.pulls_logits,
         clips_sensitivity=policy.correction == "clipped_norm_kl",
-        paced=policy.logit_step == "paced",
+        steps=policy.moves_logits,
         mean_rate=1 - MEAN_DECAY,
         square_rate=1 - SQUARE_DECAY,
         lam=None if policy.lam == "temperature" else policy.lam,

@@ -50,7 +50,7 @@ def param_groups(
 
 def check_logit_lr(logit_lr: float | None, sites: list[FlexAct]) -> None:
     """Raise if the logits are given a learning rate, but the policy moves them."""
-    if logit_lr is not None and any(site.config.policy.logit_step == "paced" for site in sites):
+    if logit_lr is not None and any(site.config.policy.moves_logits for site in sites):
         raise FlexActError(
             f"logit_lr={logit_lr} has no effect, because this policy moves the logits itself. Leave it out, or "
             "convert with policy=Policy(logit_step='optimizer')."

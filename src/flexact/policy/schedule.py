@@ -309,8 +309,7 @@ class Schedule:
         """
         if (step := self._steps.of(stepping)) is None:
             return
-        moves_logits = self.config.policy.logit_step == "paced"
-        if moves_logits and (again or self._ignores_gradients):
+        if self.config.policy.moves_logits and (again or self._ignores_gradients):
             skip(self.router, step)
         elif not again:
             self._step_size = self._step_size.to(self.router.device)
@@ -372,8 +371,8 @@ class Schedule:
         alpha = policy.alpha * (1 - progress) if policy.alpha_schedule == "falling" else policy.alpha
         self._settles = any(drop <= step < settled for drop, settled in self._elimination.settled_after.items())
         moves = step >= start and not self._settles
-        step_size = policy.pace / ((1 - policy.settle) * self._plan.round_steps) if moves else 0.0
-        starts_at_original = self.config.init == "original" and policy.logit_step == "paced"
+        step_size = policy.logit_step_size / ((1 - policy.settle) * self._plan.round_steps) if moves else 0.0
+        starts_at_original = self.config.init == "original" and policy.moves_logits
         self.router.warming_up = starts_at_original and self._trains_weights and step < start
         self._write(temperature, step_size, alpha)
         self.router.go_to(step)

@@ -223,7 +223,7 @@ def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bo
             raise FlexActError(f"pick_by='trial' runs one candidate in the whole network, but {obstacle}.")
         return config.pick_by == "trial"
     policy = config.policy
-    usual = policy.logit_step == "paced" and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
+    usual = policy.moves_logits and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
     normalises = any("norm" in type(module).__name__.lower() for module in model.modules())
     return obstacle is None and usual and rewinds and (held_out or not normalises)

@@ -50,7 +50,7 @@ def relative_kl(gradient: Tensor, q: Tensor, target: Tensor, alpha: Tensor, size
     width: (rows, 1), the elements per sample at the site. The task gradient sums over the elements, and the KL counts
     once per site, as it does when α·KL is a term of the loss.
     """
-    return torch.addcmul(gradient, alpha * size / width, q - target)
+    return gradient + alpha * size / width * (q - target)
 
 
 def normalised_blend(

@@ -31,8 +31,8 @@ from flexact.ops.triton import policy as policy_kernels
 from flexact.ops.triton.launch import Launch
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import Evidence
-from flexact.policy.optimizers import Scaling, Step
 from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.optimizers import Scaling, Step
 from flexact.routing import call_statistics as gathering
 from flexact.routing.sites import bind
 
@@ -210,7 +210,7 @@ def one_step(sites: Sites, step: int) -> None:
     sites.act()
 
 
-@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
 @pytest.mark.parametrize("changes", POLICIES, ids=str)
 def test_the_policy_is_plain_torchs(changes: dict[str, Any], logit_step: str, device: torch.device) -> None:
     ours, theirs = (Sites(device, logit_step=logit_step, **changes) for _ in range(2))
@@ -228,7 +228,7 @@ def test_the_policy_is_plain_torchs(changes: dict[str, Any], logit_step: str, de
             theirs.running.reset()
 
 
-@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
 @pytest.mark.parametrize("share", ["model", "site"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_step_of_an_optimizer_that_maximizes_or_holds_a_part_of_the_sites_is_plain_torchs(
@@ -251,7 +251,7 @@ def test_the_step_of_an_optimizer_that_maximizes_or_holds_a_part_of_the_sites_is
 @given(
     seed=st.integers(0, 1000),
     changes=st.sampled_from(POLICIES),
-    logit_step=st.sampled_from(["paced", "optimizer"]),
+    logit_step=st.sampled_from(["schedule", "optimizer"]),
     gradient=st.sampled_from([0.0, 1e-30, 1e-12, 1.0, 1e15, torch.inf, torch.nan]),
     statistics=st.sampled_from([0.0, 1e-30, 1.0, 1e6, torch.nan]),
     called=st.lists(st.integers(0, 1), max_size=5),
@@ -322,9 +322,12 @@ def test_a_whole_training_is_plain_torchs(device: torch.device) -> None:
     for forced in ("triton", "closed_form"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).to(device)
-        # At a slow pace: in so few steps the default's would take up the last bits of each step and make much of them.
+        # A small step size: in so few steps, the default one would amplify the last bits of each step.
         config = FlexConfig(
-            candidates=("relu", "tanh", "identity"), init="original", commit_at=0.8, policy=Policy(noise=1.0, pace=1)
+            candidates=("relu", "tanh", "identity"),
+            init="original",
+            commit_at=0.8,
+            policy=Policy(noise=1.0, logit_step_size=1),
         )
         model = flexact.convert(model, config=config, share="site")
         optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.05))
@@ -401,7 +404,7 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
 def test_a_draw_has_two_launches_and_the_policy_three(
     sizes: tuple[tuple[int, int], ...], changes: dict[str, Any], device: torch.device
 ) -> None:
-    for logit_step in ("paced", "optimizer"):
+    for logit_step in ("schedule", "optimizer"):
         sites, every = Sites(device, sizes=sizes, logit_step=logit_step, **changes), range(len(sizes))
         draw = functools.partial(sites.router.refresh, True)
         act = functools.partial(sites.act, 0.1)

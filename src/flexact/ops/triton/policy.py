@@ -49,7 +49,7 @@ class Rule(NamedTuple):
     """Add the gradient of the relative KL."""
     clips_sensitivity: bool
     """Clip the sensitivities in the KL's target to `clip`."""
-    paced: bool
+    steps: bool
     """Replace the gradient by its running mean, divided by its running size and multiplied by the step size."""
     mean_rate: float
     """Weight of a new gradient in the running mean."""
@@ -109,7 +109,7 @@ def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[
 def update(
     values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...], rule: Rule
 ) -> Tensor:
-    """Return the changes to subtract from the logits or, if they are not paced, their corrected gradients.
+    """Return the changes to subtract from the logits or, if the rule takes no step, their corrected gradients.
 
     The result is flat, without padding. The running averages and the evidence are updated in place.
     values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the sensitivities of each
@@ -134,7 +134,7 @@ def _draw_launch(rows: int, k: int) -> Launch:
 def _update_launch(rows: int, k: int, groups: int, most: int, has_factors: bool, rule: Rule) -> Launch:
     numbers = (k, most, rule.mean_rate, rule.square_rate, float(rule.lam or 0), float(rule.clip))
     tile = 1 if groups == rows else _ROWS
-    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.paced, has_factors, tile)
+    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.steps, has_factors, tile)
     return Launch(_update, (groups,), numbers, constants, _WARPS)
 
 
@@ -162,7 +162,7 @@ def _update(
     alpha_ptr, step_size_ptr, factors_ptr, mean_ptr, square_ptr, weights_ptr, count_ptr, total_ptr, products_ptr,
     found_ptr, k, most, mean_rate, square_rate, lam, clip,
     CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr, TIED: tl.constexpr,
-    PACED: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr,
+    STEPS: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Process one group: sum the changes and the advantages of its rows, then write their means to every row."""
     first = tl.load(group_starts_ptr + tl.program_id(0))
@@ -191,7 +191,7 @@ def _update(
             gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, moves, k, mean_rate, square_rate
         )
         change = gradient
-        if PACED:
+        if STEPS:
             change = mean
         if PULLS:
             called, sensitivity = _sensitivity(values_ptr, calls_ptr, row, column, own, valid, most)
@@ -205,7 +205,7 @@ def _update(
             width = tl.load(width_ptr + row, valid, other=1).to(tl.float32)
             pulled = change + tl.load(alpha_ptr) * size / width * (q - target)
             change = tl.where(called, pulled, change)  # a site without a call has no target
-        if PACED:
+        if STEPS:
             change = tl.load(step_size_ptr) * (change / size)
         change_sum += tl.sum(tl.where(moves & own, change, 0.0), axis=0, keep_dims=True)
         position += ROWS
@@ -216,7 +216,7 @@ def _update(
         row, valid = _rows_at(grouped_rows_ptr, position, end, ROWS)
         start, own = _own(layout_ptr, row, column, valid)
         change = change_sum
-        if HAS_FACTORS and not PACED:  # with the sign and the scale that the gradient had
+        if HAS_FACTORS and not STEPS:  # with the sign and the scale that the gradient had
             factor = tl.load(factors_ptr + row, valid, other=0.0)
             change = tl.where(factor != 0, change_sum / factor, 0.0)
         tl.store(found_ptr + start + column, change, own)
