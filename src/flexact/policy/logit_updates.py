@@ -138,31 +138,28 @@ def before_step(
 
 def skip(router: SiteRouter, step: Step) -> None:
     """Discard the gradients and the statistics of a step, so that the optimizer does not move its logits."""
-    for site in step.sites:
-        site.logits.grad = None
+    for site, logits in zip(router.sites, router.parameters(), strict=True):
+        if site in step.sites:
+            logits.grad = None
     router.gathered.forget(step.first_rows)
 
 
 def _move_logits(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
     """Subtract the changes from the logits. A site without a gradient moves together with its group."""
-    moving = {site for site in step.sites if site.logits.grad is not None}
-    groups = {site.group for site in moving} - {None}
-    moves = [site in moving or (site.group in groups and site.logits.requires_grad) for site in router.sites]
-    every = zip(router.parameters(), changes, moves, strict=True)
-    moved = [(logits, change) for logits, change, own in every if own]
-    parts = [own_part(change, logits) for logits, change in moved]
-    torch._foreach_sub_([local(logits) for logits, _ in moved], parts)
+    every = list(zip(router.sites, router.parameters(), changes, strict=True))
+    moving = {site for site, logits, _ in every if logits.grad is not None and site in step.sites}
+    if len(moving) < len(every):
+        groups = {site.group for site in moving} - {None}
+        moving |= {site for site, logits, _ in every if site.group in groups and logits.requires_grad}
+    moved = [(logits, change) for site, logits, change in every if site in moving]
+    torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(change, logits) for logits, change in moved])
 
 
 def _replace_gradients(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
     """Write the corrected gradients to the logits that the optimizer is about to step."""
-    found = [
-        (site.logits.grad, change)
-        for site, change in zip(router.sites, changes, strict=True)
-        if site in step.sites and site.logits.grad is not None
-    ]
-    parts = [own_part(change, gradient) for gradient, change in found]
-    torch._foreach_copy_([local(gradient) for gradient, _ in found], parts)
+    every = zip(router.sites, router.parameters(), changes, strict=True)
+    found = [(own.grad, change) for site, own, change in every if own.grad is not None and site in step.sites]
+    torch._foreach_copy_([local(own) for own, _ in found], [own_part(change, own) for own, change in found])
 
 
 def _update(
