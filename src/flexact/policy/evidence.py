@@ -79,7 +79,7 @@ class Evidence:
         """
         self.count += 1 if moves is None else moves > 0
         self.total += advantage
-        self.products.addcmul_(advantage.unsqueeze(2), advantage.unsqueeze(1))
+        self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
 
     def reset(self) -> None:
         for tensor in self.tensors:

@@ -168,7 +168,7 @@ class Schedule:
         checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.router.tried = self.router.trying
-        if self.committed and not self._picking:
+        if self.committed and not self._picking:  # nothing is left to do but to count
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
@@ -188,12 +188,13 @@ class Schedule:
         """Do this step's part of picking, which may commit the sites."""
         for message in checks.omissions(self.router, self.steps_done, bool(self._stepped)):
             self._warn_once(message, stacklevel=4)
+        step = self.steps_done + 1
         if self._trial is None:
-            self._step_blend(loss, self.steps_done + 1)
+            self._step_blend(loss, step)
         elif loss is None and self._held_out is None:
-            self._blend_instead(self.steps_done + 1)
+            self._blend_instead(step)
         else:
-            self._step_trial(self._trial, loss, self.steps_done + 1)
+            self._step_trial(self._trial, loss, step)
 
     def _step_trial(self, trial: Trial, loss: Tensor | float | None, step: int) -> None:
         """Advance a trial by one step. At its end, or if every candidate diverges, the sites commit."""
