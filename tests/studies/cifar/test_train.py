@@ -491,9 +491,9 @@ sys.exit(code)
 def test_two_ranks_train_as_one_process_does(
     precision: str, lr: float, tolerance: float, folder: Path, tmp_path: Path
 ) -> None:
-    # Ten steps are a short run: at the usual pace a logit goes ten up or down in one of them, and where probabilities
-    # are 0 or 1 their gradients are rounding. The weight of the KL is one that counts in layers of this width.
-    changes = {"policy": {"pace": 0.2, "alpha": 1000.0}}
+    # Ten steps are a short run: with the usual step size a logit goes ten up or down in one of them, and where
+    # probabilities are 0 or 1 their gradients are rounding. The weight of the KL counts in layers of this width.
+    changes = {"policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     options = f"--dataset cifar10 --method flexact-all --epochs 2 --batch 8 --lr {lr} --width 4 --norm synced --partial"

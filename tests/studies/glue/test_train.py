@@ -151,7 +151,10 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
-        ({"changes": {"policy": {"pacee": 1}}}, "unknown config field 'pacee'; did you mean 'pace'"),
+        (
+            {"changes": {"policy": {"logit_step_sizes": 1}}},
+            "unknown config field 'logit_step_sizes'; did you mean 'logit_step_size'",
+        ),
         ({"changes": 3}, "changes must be a dictionary"),
     ],
 )
