@@ -6,7 +6,6 @@ leaves the model as it was.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import warnings
@@ -14,9 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from flexact.candidates import ORIGINAL, lookup
 from flexact.config import FlexConfig
@@ -36,6 +34,7 @@ from flexact.surgery.choosing import (
     choose,
     listed,
 )
+from flexact.surgery.copying import copied
 from flexact.surgery.finding import Found
 from flexact.surgery.layer_before import layer_in_sequence
 from flexact.surgery.run_order import Seen
@@ -185,8 +184,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     _check_logits(sites)
     _warn_of_lost_weights(model, sites)
     if not inplace:
-        with _DetachedCopies():
-            model = copy.deepcopy(model)
+        model = copied(model)
     _commit(sites_of(model), sites)
     return swap_out(model)
 
@@ -199,18 +197,6 @@ def _commit(sites: list[FlexAct], as_in: list[FlexAct]) -> None:
     for site, trained in zip(sites, as_in, strict=True):
         if not site.committed:
             site.commit(trained.router.step, trained.router.trying)
-
-
-class _DetachedCopies(TorchFunctionMode):
-    """Lets deepcopy copy tensors with a gradient history by value, such as a result that a module has cached."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function is Tensor.__deepcopy__ and not args[0].is_leaf:
-            tensor, memo = args
-            return memo.setdefault(id(tensor), tensor.detach().clone())
-        return function(*args, **(kwargs or {}))
 
 
 def _check_logits(sites: list[FlexAct]) -> None:

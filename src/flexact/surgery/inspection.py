@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from flexact.activations import function_name, is_kind_of_activation, key_of
 from flexact.candidates import ORIGINAL
-from flexact.errors import FlexActError, missing_extra
+from flexact.errors import missing_extra
 from flexact.io.text_tables import aligned, cut, printable
 from flexact.surgery.batch_norm_fusion import Fused, find_fused
 from flexact.surgery.choosing import Choice, Where, check_convertible, check_where, choose
@@ -143,11 +142,6 @@ def inspect(
     """
     check_convertible(model, "inspect")
     check_where(where)
-    if example_inputs is not None and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        raise FlexActError(
-            "this model has lazy modules, which a forward would initialize, but inspect must not change the model. Run "
-            "it once before, or leave example_inputs out."
-        )
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))
     placed = [*_found(model, choice, fused), *_left_alone(model, choice)]
