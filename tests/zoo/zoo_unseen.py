@@ -293,7 +293,7 @@ class PenalisesByAFunction(WithModule):
         return super().forward(x) + squares(self)
 
 
-@left_alone("act reads an attribute of it with getattr")
+@left_alone("act reads getattr(self.leaky")
 class ReadsASettingByName(Animal):
     def __init__(self):
         super().__init__()

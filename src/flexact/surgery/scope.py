@@ -39,7 +39,7 @@ class Scope:
         self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
         self._bound.update(*(node.names for node in self.nodes if isinstance(node, (ast.Global, ast.Nonlocal))))
         stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
-        self._stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
+        self.stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
         self.strings = {node.value for node in self.nodes if isinstance(node, ast.Constant) and type(node.value) is str}
         names = [node.id for node in stored if isinstance(node, ast.Name)]
         names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
@@ -83,7 +83,7 @@ class Scope:
     def _setting(self, node: ast.AST) -> Any:
         """Return the value of an expression; UNKNOWN if it is the mode or an attribute that the method assigns."""
         name = node.attr if isinstance(node, ast.Attribute) else ""
-        return UNKNOWN if name == "training" or name in self._stored else self.value(node)
+        return UNKNOWN if name == "training" or name in self.stored else self.value(node)
 
     def is_only_called(self, node: ast.AST) -> bool:
         """Return whether a value is assigned to a variable whose only uses are calls with one argument."""
