@@ -475,6 +475,18 @@ class TableOfBlocks(WithBlocks):
         return h
 
 
+def factor_of(block):
+    return FACTORS[type(block)]
+
+
+@left_alone("asks for this exact type")
+class AHelperHasATableOfBlocks(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) * factor_of(block)
+        return h
+
+
 @identical
 class NamesTheTypeOfABlock(WithBlocks):
     def act(self, h):

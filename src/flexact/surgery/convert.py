@@ -163,12 +163,9 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     sites = _sites_or_error(model, "extract")
     undecided = [site.name or "FlexAct" for site in sites if not site.committed]
     if undecided and not commit:
-        forgotten = any(site.router.scheduled and site.router.step == 0 for site in sites)
-        steps = (
-            "schedule.step(loss) was never called: call it after every optimizer step"
-            if forgotten
-            else ("Let the Schedule reach its commitment")
-        )
+        steps = "Let the Schedule reach its commitment"
+        if any(site.router.scheduled and site.router.step == 0 for site in sites):
+            steps = "schedule.step(loss) was never called: call it after every optimizer step"
         raise FlexActError(
             f"{len(undecided)} of {len(sites)} sites are not committed yet ({', '.join(undecided[:5])}), so the plain "
             f"network would not be the one that was trained. {steps}, or take the current picks with "

@@ -67,12 +67,9 @@ class Scope:
             inner = self.truth(node.operand)
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)) and len(node.ops) == 1:
-            sides = [self._setting(side) for side in (node.left, node.comparators[0])]
-            return (
-                None
-                if any(side is UNKNOWN for side in sides)
-                else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
-            )
+            left, right = self._setting(node.left), self._setting(node.comparators[0])
+            is_known = left is not UNKNOWN and right is not UNKNOWN
+            return (left is right) == isinstance(node.ops[0], ast.Is) if is_known else None
         if isinstance(node, ast.BoolOp):
             parts = [self.truth(part) for part in node.values]
             decisive = isinstance(node.op, ast.Or)
