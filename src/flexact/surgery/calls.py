@@ -63,8 +63,6 @@ class Reading:
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
-        self.values: set[str] = set()
-        """The children and stored functions that are used without being called."""
         self.asked: set[str] = set()
         """The attributes that a method assigns, or uses for more than calls with one argument."""
         self.place = -0.5
@@ -192,12 +190,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""
-        if not isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load) or self._used(node):
             self._note_other_use(node)
-        elif path := self._used(node):
-            self.reading.values.add(path)
-            if not self.scope.is_only_called(node):
-                self._note_other_use(node)
         elif self.scope.value(node) is UNKNOWN and isinstance(node, ast.Attribute):
             self.visit(node.value)
 

@@ -68,7 +68,8 @@ def convert(
     config: all settings of the method; the default is the best policy we know.
     candidates: the names of the functions to pick from; short for `config=FlexConfig(candidates=...)`.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
-    of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
+    of the sites is that of execution rather than of definition, and channels are counted. A copy of the model is run
+    once in eval mode.
     per_call: whether each call of an activation is a site of its own; by default all its calls share one site.
     fuse: whether to fuse a site with the nn.BatchNorm2d before it, and with the residual addition between them. The
     forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without it.

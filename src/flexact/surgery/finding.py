@@ -156,7 +156,7 @@ class Findings:
         apart = {None, *(functions.keys() & not_plain)}
         if self.per_call:
             count = Counter(call.child for call in reading.calls)
-            apart |= {child for child in count if count[child] > 1} - reading.values - reading.asked
+            apart |= {child for child in count if count[child] > 1} - reading.asked
         calls = [call for call in reading.calls if call.child in apart]
         reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
         reason = _reason_to_leave(owner) or (reading.obstacle() if calls else None)

@@ -127,8 +127,8 @@ def inspect(
     The result prints as a table. The model is unchanged.
 
     where, per_call: as for `convert`.
-    example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, one eval
-    forward is run, the rows are in execution order, and calls and input shapes are counted.
+    example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, a copy of
+    the model is run once in eval mode, the rows are in execution order, and calls and input shapes are counted.
 
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1), torch.nn.Sigmoid())

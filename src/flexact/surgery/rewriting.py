@@ -141,17 +141,13 @@ def rewritten_class(first: type, recipe: Recipe) -> type:
     """Return the subclass with rewritten methods; it is the same one for the same type and recipe."""
     if not recipe:
         return first
-    names = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    held = {name: value for home in homes(first) for name, value in vars(home).items() if not name.startswith("__")}
-    # A class method must write to the user's class, not to this one.
-    names |= {name: staticmethod(getattr(first, name)) for name in held if _is_class_method(held[name])}
-    methods = {name: _edited(first, name, recipe) for name in {edit.method for edit in recipe}}
+    namespace: dict[str, Any] = {name: getattr(first, name) for name in ("__module__", "__qualname__", "__doc__")}
+    for name, value in ((name, value) for home in homes(first) for name, value in vars(home).items()):
+        if isinstance(value, classmethod) and callable(value.__func__) and not name.startswith("__"):
+            namespace[name] = staticmethod(getattr(first, name))  # so that it writes to the user's class
+    namespace |= {name: _edited(first, name, recipe) for name in {edit.method for edit in recipe}}
     bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
-    return _new_class(first, bases, {**names, **methods, "flexact_first": first, "flexact_recipe": recipe})
-
-
-def _is_class_method(value: Any) -> bool:
-    return isinstance(value, classmethod) and callable(value.__func__)
+    return _new_class(first, bases, {**namespace, "flexact_first": first, "flexact_recipe": recipe})
 
 
 def _new_class(like: type, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:

@@ -63,15 +63,14 @@ def run_order(
     except Exception as error:
         raise FlexActError(
             f"a copy of the model could not be run on example_inputs: {type(error).__name__}: {error}. Give what its "
-            "forward takes: a tensor, a tuple of arguments, or a dictionary of keywords."
+            "forward takes: a tensor, a tuple of arguments, or a dictionary of keywords. If the model cannot be "
+            "copied, leave example_inputs out."
         ) from error
     findings.left_alone |= watch.found
     return seen
 
 
-def _recorded(
-    model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[int, Seen], graph: bool
-) -> nn.Module:
+def _recorded(model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[int, Seen], graph: bool) -> nn.Module:
     """Return the copy of a model, which records the calls of its activations and submodules."""
     twins = dict(zip(model.modules(), twin.modules(), strict=True))
     layers = {id(one.weight): module for module, one in twins.items() if graph and isinstance(one, LAYERS)}

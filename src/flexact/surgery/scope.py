@@ -82,13 +82,6 @@ class Scope:
         name = node.attr if isinstance(node, ast.Attribute) else ""
         return UNKNOWN if name == "training" or name in self.stored else self.value(node)
 
-    def is_only_called(self, node: ast.AST) -> bool:
-        """Return whether a value is assigned to a variable whose only uses are calls with one argument."""
-        name = next((target_of(one) for one in self.nodes if isinstance(one, ast.Assign) and one.value is node), "")
-        called = [one.func for one in self.nodes if isinstance(one, ast.Call) and len([*one.args, *one.keywords]) == 1]
-        loads = [one for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
-        return bool(name) and all(one in called for one in loads if one.id == name)
-
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
         first, *names = names_of(node) or [""]

@@ -103,8 +103,8 @@ class _Hook:
     def __call__(self, model: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() or model.training in self.modes:
             return
-        stack = torch.overrides._get_current_function_mode_stack
-        is_inside = any(isinstance(mode, Watch) and id(model) in mode.names for mode in stack())
+        modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+        is_inside = any(isinstance(mode, Watch) and id(model) in mode.names for mode in modes)
         self.modes.add(model.training)
         if is_inside or len(self.modes) == 2:
             unwatch(model)
@@ -115,7 +115,7 @@ class _Hook:
         mode.__enter__()  # type: ignore[no-untyped-call]
 
         def end(*_: Any) -> None:
-            if mode in stack():
+            if mode in torch.overrides._get_current_function_mode_stack():
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
                 lines = [f"  {name}: {text}" for name, text in mode.found.items()]
                 if lines:
