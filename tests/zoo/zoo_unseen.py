@@ -381,6 +381,12 @@ class ReadsASetting(Animal):
         return self.leaky(h) * self.leaky.negative_slope
 
 
+@left_alone("act reads self.leaky.negative_slope")
+class ReadsASettingByNext(ReadsASetting):
+    def act(self, h):
+        return self.leaky(h) * next(iter([self.leaky.negative_slope]))
+
+
 @identical
 class InputByName(WithModule):
     def act(self, h):

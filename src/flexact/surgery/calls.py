@@ -125,7 +125,8 @@ class Reading:
             elif holder is not UNKNOWN or not (node in called or node.attr == "_modules"):
                 continue
             reading = known or self  # an unknown holder may be any submodule
-            if node not in of_first or _begins_with_activation(reading.owner):
+            is_first = node.attr in _LISTS_TENSORS and node in of_first
+            if not is_first or _begins_with_activation(reading.owner):
                 reading.notice(node.attr, method, node, known is None)
         for call in calls:
             function, by = scope.value(call.func), method
