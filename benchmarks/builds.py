@@ -1,17 +1,20 @@
-"""List the kernels that Triton builds in the first run on a machine, for an H200, and how long each takes to build here.
+"""List the kernels that Triton builds for an H200 in the first run on a machine, and how long training waits for them.
 
-    python benchmarks/builds.py resnet18 [--fuse] [--candidates 7]
+    python benchmarks/builds.py resnet18 [--fuse] [--candidates 7] [--serial]
     python benchmarks/builds.py gpt
 
 Needs no GPU. A small batch is trained on the CPU from the first step to the commitment, with an evaluation after every
-drop. The closed form computes the results; each kernel launch is recorded, and built once per specialisation. Columns:
-the phase that needs the build first, the time of Triton's front end (Python), of its compiler, of ptxas, and of the C
-compiler that builds the launcher. A GPU that no build delays would need only the loading of the binaries.
+drop. The closed form computes the results; every launch only builds its kernel, as on a GPU: the kernels that follow
+are built in the background (`flexact.ops.triton.ahead`), or one after the other with --serial. A line is a launch that
+had to wait: the phase of the training, the kernel, the seconds, and what the kernel is specialised on. The summary has
+the seconds by phase, and the time of all builds by stage: Triton's front end (Python), its compiler, ptxas, and the C
+compiler that builds the launcher. Steps are much shorter on a CPU, so less is built while they run.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import ctypes
 import os
 import re
@@ -30,7 +33,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 
 import flexact
 from flexact.ops import dispatch
-from flexact.ops.triton import autograd, basis, batch_norm, fallback, routed
+from flexact.ops.triton import ahead, autograd, basis, batch_norm, fallback, routed
 from flexact.ops.triton.launch import Launch
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS, ResNet
@@ -42,7 +45,8 @@ CANDIDATES = ("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid
 class CompileOnlyDriver:
     """A Triton driver for an H200 that compiles without a GPU."""
 
-    launcher_cls = CudaLauncher
+    def __init__(self, launcher: Callable[..., None]) -> None:
+        self.launcher_cls = launcher
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -55,47 +59,63 @@ class CompileOnlyDriver:
 
 
 class Builds:
-    """The builds so far, in seconds by stage."""
+    """The builds of a run, and how long its launches waited for them."""
 
-    def __init__(self) -> None:
-        self.phase = ""
-        self.rows: list[tuple[str, str, dict[str, float]]] = []
-        self._stages: dict[str, float] | None = None
+    def __init__(self, serial: bool) -> None:
+        self.phase, self._serial = "", serial
+        self._waits: dict[str, list[float]] = {}
+        self._stages: collections.Counter[str] = collections.Counter()
         self._known: set[str] = set()
         triton.knobs.compilation.listener = self._listen
 
-    def _listen(self, *, times: Any, **_: Any) -> None:
-        lowering = {name: time / 1e6 for name, time in times.lowering_stages}
-        ptxas = lowering.pop("cubin", 0.0)
-        self._stages = {"front end": times.ir_initialization / 1e6, "compiler": sum(lowering.values()), "ptxas": ptxas}
+    def _listen(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            lowering = {name: time / 1e6 for name, time in times.lowering_stages}
+            self._stages["ptxas"] += lowering.pop("cubin", 0.0)
+            self._stages["compiler"] += sum(lowering.values())
+            self._stages["front end"] += times.ir_initialization / 1e6
+            self._stages["builds"] += 1
+
+    def make_launcher(self, source: Any, metadata: Any) -> None:
+        """Build the launcher of a kernel."""
+        start = time.perf_counter()
+        CudaLauncher(source, metadata)
+        self._stages["launcher"] += time.perf_counter() - start
 
     def launch(self, launch: Launch, *tensors: Tensor) -> None:
         """Replace a launch: build its kernel if this specialisation is new."""
-        kernel = launch.kernel
+        kernel, dtypes = launch.kernel, tuple(tensor.dtype for tensor in tensors)
+        start = time.perf_counter()
+        if not self._serial:
+            launch._build_prepared_ahead(-1, dtypes)
+            ahead.wait_for(launch._build_key(-1, dtypes))
         built = kernel.warmup(*tensors, *launch.numbers, *launch.constants, grid=launch.grid, num_warps=launch.warps)
         if built.hash in self._known:
             return
         self._known.add(built.hash)
-        start = time.perf_counter()
-        CudaLauncher(built.src, built.metadata)
-        stages = {**(self._stages or {}), "launcher": time.perf_counter() - start}
-        names = kernel.arg_names
-        own = [f"{name}={value}" for name, value in zip(names[-len(launch.constants) :], launch.constants, strict=True)]
-        kinds = [f"{names[path[0]]}%16" for path, attributes in built.src.attrs.items() if attributes]
-        ones = [f"{names[path[0]]}=1" for path, value in built.src.constants.items() if not names[path[0]].isupper()]
-        types = [kind for kind in built.src.signature.values() if kind != "constexpr"]
-        name = kernel.__module__.rpartition(".")[2] + kernel.__name__
-        self.rows.append((self.phase, name, stages))
-        print(f"{self.phase:14} {name:26}", " ".join(f"{stage} {value:.2f}" for stage, value in stages.items()))
-        print("   ", *own, *ones, *kinds, *types, sep=" ")
+        self.make_launcher(built.src, built.metadata)
+        waited = time.perf_counter() - start
+        self._waits.setdefault(self.phase, []).append(waited)
+        print(f"{self.phase:16} {kernel.__module__.rpartition('.')[2] + kernel.__name__:26} {waited:.2f} s")
+        print("   ", *specialisation(launch, built.src))
 
     def summary(self) -> None:
-        """Print the number and the time of the builds by phase."""
-        for phase in dict.fromkeys(phase for phase, *_ in self.rows):
-            own = [stages for one, _, stages in self.rows if one == phase]
-            total = {stage: sum(stages.get(stage, 0.0) for stages in own) for stage in own[0]}
-            stages = ", ".join(f"{stage} {value:.1f}" for stage, value in total.items())
-            print(f"{phase}: {len(own)} builds, {sum(total.values()):.1f} s ({stages})")
+        """Print the waiting times by phase, and the time of all builds by stage."""
+        for phase, waits in self._waits.items():
+            print(f"{phase}: {len(waits)} kernels, waited {sum(waits):.1f} s")
+        stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self._stages.items() if stage != "builds")
+        total = sum(sum(waits) for waits in self._waits.values())
+        print(f"waited {total:.1f} s in total for {self._stages['builds']:.0f} builds ({stages})")
+
+
+def specialisation(launch: Launch, source: Any) -> list[str]:
+    """Return what a build is specialised on: constants, numbers that are 1, multiples of 16, and dtypes."""
+    names = launch.kernel.arg_names
+    constants = zip(names[-len(launch.constants) :], launch.constants, strict=True)
+    ones = [f"{names[path[0]]}=1" for path in source.constants if not names[path[0]].isupper()]
+    multiples = [f"{names[path[0]]}%16" for path, attributes in source.attrs.items() if attributes]
+    dtypes = [kind for kind in source.signature.values() if kind != "constexpr"]
+    return [*(f"{name}={value}" for name, value in constants if name != "FORMS"), *ones, *multiples, *dtypes]
 
 
 def stub_of_cuda() -> tempfile.TemporaryDirectory[str]:
@@ -117,9 +137,10 @@ def record_and_fall_back(kernel: Callable[..., Any], plain: Callable[..., Any], 
     return plain(*arguments)
 
 
-def pretend_to_have_a_gpu() -> None:
-    """Run the Triton kernels on CPU tensors, with the functions that a GPU would use."""
-    triton.runtime.driver.set_active(CompileOnlyDriver())
+def pretend_to_have_a_gpu(builds: Builds) -> None:
+    """Build the Triton kernels for CPU tensors, with the functions that a GPU would use."""
+    triton.runtime.driver.set_active(CompileOnlyDriver(builds.make_launcher))
+    Launch.__call__ = lambda launch, *tensors: builds.launch(launch, *tensors)  # type: ignore[method-assign]
     dispatch._why_unsupported = lambda *_: ""  # type: ignore[assignment]
     dispatch.use("triton")
     for module in (basis, batch_norm, routed):
@@ -164,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=("resnet18", "gpt"))
     parser.add_argument("--fuse", action="store_true", help="as convert(..., fuse=True)")
+    parser.add_argument("--serial", action="store_true", help="build nothing ahead")
     parser.add_argument("--candidates", type=int, default=7, choices=range(2, len(CANDIDATES) + 1), metavar="K")
     arguments = parser.parse_args()
     config = flexact.FlexConfig(candidates=CANDIDATES[: arguments.candidates])
@@ -172,13 +194,13 @@ def main() -> None:
         x = torch.randint(256, (8, 64))
     else:
         network = ResNet(BLOCKS["resnet18"], 10).to(memory_format=torch.channels_last)
-        x = torch.randn(16, 3, 32, 32).to(memory_format=torch.channels_last)
+        x = torch.randn(16, 3, 16, 16).to(memory_format=torch.channels_last)
     with tempfile.TemporaryDirectory() as cache, stub_of_cuda():
         os.environ["TRITON_CACHE_DIR"] = cache
-        pretend_to_have_a_gpu()
-        builds = Builds()
-        Launch.__call__ = lambda launch, *tensors: builds.launch(launch, *tensors)  # type: ignore[method-assign]
+        builds = Builds(arguments.serial)
+        pretend_to_have_a_gpu(builds)
         train(flexact.convert(network, config=config, fuse=arguments.fuse), x, arguments.network == "resnet18", builds)
+        ahead._pool().shutdown()
         builds.summary()
 
 

@@ -45,6 +45,16 @@ class Blend:
         """Return the compile-time constants in the order in which every kernel takes them."""
         return self.basis, self.forms, fast
 
+    def picks(self) -> list[Blend]:
+        """Return a blend for each alive candidate alone, as a site that commits to it has."""
+        alone = []
+        for k in range(self.alive.bit_length()):
+            if self.alive >> k & 1:
+                kept = [b for b, form in enumerate(self.forms) if form[k]]
+                basis, forms = (tuple([parts[b] for b in kept]) for parts in (self.basis, self.forms))
+                alone.append(Blend(basis, forms, 1 << k))
+        return alone
+
 
 def is_fast(h: Tensor) -> bool:
     """Return whether the GPU's approximate instructions are accurate enough for h, which holds in half precision."""
