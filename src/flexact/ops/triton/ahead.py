@@ -46,7 +46,7 @@ def wait_for(key: Hashable) -> None:
 def _pool() -> ThreadPoolExecutor:
     # Triton's front end enters `catch_warnings` at every node of the syntax tree. Threads that leave it in another
     # order than they entered it would change the filters of the whole process for good.
-    code_generator.warnings = types.SimpleNamespace(  # type: ignore[attr-defined]
+    code_generator.warnings = types.SimpleNamespace(
         **vars(warnings) | {"catch_warnings": contextlib.nullcontext, "simplefilter": lambda *_: None}
     )
     return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "flexact-build")

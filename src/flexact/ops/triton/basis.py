@@ -51,8 +51,7 @@ class Blend:
         for k in range(self.alive.bit_length()):
             if self.alive >> k & 1:
                 kept = [b for b, form in enumerate(self.forms) if form[k]]
-                basis, forms = (tuple([parts[b] for b in kept]) for parts in (self.basis, self.forms))
-                alone.append(Blend(basis, forms, 1 << k))
+                alone.append(Blend(tuple(self.basis[b] for b in kept), tuple(self.forms[b] for b in kept), 1 << k))
         return alone
 
 
