@@ -8,7 +8,8 @@ drop. The closed form computes the results; every launch only builds its kernel,
 are built in the background (`flexact.ops.triton.ahead`), or one after the other with --serial. A line is a launch that
 had to wait: the phase of the training, the kernel, the seconds, and what the kernel is specialised on. The summary has
 the seconds by phase, and the time of all builds by stage: Triton's front end (Python), its compiler, ptxas, and the C
-compiler that builds the launcher. Steps are much shorter on a CPU, so less is built while they run.
+compiler that builds the launcher. In a real run, hundreds of steps lie between two drops, so less is waited for. Other
+work on the machine lengthens all times.
 """
 
 from __future__ import annotations

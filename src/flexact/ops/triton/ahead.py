@@ -27,8 +27,7 @@ _lock = threading.Lock()  # the backward passes of several devices run in severa
 def start(key: Hashable, build: Callable[[], None]) -> None:
     """Run a build in the background, unless one with this key was started before.
 
-    Triton 3.5 is the first version with AsyncCompileMode, that is, that can compile in threads. Older ones build every
-    kernel when it is needed.
+    Only versions of Triton with AsyncCompileMode are known to compile in threads; with others, nothing is built ahead.
     """
     if hasattr(triton, "AsyncCompileMode"):
         with _lock:
