@@ -20,7 +20,7 @@ import torch
 from flexact import FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
-from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.logit_updates import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.studies.provenance import provenance
 from flexact.studies.synthetic.replicas import Cell, Task, train
@@ -45,8 +45,8 @@ VARIANTS = {
     "no settling after a drop": DEFAULT.with_policy(settle=0.0),
     "settling for 75 % of a round": DEFAULT.with_policy(settle=0.75),
     NO_RESET: DEFAULT,
-    "pace halved": DEFAULT.with_policy(pace=5.0),
-    "pace doubled": DEFAULT.with_policy(pace=20.0),
+    "step size halved": DEFAULT.with_policy(logit_step_size=5.0),
+    "step size doubled": DEFAULT.with_policy(logit_step_size=20.0),
     "rounds of any length": replace(DEFAULT, round_steps="fill"),
     "rounds of 200 steps at most": replace(DEFAULT, round_steps=200),
     "commitment at 50 %": replace(DEFAULT, commit_at=0.5),

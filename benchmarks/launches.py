@@ -27,9 +27,8 @@ from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import autocast, study_stream
-from flexact.studies.overhead.networks import build, use_kernels
 from flexact.studies.overhead.options import BASELINE, Options, chosen
-from flexact.studies.overhead.training import Batch, Training
+from flexact.studies.overhead.training import Batch, Training, build, use_kernels
 from flexact.studies.provenance import provenance
 
 DEPTHS = ((1,), (1, 1), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 6, 3))

@@ -26,8 +26,8 @@ from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import provenance
-from flexact.studies.synthetic.paper import ALPHA, SYNTHETIC
 from flexact.studies.synthetic.replicas import Cell, Task, train
+from flexact.studies.synthetic.tables import ALPHA, SYNTHETIC
 from flexact.studies.workers import cores
 
 EPOCHS = 100

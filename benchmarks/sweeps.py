@@ -21,10 +21,9 @@ from flexact.io.atomic_files import write_rows
 from flexact.ops import dispatch, routed_activation
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import captured, study_stream
-from flexact.studies.overhead.networks import build, check_kernels, plain_blend
 from flexact.studies.overhead.options import BASELINE, WAYS, Options, chosen
 from flexact.studies.overhead.timing import Run, interleaved, ratios, spread
-from flexact.studies.overhead.training import WARM_UP, Batch, Training
+from flexact.studies.overhead.training import WARM_UP, Batch, Training, build, check_kernels, plain_blend
 from flexact.studies.provenance import provenance
 
 CANDIDATES = (

@@ -14,7 +14,6 @@ from flexact.activations import (
     function_name,
     is_activation,
     is_activation_function,
-    is_method,
     key_of,
     module_of_call,
 )
@@ -262,7 +261,6 @@ def test_a_functional_call_and_its_module_compute_the_same(function, args, kwarg
 @pytest.mark.parametrize("name", ["relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"])
 def test_a_method_and_its_module_compute_the_same(name: str) -> None:
     module = module_of_call(name, (), {})
-    assert is_method(name)
     assert torch.equal(module(POINTS), getattr(POINTS.clone(), name)())
 
 
@@ -275,7 +273,6 @@ def test_a_sine_that_is_called_is_no_site() -> None:
     """Positional encodings and rotary embeddings are made with it."""
     assert module_of_call(torch.sin, (), {}) is None
     assert module_of_call("sin", (), {}) is None
-    assert not is_method("sin")
 
 
 @pytest.mark.parametrize("value", [F.dropout, torch.add, torch.sin, "relu", [F.relu], None, 3])

@@ -92,7 +92,7 @@ def test_fields_of_the_policy_can_be_changed_in_a_copy() -> None:
         (Policy.paper(alpha=0.0), False, False, False, False),
         (Policy.paper(correction="clipped_norm_kl"), True, True, False, False),
         (Policy.paper(correction="clip_logit_gradient"), False, False, False, True),
-        (Policy.paper(correction="none", logit_step="paced"), False, False, False, True),
+        (Policy.paper(correction="none", logit_step="schedule"), False, False, False, True),
     ],
     ids=str,
 )
@@ -132,7 +132,7 @@ def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
         ("final_temperature", [0, -0.5, NAN, INF]),
         ("noise", [-1, NAN, INF, "on", None]),
         ("alpha", [-0.1, NAN, INF, "0.3", None]),
-        ("pace", [0, -1, NAN]),
+        ("logit_step_size", [0, -1, NAN]),
         ("round_steps", [0, -1, 1.5, True, "400"]),
         ("settle", [-0.1, 1.0, NAN]),
         ("clip", [0, -1, NAN]),
@@ -238,7 +238,14 @@ def test_saved_config_says_its_version() -> None:
 
 def test_fields_not_saved_keep_their_defaults() -> None:
     assert FlexConfig.from_dict({"flexact_config": 2, "seed": 3}) == FlexConfig(seed=3)
-    assert FlexConfig.from_dict({"flexact_config": 2, "policy": {"pace": 2.0}}) == FlexConfig(policy=Policy(pace=2.0))
+    assert FlexConfig.from_dict({"flexact_config": 2, "policy": {"logit_step_size": 2.0}}) == FlexConfig(
+        policy=Policy(logit_step_size=2.0)
+    )
+
+
+def test_the_old_name_of_the_step_size_is_refused_with_the_new_one() -> None:
+    with pytest.raises(FlexActError, match="logit_step_size"):
+        FlexConfig.from_dict({"flexact_config": 2, "policy": {"pace": 2.0}})
 
 
 @pytest.mark.parametrize("version", [1, 3, 0, -1, "2", None, True])

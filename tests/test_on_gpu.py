@@ -117,7 +117,7 @@ def test_a_hundred_steps_end_at_the_references_loss(
 ) -> None:
     config = FlexConfig.paper(
         policy=Policy.paper(noise=0.0)
-    )  # a paced step follows the sign of a gradient, and so of its rounding
+    )  # a step of the Schedule follows the sign of a gradient, and so of its rounding
     ours = trained(resnet(resnets, fuse, config=config), 100, lr=GENTLE, batches=1)
     assert dispatch.active(CARD).name == "triton"
     monkeypatch.setattr(dispatch, "_forced", "closed_form")
@@ -147,7 +147,7 @@ def test_a_fused_resnet_18_is_extracted_as_the_plain_network(spelling: str, resn
 def test_mixed_precision_trains_as_float32_does(dtype: torch.dtype, resnets: ModuleType) -> None:
     config = FlexConfig.paper(
         policy=Policy.paper(noise=0.0)
-    )  # a paced step follows the sign of a gradient, and so of its rounding
+    )  # a step of the Schedule follows the sign of a gradient, and so of its rounding
     model, twin = resnet(resnets, True, config=config), resnet(resnets, True, config=config)
 
     def in_half(images: Tensor) -> Tensor:

@@ -12,24 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.candidates import BUILT_IN, original, plain_setting
+from flexact.candidates import BUILT_IN, original, plain_setting, settings_of
 
 
 def _type_path(cls: Any) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
-
-# The settings with which a module computes the candidate's function.
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "leaky_relu": {"negative_slope": 0.01},
-    "gelu": {"approximate": "none"},
-    "gelu_tanh": {"approximate": "tanh"},
-    "elu": {"alpha": 1.0},
-    "softplus": {"beta": 1.0, "threshold": 20.0},
-    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
-    "hardshrink": {"lambd": 0.5},
-    "softshrink": {"lambd": 0.5},
-}
 
 _Kinds = tuple[tuple[str, dict[str, Any]], ...]
 
@@ -38,8 +26,9 @@ def _own_modules() -> dict[str, _Kinds]:
     """Return the candidates' own types; nn.GELU is the type of two candidates."""
     found: dict[str, _Kinds] = {}
     for own in BUILT_IN:
-        path = _type_path(type(own.module()))
-        found[path] = (*found.get(path, ()), (own.name, _SETTINGS.get(own.name, {})))
+        module = own.module()
+        path = _type_path(type(module))
+        found[path] = (*found.get(path, ()), (own.name, settings_of(module)))
     return found
 
 
@@ -118,16 +107,12 @@ def is_activation_type(cls: type) -> bool:
 
 
 def key_of(module: nn.Module) -> str:
-    """The name of the candidate whose function a module computes, or the key of its own function ("original")."""
-    return _candidate_of(module) or original(module)
-
-
-def _candidate_of(module: nn.Module) -> str | None:
-    """The candidate whose function a module computes with its settings; None if there is none."""
+    """The name of the candidate whose function a module computes with its settings, or the key of its own function
+    ("original")."""
     for name, settings in _MODULES.get(_type_path(type(module)), ()):
         if all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
             return name
-    return None
+    return original(module)
 
 
 def module_of_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
@@ -154,11 +139,6 @@ def is_activation_function(value: Any) -> bool:
         return value in _FUNCTIONS
     except Exception:  # not hashable, or no comparison
         return False
-
-
-def is_method(name: str) -> bool:
-    """Whether a tensor's method of this name is an activation."""
-    return name in _METHODS
 
 
 def function_name(module: nn.Module) -> str:

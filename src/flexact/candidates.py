@@ -99,8 +99,8 @@ BUILT_IN = (
     Candidate("hardswish", F.hardswish, lambda h, a: _aten.hardswish_backward(_one(h), h), nn.Hardswish),
     Candidate("relu6", F.relu6, lambda h, a: _aten.hardtanh_backward(_one(h), h, 0, 6), nn.ReLU6),
     Candidate("softsign", F.softsign, lambda h, a: (1 + h.abs()).reciprocal().square(), nn.Softsign),
-    Candidate("relu_squared", own.relu_squared, own.relu_squared_derivative, own.ReLUSquared),
-    Candidate("sine", torch.sin, own.sine_derivative, own.Sine),
+    Candidate("relu_squared", own.relu_squared, lambda h, a: 2 * F.relu(h), own.ReLUSquared),
+    Candidate("sine", torch.sin, lambda h, a: torch.cos(h), own.Sine),
     Candidate("hardsigmoid", own.hardsigmoid, lambda h, a: (h.abs() < 3).to(h.dtype) / 6, nn.Hardsigmoid),
     Candidate("hardtanh", F.hardtanh, lambda h, a: _aten.hardtanh_backward(_one(h), h, -1, 1), nn.Hardtanh),
     Candidate("logsigmoid", F.logsigmoid, lambda h, a: torch.sigmoid(-h), nn.LogSigmoid),
@@ -113,8 +113,8 @@ BUILT_IN = (
     Candidate("hard_mish", own.hard_mish, own.hard_mish_derivative, own.HardMish),
     Candidate("laplace", own.laplace, own.laplace_derivative, own.Laplace),
     Candidate("sqrt_softplus", own.sqrt_softplus, own.sqrt_softplus_derivative, own.SqrtSoftplus),
-    Candidate("star_relu", own.star_relu, own.star_relu_derivative, own.StarReLU),
-    Candidate("snake", own.snake, own.snake_derivative, own.Snake),
+    Candidate("star_relu", own.star_relu, lambda h, a: 2 * own.STAR_RELU_SCALE * F.relu(h), own.StarReLU),
+    Candidate("snake", own.snake, lambda h, a: 1 + torch.sin(2 * h), own.Snake),
 )
 
 ALIASES = {
@@ -164,19 +164,23 @@ def original(module: nn.Module) -> str:
 
     The module must be elementwise and hold no tensors. Modules of one type with equal settings are the same function.
     """
-    public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
-    settings = {
-        name: value
-        for name, value in public.items()
-        if isinstance(value, (bool, int, float, str)) and name not in ("training", "inplace")
-    }
-    key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings}"
+    key = f"{ORIGINAL}:{type(module).__module__}.{type(module).__qualname__}{settings_of(module)}"
     if key not in _originals:
         function = bare_copy(module)
         if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
         _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
     return key
+
+
+def settings_of(module: nn.Module) -> dict[str, bool | int | float | str]:
+    """Return the settings of a module's function: its public plain attributes, without `training` and `inplace`."""
+    public = {name: plain_setting(value) for name, value in sorted(vars(module).items()) if not name.startswith("_")}
+    return {
+        name: value
+        for name, value in public.items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("training", "inplace")
+    }
 
 
 def plain_setting(value: Any) -> Any:

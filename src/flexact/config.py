@@ -61,13 +61,14 @@ class Policy:
     """Whether the KL acts on the noise-free π or on the sampled p."""
     clip: float = 1.0
     """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and of "clipped_norm_kl" (each ḡ)."""
-    logit_step: Literal["paced", "optimizer"] = "paced"
-    """Whether the Schedule moves the logits ("paced"; see `flexact.policy.running_gradient`) or your optimizer does."""
-    pace: float = 10.0
-    """How far a paced logit can move in one elimination round once the weights have settled."""
+    logit_step: Literal["schedule", "optimizer"] = "schedule"
+    """Whether the Schedule moves the logits (see `flexact.policy.logit_updates`) or your optimizer does."""
+    logit_step_size: float = 10.0
+    """Step size of logits that the Schedule moves, per elimination round: how far a logit with a perfectly consistent
+    gradient moves in a round, once the weights have settled."""
     settle: float = 0.5
-    """The fraction at the start of each round, except the first, in which paced logits do not move, so that the weights
-    adapt to the last drop."""
+    """The fraction at the start of each round, except the first, in which the Schedule does not move the logits, so
+    that the weights adapt to the last drop."""
 
     @classmethod
     def paper(cls, **changes: Any) -> Policy:
@@ -93,7 +94,7 @@ class Policy:
             "noise": {"at_least": 0},
             "alpha": {"at_least": 0},
             "clip": {"above": 0},
-            "pace": {"above": 0},
+            "logit_step_size": {"above": 0},
             "settle": {"at_least": 0, "below": 1},
         }
         if self.lam != "temperature":
@@ -118,7 +119,12 @@ class Policy:
     @property
     def acts_before_steps(self) -> bool:
         """Whether the policy changes logits or their gradients between the backward pass and the optimizer step."""
-        return self.logit_step == "paced" or self.correction == "clip_logit_gradient" or self.pulls_logits
+        return self.moves_logits or self.correction == "clip_logit_gradient" or self.pulls_logits
+
+    @property
+    def moves_logits(self) -> bool:
+        """Whether the Schedule moves the logits, and not the optimizer."""
+        return self.logit_step == "schedule"
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,8 @@ class FlexConfig:
     """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
     candidates, the weakest "one", or "none" before the commitment. None: "half" if sites pick together, else "one"."""
     warmup: float = 0.0
-    """The fraction of the run before elimination and annealing start. With init="original" and paced logits, every site
-    only runs its original function until then."""
+    """The fraction of the run before elimination and annealing start. With init="original" and
+    logits that the Schedule moves, every site only runs its original function until then."""
     round_steps: int | Literal["fill"] | None = None
     """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 if sites pick
     together, otherwise 400. "fill": the rounds fill the time until `commit_at`."""
@@ -305,6 +311,8 @@ def _names(kind: Any) -> frozenset[str]:
 def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the given fields. Raise if the dataclass does not have one of them."""
     for key in given:
+        if key == "pace":
+            raise FlexActError("Policy.pace is called logit_step_size now, with the same values. Rename the field.")
         if key not in _names(kind):
             known = sorted(_names(kind))
             raise FlexActError(

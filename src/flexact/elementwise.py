@@ -1,4 +1,4 @@
-"""Activations that torch has no module for, each with its derivative and its module, and fixes of torch's own.
+"""Activations that torch has no module for, their modules, their longer derivatives, and fixes of torch's own.
 
 A derivative takes the input and the value. At a kink it equals what autograd computes for the function.
 """
@@ -6,6 +6,7 @@ A derivative takes the input and the value. At a kink it equals what autograd co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,34 +25,14 @@ def relu_squared(h: Tensor) -> Tensor:
     return torch.square(F.relu(h))
 
 
-def relu_squared_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """2·max(h, 0)."""
-    return 2 * F.relu(h)
-
-
 def star_relu(h: Tensor) -> Tensor:
     """0.8944·max(h, 0)² − 0.4472, the StarReLU of MetaFormer with its constants fixed."""
     return STAR_RELU_SCALE * torch.square(F.relu(h)) + STAR_RELU_BIAS
 
 
-def star_relu_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """2·0.8944·max(h, 0)."""
-    return 2 * STAR_RELU_SCALE * F.relu(h)
-
-
-def sine_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """cos(h)."""
-    return torch.cos(h)
-
-
 def snake(h: Tensor) -> Tensor:
     """h + sin²(h), the Snake of Ziyin et al. with a = 1."""
     return h + torch.sin(h).square()
-
-
-def snake_derivative(h: Tensor, value: Tensor) -> Tensor:
-    """1 + sin(2h)."""
-    return 1 + torch.sin(2 * h)
 
 
 def quick_gelu(h: Tensor) -> Tensor:
@@ -125,64 +106,48 @@ def hardsigmoid(h: Tensor) -> Tensor:
     return (F.relu6(wide + 3) / 6).to(h.dtype)
 
 
-class ReLUSquared(nn.Module):
-    """The module of the candidate "relu_squared"."""
+class _Elementwise(nn.Module):
+    """A module that applies the function of the candidate that it is named after."""
+
+    function: Callable[[Tensor], Tensor]
 
     def forward(self, h: Tensor) -> Tensor:
-        return relu_squared(h)
+        return self.function(h)
 
 
-class StarReLU(nn.Module):
-    """The module of the candidate "star_relu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return star_relu(h)
+class ReLUSquared(_Elementwise):
+    function = staticmethod(relu_squared)
 
 
-class Sine(nn.Module):
-    """The module of the candidate "sine", sin(h). A frequency belongs to the weights of the layer before it."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.sin(h)
+class StarReLU(_Elementwise):
+    function = staticmethod(star_relu)
 
 
-class Snake(nn.Module):
-    """The module of the candidate "snake"."""
+class Sine(_Elementwise):
+    """sin(h). A frequency belongs to the weights of the layer before it."""
 
-    def forward(self, h: Tensor) -> Tensor:
-        return snake(h)
-
-
-class QuickGELU(nn.Module):
-    """The module of the candidate "quick_gelu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return quick_gelu(h)
+    function = staticmethod(torch.sin)
 
 
-class ClippedGELU(nn.Module):
-    """The module of the candidate "clipped_gelu"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return clipped_gelu(h)
+class Snake(_Elementwise):
+    function = staticmethod(snake)
 
 
-class HardMish(nn.Module):
-    """The module of the candidate "hard_mish"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return hard_mish(h)
+class QuickGELU(_Elementwise):
+    function = staticmethod(quick_gelu)
 
 
-class Laplace(nn.Module):
-    """The module of the candidate "laplace"."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        return laplace(h)
+class ClippedGELU(_Elementwise):
+    function = staticmethod(clipped_gelu)
 
 
-class SqrtSoftplus(nn.Module):
-    """The module of the candidate "sqrt_softplus"."""
+class HardMish(_Elementwise):
+    function = staticmethod(hard_mish)
 
-    def forward(self, h: Tensor) -> Tensor:
-        return sqrt_softplus(h)
+
+class Laplace(_Elementwise):
+    function = staticmethod(laplace)
+
+
+class SqrtSoftplus(_Elementwise):
+    function = staticmethod(sqrt_softplus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from flexact.studies.picks.methods import CHOOSING
+from flexact.studies.picks.protocol import CHOOSING
 from flexact.studies.picks.tasks import TASKS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "picks.md").read_text(encoding="utf-8")

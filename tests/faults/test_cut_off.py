@@ -22,8 +22,8 @@ from torch import nn
 import flexact
 from flexact import FlexActError, Recorder
 from flexact.io.result_folder import read_config
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import Result, Store
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
+from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.train import Stopped, train_cell
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_resnets import BLOCKS
@@ -238,7 +238,7 @@ def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: P
 
 def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from flexact.integrations.transformers_resuming import SCHEDULE, load_schedule
+    from flexact.integrations.transformers_schedule import SCHEDULE, load_schedule
 
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     schedule = flexact.Schedule(model, total_steps=10)

@@ -223,7 +223,7 @@ class PublicApi(RuleBasedStateMachine):
         before = {site: (site.logits.detach().clone(), site.logits.grad) for site in sites_of(self.model)}
         acts = self.schedule is not None and not self.schedule.committed
         optimizer.step()
-        if not acts or self.schedule.config.policy.logit_step != "paced":
+        if not acts or self.schedule.config.policy.logit_step != "schedule":
             return
         groups = {site.group for site in before if id(site.logits) in held} - {None}
         for site, (logits, gradient) in before.items():

@@ -46,7 +46,7 @@ CONFIGS: dict[str, Callable[[], FlexConfig]] = {
     ),
     "never commits": lambda: FlexConfig(eliminate="none", commit_at=None, policy=Policy(lam="temperature")),
     "extremes": lambda: FlexConfig(
-        policy=Policy(temperature=1e38, final_temperature=1e-6, alpha=1e30, lam=1e-30, pace=1e30, noise=9)
+        policy=Policy(temperature=1e38, final_temperature=1e-6, alpha=1e30, lam=1e-30, logit_step_size=1e30, noise=9)
     ),
     "two": lambda: FlexConfig(candidates=("identity", "sigmoid"), round_steps=2**53, warmup=0.1),
     "the original and another": lambda: FlexConfig(candidates=("original", "softplus")),
@@ -149,7 +149,7 @@ ODD_CALLS: dict[str, Callable[[nn.Module], Any]] = {
     "a candidate with a wrong derivative": lambda model: flexact.register_candidate("odd", torch.sin, torch.sin),
     "a number that is none": lambda model: FlexConfig(policy=Policy(alpha=math.nan)),
     "a number of other numbers": lambda model: FlexConfig(policy=Policy(alpha=Fraction(10**400))),
-    "a number too large": lambda model: FlexConfig(policy=Policy(pace=10**400)),
+    "a number too large": lambda model: FlexConfig(policy=Policy(logit_step_size=10**400)),
     "rounds without an end": lambda model: FlexConfig(round_steps=10**400),
     "a policy there is none of": lambda model: FlexConfig(policy=Policy(forward=["soft"])),
     "a config of nothing": lambda model: FlexConfig.from_dict(None),

@@ -17,7 +17,7 @@ from flexact.routing.sites import sites_of
 
 transformers = pytest.importorskip("transformers")
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
-from flexact.integrations.transformers_resuming import SCHEDULE  # noqa: E402
+from flexact.integrations.transformers_schedule import SCHEDULE  # noqa: E402
 
 Build = Callable[..., Any]
 

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 from flexact.integrations import lightning as in_lightning  # noqa: E402
 from flexact.integrations.transformers import FlexActCallback  # noqa: E402
-from flexact.integrations.transformers_resuming import START  # noqa: E402
+from flexact.integrations.transformers_schedule import START  # noqa: E402
 
 Build = Callable[..., Any]
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -23,7 +23,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 """What a model is called with, and what it should answer."""
 
 STEADY = FlexConfig.paper(commit_at=None, policy=Policy.paper(noise=0.0))
-"""Without noise, and moved by the optimizer: a paced step follows the sign of a gradient, and so of its rounding."""
+"""Without noise, and moved by the optimizer: the Schedule would follow the sign of a gradient, and so its rounding."""
 
 
 class TinyResNet(nn.Module):

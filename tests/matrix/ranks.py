@@ -31,14 +31,16 @@ from matrix.models import COLUMNS, Batch, Column, logits_of, optimizer_of, scatt
 STEPS = 6
 BATCH = 12
 POLICIES = {
-    # At the usual pace a logit of so short a run goes ten up or down in a step: where probabilities are 0 or 1 their
-    # gradients are rounding. The weight of the KL is one that counts.
-    "default": FlexConfig(policy=Policy(pace=0.2, alpha=100.0, noise=0.5)),
+    # With the usual step size a logit of so short a run goes ten up or down in a step: where probabilities are 0 or 1
+    # their gradients are rounding. The weight of the KL is one that counts.
+    "default": FlexConfig(policy=Policy(logit_step_size=0.2, alpha=100.0, noise=0.5)),
     "paper": FlexConfig.paper(commit_at=None),
     "sampled": FlexConfig.paper(commit_at=None, policy=Policy.paper(kl_on="p")),
     # Two steps of warm-up.
-    "warm-up": FlexConfig(init="original", init_probability=0.5, warmup=0.05, policy=Policy(pace=0.2, noise=0.5)),
-    "sampled, default": FlexConfig(policy=Policy(pace=0.2, noise=0.5, kl_on="p")),
+    "warm-up": FlexConfig(
+        init="original", init_probability=0.5, warmup=0.05, policy=Policy(logit_step_size=0.2, noise=0.5)
+    ),
+    "sampled, default": FlexConfig(policy=Policy(logit_step_size=0.2, noise=0.5, kl_on="p")),
 }
 COMMITTING = FlexConfig(policy=Policy(noise=0.5))
 

@@ -105,7 +105,7 @@ def test_outcomes_are_the_last_record() -> None:
     assert (first.site, first.pick, first.probability, first.runner_up, first.margin) == ("a", "tanh", 1.0, None, 1.0)
     assert (second.site, second.pick, second.probability, second.runner_up) == ("b", "relu", 0.9, "tanh")
     assert second.margin == pytest.approx(0.8)
-    assert (first.decided, second.decided, second.decision) == (None, None, "not committed")
+    assert (first.committed, first.decided, second.committed, second.decided) == (False,) * 4
 
 
 def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record_has_them() -> None:
@@ -118,16 +118,17 @@ def test_outcomes_have_the_evidence_of_drops_and_decisions_from_whichever_record
         "decisions": {"b": {"runner_up": "tanh", "decided": False}},
     }
     first, second = outcomes(history)
-    assert (first.runner_up, first.lead, first.decision) == ("relu", Contest(0.5, 0.25, 40), "decided")
-    assert (second.runner_up, second.lead, second.decision) == ("tanh", None, "undecided")
+    assert (first.runner_up, first.lead, first.decided) == ("relu", Contest(0.5, 0.25, 40), True)
+    assert (second.runner_up, second.lead, second.undecided) == ("tanh", None, True)
     assert "drops" not in [panel.title for picture in plots.history_pictures(history) for panel in picture.panels]
 
 
-def test_a_site_that_picks_by_channel_tells_how_many_are_decided() -> None:
+@pytest.mark.parametrize("undecided", [0, 1])
+def test_a_site_that_picks_by_channel_is_decided_if_all_channels_are(undecided: int) -> None:
     sites = {f"a:{i}": {"relu": 1.0, "tanh": 0.0} for i in range(3)}
-    decisions = {f"a:{i}": {"runner_up": "tanh", "decided": i > 0} for i in range(3)}
+    decisions = {f"a:{i}": {"runner_up": "tanh", "decided": i >= undecided} for i in range(3)}
     (only,) = outcomes([{"step": 0, "sites": sites, "decisions": decisions}])
-    assert (only.site, only.decision, only.decided, only.lead) == ("a", "2 of 3 channels decided", False, None)
+    assert (only.site, only.committed, only.decided, only.lead) == ("a", True, not undecided, None)
 
 
 def test_channels_of_a_site_are_shown_as_their_mean() -> None:

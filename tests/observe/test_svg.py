@@ -20,10 +20,9 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
 from flexact.observe.figures.axis import Axis
 from flexact.observe.figures.description import SHADES, Bars, Event, Grid, Line, Panel
-from flexact.observe.figures.html_backend import panels
 from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.raster import data_uri
-from flexact.observe.figures.svg_backend import charts
+from flexact.observe.figures.svg_backend import charts, panels
 
 
 def _drawn(panel: Panel) -> ElementTree.Element:

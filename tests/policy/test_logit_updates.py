@@ -15,8 +15,8 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.ops import reference
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import Evidence
-from flexact.policy.optimizer_steps import Step
-from flexact.policy.running_gradient import RunningGradient
+from flexact.policy.logit_updates import RunningGradient
+from flexact.policy.optimizers import Step
 from flexact.routing.sites import sites_of
 
 FIVE = PAPER_CANDIDATES
@@ -139,7 +139,7 @@ def test_penalty_ignores_dropped_candidates_and_has_a_finite_gradient() -> None:
         ({"alpha_kind": "relative"}, True),
         ({"alpha_kind": "absolute"}, False),
         ({"alpha_kind": "relative", "alpha": 0.0}, False),
-        ({"correction": "none", "logit_step": "paced"}, True),
+        ({"correction": "none", "logit_step": "schedule"}, True),
     ],
     ids=str,
 )
@@ -176,9 +176,9 @@ def test_relative_kl_adds_alpha_times_the_task_gradients_size_towards_the_target
     torch.testing.assert_close(after, before + 0.4 * before.square().mean().sqrt() * pull)
 
 
-def test_a_paced_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to_no_optimizer() -> None:
+def test_a_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to_no_optimizer() -> None:
     h, delta = torch.randn(50), torch.randn(50)
-    site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative", alpha=0.4, lam=0.5, logit_step="paced")
+    site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative", alpha=0.4, lam=0.5, logit_step="schedule")
     site(h).backward(delta)
     gradient, before = site.logits.grad.clone(), site.logits.detach().clone()
     pull = site.pi()[0] - torch.softmax(-reference.mean_sensitivity(h, FIVE)[0] / 0.5, -1)
@@ -189,11 +189,11 @@ def test_a_paced_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to
 
 
 @pytest.mark.parametrize("scale", [2.0**-110, 1e-20, 1e-12, 1e-6, 1e6, 1e25])
-def test_a_paced_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
+def test_a_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
     h, delta = torch.randn(50), torch.randn(50)
     moved = []
     for factor in (1.0, scale):
-        site = site_with(logit_step="paced", alpha_kind="relative", noise=0.0)
+        site = site_with(logit_step="schedule", alpha_kind="relative", noise=0.0)
         site(h).backward(factor * delta)
         evidence = act(site, step_size=1.0)
         moved.append((site.logits.detach(), evidence.total))
@@ -201,14 +201,14 @@ def test_a_paced_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> 
 
 
 @pytest.mark.parametrize("lead", [5.0, 12.0, 25.0, 60.0])
-def test_a_paced_step_of_a_site_that_is_sure_goes_where_the_gradient_points_and_not_where_rounding_does(
+def test_a_step_of_a_site_that_is_sure_goes_where_the_gradient_points_and_not_where_rounding_does(
     lead: float,
 ) -> None:
     torch.manual_seed(0)
     for _ in range(5):
         h, delta = torch.randn(200), torch.randn(200)
         logits = [lead, 0.0, 1.0, -1.0, 0.5]
-        site = site_with(logits, logit_step="paced", correction="none", noise=0.0)
+        site = site_with(logits, logit_step="schedule", correction="none", noise=0.0)
         site(h).backward(delta)
         act(site, step_size=1.0)
         exact = torch.tensor([logits], dtype=torch.float64, requires_grad=True)

@@ -113,10 +113,12 @@ def test_a_first_layer_that_no_optimizer_holds_leaves_the_policy_of_the_others_a
         train(model, optimizer, schedule, 3 * STEPS)
     assert torch.equal(first.logits, start)
     assert first.kept_original  # nothing speaks against it
-    assert (second.logits.detach() - second._initial_logits()).abs().max() > 0.5  # at its pace, not at the rate of 0
+    assert (
+        second.logits.detach() - second._initial_logits()
+    ).abs().max() > 0.5  # by the Schedule, not at the rate of 0
 
 
-def paced(optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]], given: bool) -> Tensor:
+def moved(optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]], given: bool) -> Tensor:
     """The logits after some steps, each by the next of the optimizers."""
     torch.manual_seed(0)
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
@@ -131,7 +133,7 @@ def paced(optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]], given:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_logits_keep_their_pace_with_an_optimizer_that_takes_the_place_of_another(given: bool) -> None:
+def test_logits_move_as_before_with_an_optimizer_that_takes_the_place_of_another(given: bool) -> None:
     def one(model: nn.Module) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(param_groups(model), lr=0.0)]
 
@@ -140,7 +142,7 @@ def test_logits_keep_their_pace_with_an_optimizer_that_takes_the_place_of_anothe
         groups = [{"params": weights, "lr": 0.0}, {"params": [site.logits for site in sites_of(model)], "lr": 10.0}]
         return [*one(model), torch.optim.Adam(groups)]
 
-    assert torch.equal(paced(replaced, given), paced(one, given))
+    assert torch.equal(moved(replaced, given), moved(one, given))
 
 
 def test_a_group_that_is_added_later_is_noticed() -> None:
@@ -162,7 +164,7 @@ def test_a_group_that_is_added_later_is_noticed() -> None:
 # Directions
 
 
-@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_maximizing_an_objective_is_minimizing_its_negative(kind: type[torch.optim.Optimizer], logit_step: str) -> None:
     found = []
@@ -209,7 +211,7 @@ def test_a_trial_of_an_optimizer_that_maximizes_picks_the_candidate_with_the_hig
 # Steps that a gradient scaler skips
 
 
-@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
 def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is_not_asked_to_step(
     logit_step: str,
 ) -> None:
@@ -255,7 +257,7 @@ def converted(config: FlexConfig) -> Sampler:
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize("logit_step", ["paced", "optimizer"])
+@pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
 def test_another_method_than_the_call_sees_the_logits_of_now(logit_step: str, scheduled: bool) -> None:
     model = converted(flat(**(APART | {"logit_step": logit_step})))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.5)

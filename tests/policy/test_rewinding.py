@@ -424,7 +424,7 @@ def test_the_hook_that_looks_for_optimizers_is_removed_at_the_rewind_and_with_th
     assert len(hooks) == before
     model = convert(Network(), config=CONFIG)
     schedule = Schedule(model, STEPS)
-    assert len(hooks) == before + 2
+    assert len(hooks) == before + 1
     del schedule
     gc.collect()
     assert len(hooks) == before

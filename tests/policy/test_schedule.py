@@ -239,9 +239,7 @@ def test_each_round_drops_what_is_weakest_then() -> None:
 
 
 @pytest.mark.parametrize(("settle", "still"), [(0.0, []), (0.5, [20, 24, 40, 44, 60, 64]), (0.99, [20, 38, 40, 58])])
-def test_after_each_drop_paced_logits_hold_still_until_the_weights_have_settled(
-    settle: float, still: list[int]
-) -> None:
+def test_after_each_drop_logits_hold_still_until_the_weights_have_settled(settle: float, still: list[int]) -> None:
     model = network(one_by_one(commit_at=0.8, settle=settle))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
     schedule = Schedule(model, 100, optimizer)
@@ -707,30 +705,6 @@ def test_hooks_are_gone_after_the_commitment(passes_optimizer: bool) -> None:
     schedule.step()
 
 
-@pytest.mark.parametrize("passes_optimizer", [True, False])
-def test_the_hook_of_a_policy_that_does_not_act_is_gone_after_the_first_step(passes_optimizer: bool) -> None:
-    model = network(FlexConfig.paper())
-    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
-    before = hooks(optimizer)
-    schedule = Schedule(model, 10, optimizer=optimizer if passes_optimizer else None)
-    schedule.step()
-    assert hooks(optimizer) == before + 1  # no optimizer has made a step yet
-    optimizer.step()
-    schedule.step()
-    assert hooks(optimizer) == before
-
-
-def test_the_hook_of_a_policy_that_does_not_act_is_gone_after_the_first_drop() -> None:
-    model = network(FlexConfig.paper(eliminate="one"))
-    optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
-    before = hooks(optimizer)
-    schedule = Schedule(model, 100)
-    while model[1].alive == tuple(range(5)):
-        assert hooks(optimizer) == before + 1
-        schedule.step()
-    assert hooks(optimizer) == before
-
-
 def test_each_of_two_schedules_of_a_policy_that_does_not_act_sees_the_optimizer() -> None:
     model = network(FlexConfig.paper())
     optimizer = torch.optim.SGD(param_groups(model), lr=0.0)
@@ -798,7 +772,7 @@ def test_groups_hold_every_parameter_once_with_its_learning_rate() -> None:
     assert "weight_decay" not in param_groups(model)[0]
 
 
-def test_a_learning_rate_for_paced_logits_is_refused() -> None:
+def test_a_learning_rate_for_logits_that_the_schedule_moves_is_refused() -> None:
     with pytest.raises(FlexActError, match="no effect"):
         param_groups(network(), logit_lr=0.1)
 
@@ -813,7 +787,7 @@ def test_only_the_newest_schedule_of_a_model_moves_its_logits() -> None:
     moved = model[1].logits.detach().clone()
     assert first._running.mean.abs().sum() == 0
     assert second._running.mean.abs().sum() > 0
-    assert 0 < moved.abs().max() <= 4 * second.config.policy.pace / 17.5
+    assert 0 < moved.abs().max() <= 4 * second.config.policy.logit_step_size / 17.5
 
 
 def test_the_schedule_of_a_part_of_a_converted_model_is_refused() -> None:
@@ -869,7 +843,7 @@ def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> Non
     assert F.mse_loss(line, y) > 0.05
 
 
-@pytest.mark.parametrize("choices", [{}, {"logit_step": "optimizer"}], ids=["paced", "optimizer"])
+@pytest.mark.parametrize("choices", [{}, {"logit_step": "optimizer"}], ids=["schedule", "optimizer"])
 @pytest.mark.parametrize("how", ["positional", "keyword"])
 def test_a_step_whose_closure_makes_the_gradients_is_the_step_after_a_backward(
     choices: dict[str, str], how: str

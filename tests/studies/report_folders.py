@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.studies.synthetic.names import title
-from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.paper import CORRECTIONS
+from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
+from flexact.studies.synthetic.tables import CORRECTIONS
 
 CANDIDATES: dict[str, Callable[[float], float]] = {
     "relu": lambda h: max(0.0, h),

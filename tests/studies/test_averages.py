@@ -1,7 +1,7 @@
 import math
 import statistics
 
-from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.statistics import mean_and_deviation
 
 
 def test_mean_and_deviation_are_those_of_the_standard_library() -> None:

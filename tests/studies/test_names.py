@@ -1,7 +1,7 @@
 from typing import get_args
 
 from flexact.config import PAPER_CANDIDATES, Correction
-from flexact.studies.synthetic.names import TITLES, alpha_of, canonical, title
+from flexact.studies.synthetic.options import TITLES, alpha_of, canonical, title
 
 
 def test_every_correction_and_every_truth_of_the_paper_has_a_title() -> None:

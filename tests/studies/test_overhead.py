@@ -20,13 +20,10 @@ from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import captured, study_stream
 from flexact.studies.overhead import training as steps
-from flexact.studies.overhead.measurement import PARAMETERS, TRAIN, Cell, Measurement
-from flexact.studies.overhead.networks import PlainSite, build, logit_count, use_kernels
-from flexact.studies.overhead.options import BASELINE, Options, chosen
-from flexact.studies.overhead.study import planned, run
-from flexact.studies.overhead.table import PAPER, written
+from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
+from flexact.studies.overhead.study import PAPER, planned, run, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
-from flexact.studies.overhead.training import Batch, Training
+from flexact.studies.overhead.training import Batch, PlainSite, Training, build, logit_count, use_kernels
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"

@@ -20,10 +20,9 @@ from flexact import FlexActError
 from flexact.candidates import known_names
 from flexact.io import csv_rows
 from flexact.observe.figures.picture import Picture
-from flexact.report.build import build, read
-from flexact.report.histories import read_histories
+from flexact.report.build import build, read, read_histories
 from flexact.report.page import markdown
-from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.synthetic.store import Moment, Result
 
 
@@ -173,7 +172,7 @@ def test_recorders_folder_is_reported(tmp_path: Path) -> None:
     folder = folders.recorder_folder(tmp_path, steps=4)
     page = build(folder).read_text(encoding="utf-8")
     assert "4 records of 4 sites" in page
-    assert "<td>undecided</td>" in page  # four steps decide nothing
+    assert " (undecided)</td>" in page  # four steps decide nothing
     assert "<h3>history.jsonl: config</h3>" in page
     assert f"<td>torch</td><td>{torch.__version__}</td>" in page
     assert folders.HOSTILE not in page
@@ -194,16 +193,16 @@ def test_a_page_shows_how_surely_each_site_was_decided(tmp_path: Path) -> None:
     _write_history(tmp_path / "history.jsonl", tail=json.dumps(last) + "\n")
     page = read(tmp_path).sections[0].body
     cells = "".join(
-        f"<td>{cell}</td>" for cell in ("a", "tanh", "-", "-", "relu", "0.50 ± 0.20", "2.5", 40, "decided", "relu (9)")
+        f"<td>{cell}</td>" for cell in ("a", "tanh", "-", "-", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)")
     )
     assert f"<tr>{cells}</tr>" in page
     cells = "".join(
         f"<td>{cell}</td>"
-        for cell in ("b", "relu", "-", "-", "tanh", "-0.10 ± 0.20", "-0.5", 40, "undecided", "tanh (9)")
+        for cell in ("b", "relu (undecided)", "-", "-", "-0.10 ± 0.20", "-0.5", 40, "tanh", "tanh (9)")
     )
     assert f'<tr class="muted">{cells}</tr>' in page
-    assert "<td>c</td><td>relu</td><td>0.600</td><td>0.200</td><td>tanh</td>" in page
-    assert page.count("<p>The lead is the pick's advantage over the runner-up") == 1
+    assert "<td>c</td><td>relu ?</td><td>0.600</td><td>0.200</td><td>-</td><td>-</td><td>-</td><td>tanh</td>" in page
+    assert page.count("lead: the pick&#x27;s advantage over the runner-up") == 1
 
 
 def test_a_site_that_is_decided_against_its_original_says_by_how_much(tmp_path: Path) -> None:
@@ -216,8 +215,8 @@ def test_a_site_that_is_decided_against_its_original_says_by_how_much(tmp_path: 
     }
     _write_history(tmp_path / "history.jsonl", tail=json.dumps(last) + "\n")
     body = read(tmp_path).sections[0].body
-    assert "<th>z</th><th>steps</th><th>z (original)</th>" in body
-    assert "<td>0.10 ± 0.20</td><td>0.5</td><td>40</td><td>2.5</td><td>decided</td><td>relu (5), gelu (9)</td>" in body
+    assert "<th>z</th><th>steps</th><th>runner-up</th><th>z (original)</th>" in body
+    assert "<td>0.10 ± 0.20</td><td>0.5</td><td>40</td><td>gelu</td><td>2.5</td><td>relu (5), gelu (9)</td>" in body
 
 
 def test_one_history_is_reported_alone_beside_it(tmp_path: Path) -> None:

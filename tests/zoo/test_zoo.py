@@ -24,6 +24,7 @@ import zoo_in_place
 import zoo_spellings
 import zoo_unseen
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 import flexact
@@ -104,7 +105,7 @@ def parts(value: Any) -> Iterator[Any]:
             yield from parts(one)
     elif dataclasses.is_dataclass(value):
         yield from parts(vars(value))
-    elif isinstance(value, (Tensor, bool, int, float, str)):
+    elif isinstance(value, (Tensor, bool, int, float, str)) and not is_lazy(value):
         yield value
 
 

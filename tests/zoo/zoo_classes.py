@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrizations, parametrize
 
 from zoo import Animal, identical, left_alone
@@ -417,6 +419,12 @@ class Parametrized(Animal):
 
 
 @identical
+class ParametrizationRemoved(Parametrized):
+    def change(self):
+        parametrize.remove_parametrizations(self, "weight")
+
+
+@identical
 class ParametrizedChild(Animal):
     def __init__(self):
         super().__init__()
@@ -545,6 +553,52 @@ class CountsOnItsClass(Animal):
     def act(self, h):
         self.__class__.calls += 1
         return F.relu(h)
+
+
+@identical
+class CountsInAClassMethod(Animal):
+    calls = 0
+
+    @classmethod
+    def count(cls):
+        cls.calls += 1
+
+    def act(self, h):
+        before = CountsInAClassMethod.calls
+        self.count()
+        return F.relu(h) * (CountsInAClassMethod.calls - before)
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 6))
+
+    def forward(self, x):
+        return F.relu(x @ self.weight)
+
+
+class LazilyWeighted(LazyModuleMixin, Weighted):
+    cls_to_become = Weighted
+
+    def __init__(self):
+        super().__init__()
+        self.weight = UninitializedParameter()
+
+    def initialize_parameters(self, x):
+        if self.has_uninitialized_params():
+            self.weight.materialize((x.shape[-1], 6))
+            nn.init.ones_(self.weight)
+
+
+@left_alone("its first forward changes its class")
+class WithALazyChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inner = LazilyWeighted()
+
+    def act(self, h):
+        return self.inner(h)
 
 
 @identical

@@ -293,7 +293,7 @@ class PenalisesByAFunction(WithModule):
         return super().forward(x) + squares(self)
 
 
-@left_alone("act reads an attribute of it with getattr")
+@left_alone("act reads getattr(self.leaky")
 class ReadsASettingByName(Animal):
     def __init__(self):
         super().__init__()
@@ -379,6 +379,12 @@ class ReadsASetting(Animal):
 
     def act(self, h):
         return self.leaky(h) * self.leaky.negative_slope
+
+
+@left_alone("act reads self.leaky.negative_slope")
+class ReadsASettingByNext(ReadsASetting):
+    def act(self, h):
+        return self.leaky(h) * next(iter([self.leaky.negative_slope]))
 
 
 @identical
@@ -472,6 +478,18 @@ class TableOfBlocks(WithBlocks):
     def act(self, h):
         for block in self.blocks:
             h = block(h) * FACTORS[block.__class__]
+        return h
+
+
+def factor_of(block):
+    return FACTORS[type(block)]
+
+
+@left_alone("asks for this exact type")
+class AHelperHasATableOfBlocks(WithBlocks):
+    def act(self, h):
+        for block in self.blocks:
+            h = block(h) * factor_of(block)
         return h
 
 

@@ -200,14 +200,10 @@ class _StepWithPenalty:
             return {**output, "loss": output["loss"] + penalty(self.module).to(output["loss"].device)}
         return output + penalty(self.module).to(output.device) if isinstance(output, torch.Tensor) else output
 
-    def remove(self) -> None:
-        if self.original is None:
-            del vars(self.module)[_STEP]
-        else:
-            vars(self.module)[_STEP] = self.original
-
 
 def _remove_penalty(module: Any) -> None:
     step = vars(module).get(_STEP)
     if isinstance(step, _StepWithPenalty):
-        step.remove()
+        del vars(module)[_STEP]
+        if step.original is not None:
+            vars(module)[_STEP] = step.original

@@ -16,14 +16,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.integrations.transformers_checks import can_record_picks, check_arguments, check_model
-from flexact.integrations.transformers_config import record_picks, require_load_picks, restore_settings
-from flexact.integrations.transformers_resuming import load_schedule, save_schedule
-from flexact.integrations.transformers_rewinding import restart_learning_rate, stateful_parts
+from flexact.integrations.transformers_config import (
+    problem_with_recording,
+    record_picks,
+    require_load_picks,
+    restore_settings,
+)
+from flexact.integrations.transformers_schedule import load_schedule, restart_learning_rate, save_schedule
 from flexact.observe.selection import Selection, selection
 from flexact.policy.logit_updates import penalty
 from flexact.policy.optimizers import check_logit_lr, unwrapped
 from flexact.policy.schedule import Schedule
+from flexact.routing.layer import FlexAct
 from flexact.routing.sites import blend, sites_of
 from flexact.surgery.convert import commit, extract
 from flexact.surgery.picks_file import FILE, write_picks
@@ -78,8 +82,11 @@ class FlexActCallback(TrainerCallback):
             )
         if self._trainer is not None:
             raise FlexActError("this FlexActCallback already has a Trainer. Create one callback per run.")
-        sites = check_model(trainer.model, self.extracts)
-        check_arguments(trainer)
+        sites = _checked_sites(trainer.model, self.extracts)
+        _check_arguments(trainer)
+        problem = problem_with_recording(trainer.model)
+        if problem is not None and self.extracts:
+            raise FlexActError(problem)
         blend(sites)
         check_logit_lr(self.logit_lr, sites)
         others = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlexActCallback)]
@@ -89,7 +96,9 @@ class FlexActCallback(TrainerCallback):
         if not others:
             trainer.add_callback(self)
         restore_settings(trainer.model)
-        self._records_picks = self.extracts or can_record_picks(trainer.model)
+        self._records_picks = problem is None
+        if problem is not None and hasattr(trainer.model, "save_pretrained"):
+            warnings.warn(problem, stacklevel=2)
         self.update_config()
         vars(trainer)["flexact"] = self
         trainer.__class__ = type(trainer.__class__.__name__, (_TrainerMixin, trainer.__class__), {})
@@ -108,7 +117,9 @@ class FlexActCallback(TrainerCallback):
                 "this FlexActCallback has already been used. Create a new callback, Trainer and model for every run."
             )
         optimizer = unwrapped(kwargs["optimizer"])
-        self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer, stateful_parts(self._trainer))
+        parts = (self._trainer.lr_scheduler, getattr(self._trainer.accelerator, "scaler", None))
+        rewinds = [part for part in parts if part is not None]
+        self.schedule = Schedule(self._trainer.model, state.max_steps, optimizer, rewinds)
         if self.checkpoint is not None:
             load_schedule(self.checkpoint, self.schedule)
         if self.schedule.steps_done != state.global_step:
@@ -204,6 +215,41 @@ class FlexActCallback(TrainerCallback):
             write_picks(folder, self._description)
         elif self._records_picks:
             (folder / FILE).unlink(missing_ok=True)  # from an earlier save into this folder
+
+
+def _checked_sites(model: Any, extracts: bool) -> list[FlexAct]:
+    """Return the sites of a Trainer's model. Raise if it is compiled, has none, or cannot be saved once extracted."""
+    if hasattr(model, "_orig_mod"):
+        raise FlexActError(
+            "the Trainer's model is already compiled. Pass it the original model, and torch_compile=True to its "
+            "TrainingArguments."
+        )
+    sites = sites_of(model) if isinstance(model, nn.Module) else []
+    if not sites:
+        raise FlexActError(
+            f"the Trainer's {type(model).__name__} has no FlexAct sites. Convert it before you create the Trainer: "
+            "model = flexact.convert(model, config=flexact.FlexConfig(init='original'))."
+        )
+    if extracts and any(site.config.granularity == "channel" for site in sites):
+        raise FlexActError(
+            "a transformers checkpoint cannot store picks per channel. Use granularity='layer', or "
+            "FlexActCallback(extract=False) and save the result of flexact.extract(model) yourself."
+        )
+    return sites
+
+
+def _check_arguments(trainer: Any) -> None:
+    """Raise if a setting of the Trainer is not supported."""
+    args = trainer.args
+    for unsupported, message in (
+        (trainer.is_deepspeed_enabled, "DeepSpeed is not supported. Use DistributedDataParallel through torchrun."),
+        (trainer.is_fsdp_enabled, "FSDP is not supported. Use DistributedDataParallel through torchrun."),
+        (args.n_gpu > 1, "nn.DataParallel is not supported. Launch one process per GPU with torchrun."),
+        (args.auto_find_batch_size, "auto_find_batch_size=True restarts training midway. Set a batch size instead."),
+        (trainer.model_init is not None, "model_init=... creates an unconverted model. Pass a model instead."),
+    ):
+        if unsupported:
+            raise FlexActError(f"FlexActCallback: {message}")
 
 
 class _TrainerMixin:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from flexact.activations import is_activation
+from flexact.candidates import ALIASES
 from flexact.errors import FlexActError, missing_extra
 from flexact.surgery.picks_file import CONFIG_FIELD, Unpicked, built_with, described
 
@@ -44,14 +45,6 @@ UNPICKED = (
 
 ACT2FN[UNPICKED] = Unpicked
 
-_NAMES = {
-    "identity": "linear",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "clipped_gelu": "gelu_10",
-    "relu_squared": "relu2",
-    "sqrt_softplus": "sqrtsoftplus",
-}
-"""Candidates that have another name in transformers."""
 _GATED = "gated-"
 _INITIALISERS = ("__init__", "_init_weights")
 
@@ -67,22 +60,22 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     return {}
 
 
-def check_can_record_picks(model: nn.Module) -> None:
-    """Raise if a model's configuration cannot prevent `from_pretrained` from building the wrong network."""
+def problem_with_recording(model: nn.Module) -> str | None:
+    """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
     settings = settings_of(model)
     built = _built(model, _with_activation(settings, UNPICKED)) if settings else None
-    reason = None
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
         known = dict.fromkeys(name for names in SETTINGS for name in names)
         reason = f"has no activation setting that flexact knows ({', '.join(known)})"
     elif (reader := _other_reader(built, _built(model, settings), settings)) is not None:
         reason = f"has {' and '.join(settings)}, which is also read by {reader}"
-    if reason is not None:
-        raise FlexActError(
-            f"the configuration of {type(model).__name__} {reason}, so from_pretrained would silently load a saved "
-            "checkpoint with the wrong activations. With FlexActCallback(extract=False), save "
-            "flexact.selection(model).to_dict() as JSON beside the checkpoint, and load it with flexact.load_picks."
-        )
+    else:
+        return None
+    return (
+        f"the configuration of {type(model).__name__} {reason}, so from_pretrained would silently load a saved "
+        "checkpoint with the wrong activations. With FlexActCallback(extract=False), save "
+        "flexact.selection(model).to_dict() as JSON beside the checkpoint, and load it with flexact.load_picks."
+    )
 
 
 def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
@@ -128,8 +121,9 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] |
     """
     restore_settings(model)
     original = settings_of(model)
-    names = dict.fromkeys(_NAMES.get(pick, pick) for pick in picks.values())
-    for settings in (original, *(_with_activation(original, name) for name in names if name in ACT2FN)):
+    own = dict.fromkeys(picks.values())
+    names = [name for name in (*own, *ALIASES) if name in ACT2FN and ALIASES.get(name, name) in own]
+    for settings in (original, *(_with_activation(original, name) for name in names)):
         if _has_picks(model, _built(model, settings), picks):
             for setting, value in settings.items():
                 setattr(model.config, setting, value)

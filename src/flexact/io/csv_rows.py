@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 
-Row = TypeVar("Row", bound=tuple[Any, ...])
+Row = TypeVar("Row", bound=Any)
 
 REMEDY = "Restore the file, or run the study again with --overwrite."
 
@@ -30,18 +30,12 @@ def line(cells: Sequence[str]) -> str:
     return written.getvalue()
 
 
-def columns(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names of a row's columns."""
-    names: tuple[str, ...] = kind._fields
-    return names
-
-
 def write(
     path: Path, kind: type[Row], rows: Iterable[Row], made: Mapping[str, str] | None = None, digits: int = 9
 ) -> None:
     """Write a table atomically. made: further columns with the same value in every row, such as device and date."""
     constant = made or {}
-    lines = [line([*columns(kind), *constant])]
+    lines = [line([*kind._fields, *constant])]
     lines += [line([*(text(value, digits) for value in row), *constant.values()]) for row in rows]
     write_whole(path, "".join(lines))
 
@@ -66,7 +60,7 @@ def read(
         lines = list(reader)
     except csv.Error as error:
         raise damaged(path, reader.line_num, f"not valid CSV ({error})", remedy) from None
-    expected = (*columns(kind), *made)
+    expected = (*kind._fields, *made)
     if tuple(lines[0]) != expected:
         raise damaged(path, 1, f"expected the columns {','.join(expected)}", remedy)
     types = get_type_hints(kind)

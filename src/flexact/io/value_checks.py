@@ -1,10 +1,12 @@
-"""Checks of arguments. Each returns the value, or raises an error with its name and value."""
+"""Checks of arguments and of a command's options, with errors that name them."""
 
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -43,10 +45,11 @@ def number(
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer of any integer type as an int. Booleans are not accepted."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
-    return int(value)
+    """Return an integer of any type, also of numpy or a tensor, as an int. Booleans are not accepted."""
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise FlexActError(f"{name} must be an integer; got {value!r:.80}.")
 
 
 def steps(name: str, value: Any, otherwise: str = "") -> int:
@@ -67,3 +70,41 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
 
 MOST_STEPS = 2**53
 """Maximum steps of a run. Fractions of a run are computed in floats, which are exact up to this number."""
+
+
+_ONE = {"datasets": "data set"}
+"""The singular of an option, if it is not the option without its "s"."""
+
+
+def check_names(option: str, given: Sequence[str], known: Collection[str]) -> None:
+    """Raise unless an option has at least one name, and all names are known and different."""
+    if not given:
+        raise FlexActError(f"--{option} names nothing; give at least one of {', '.join(known)}.")
+    for name in given:
+        check_known(_ONE.get(option, option.removesuffix("s")), name, known)
+    check_once(option, given)
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise unless a name is one of the known names."""
+    if name not in known:
+        raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
+
+
+def check_once(option: str, given: Sequence[str]) -> None:
+    """Raise if an option repeats a name."""
+    repeated = sorted({name for name in given if given.count(name) > 1})
+    if repeated:
+        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
+
+
+def check_whole(option: str, value: Any, low: int, high: int) -> None:
+    """Raise unless a value is an integer in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise FlexActError(f"--{option} must be a whole number from {low} to {high}; got {value!r}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise unless a cell's seed is a non-negative integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise FlexActError(f"a seed must be a non-negative integer; got {seed!r}.")

@@ -25,8 +25,6 @@ _DROP = {"step", "margin", "standard_error", "steps"}
 
 def records(path: Path) -> list[dict[str, Any]]:
     """The records of a history file."""
-    if not path.is_file():
-        raise FlexActError(f"there is no history at {path}; give the file that Recorder(model, path=...) writes.")
     return parsed(path, read_text(path))[1:]
 
 
@@ -61,7 +59,8 @@ def number_names(records: Records) -> list[str]:
 def read_text(path: Path) -> str:
     """The text of a history file."""
     if not path.is_file():
-        raise FlexActError(f"{path} is not a regular file; give the path of a history that a Recorder wrote.")
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise FlexActError(f"{path} {what}; give the path of a history that Recorder(model, path=...) wrote.")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -14,8 +14,7 @@ from flexact.observe.figures.description import candidate_colours
 from flexact.observe.history import Records, number_names
 from flexact.observe.notebook import recorder_html
 from flexact.observe.selection import Selection
-from flexact.observe.selection_row import Row
-from flexact.observe.selection_table import columns_of
+from flexact.observe.selection_rows import alike, columns_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_BLOCKS = 40
@@ -65,22 +64,18 @@ def terminal_table(history: Records, now: Selection, most: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    alike: dict[str, list[Row]] = {}
-    for row in now:
-        alike.setdefault(repr((row.pick, row.probabilities, row.dropped, row.evidence, row.original)), []).append(row)
-    groups = list(alike.values())[:most]
-    rows = [group[0] for group in groups]
+    groups = alike(now)
+    rows = [row for _, row in groups[:most]]
     colours = candidate_colours(name for row in now for name in row.probabilities)
     columns = columns_of(rows)
-    left = len(alike) - len(groups)
+    left = len(groups) - len(rows)
     table = Table(title=Text(_title(history)), caption=f"and {counted(left, 'more site')}" if left else None)
     for title in ("site", *columns):
         table.add_column(title)
-    for group, cells in zip(groups, zip(*columns.values(), strict=True), strict=True):
-        name = printable(group[0].key) if len(group) == 1 else counted(len(group), "site")
-        undecided = group[0].committed and not group[0].decided
-        pick = Text(cells[0], style="" if group[0].pick is None else colours[group[0].pick])
-        table.add_row(Text(name), pick, *map(Text, cells[1:]), style="bright_black" if undecided else "")
+    for (name, row), cells in zip(groups, zip(*columns.values(), strict=True), strict=False):
+        pick = Text(cells[0], style="" if row.pick is None else colours[row.pick])
+        style = "bright_black" if row.undecided else ""
+        table.add_row(Text(printable(name)), pick, *map(Text, cells[1:]), style=style)
     return table
 
 

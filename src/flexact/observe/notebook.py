@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures import history as plots
 from flexact.observe.figures.description import Panel, candidate_colours
-from flexact.observe.figures.html_backend import chart_style, panels
 from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import escape
+from flexact.observe.figures.svg_backend import chart_style, escape, panels
 from flexact.observe.history import Records, number_names
-from flexact.observe.selection_row import Row
-from flexact.observe.selection_table import columns_of, legend
+from flexact.observe.selection_rows import Row, columns_of, legend
 
 _BAR = 'width="120" height="12" viewBox="0 0 1 1" preserveAspectRatio="none"'
 
@@ -31,7 +29,7 @@ def selection_html(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{title}</th>" for title in (*columns, "probabilities"))
     lines = []
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
-        grey = ' style="color:#8c959f"' if row.committed and not row.decided else ""
+        grey = ' style="color:#8c959f"' if row.undecided else ""
         shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         lines.append(f"<tr{grey}>{shown}<td>{_bar(row, colours)}</td></tr>")
     below = f"<small>{'<br>'.join(map(escape, notes))}</small>"

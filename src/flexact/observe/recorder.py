@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import platform
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
+from flexact.io import value_checks
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import path_of
 from flexact.observe import history
@@ -23,7 +23,7 @@ from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
 from flexact.observe.live import LiveTable
 from flexact.observe.notebook import recorder_html
 from flexact.observe.selection import Selection, selection
-from flexact.observe.selection_row import Row, plain
+from flexact.observe.selection_rows import Row, plain
 from flexact.observe.tensorboard import Board
 from flexact.routing.sites import routers_of, sites_of
 
@@ -93,7 +93,7 @@ class Recorder:
         step: the number of optimizer steps done, `schedule.steps_done`. The loss is that of the last
         `schedule.step(loss)` unless you give it.
         """
-        step = _index(step)
+        step = value_checks.integer("step", step)
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To resume "
@@ -143,7 +143,7 @@ class Recorder:
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, to resume from an earlier checkpoint."""
-        last = _index(step)
+        last = value_checks.integer("step", step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
         self._known = _known(self.history)
         if self._file is not None:
@@ -175,7 +175,7 @@ class Recorder:
         >>> flexact.Recorder.load("nowhere.jsonl")
         Traceback (most recent call last):
         ...
-        flexact.errors.FlexActError: there is no history at nowhere.jsonl; ...
+        flexact.errors.FlexActError: nowhere.jsonl does not exist; ...
         """
         return history.records(path_of(path, "a history"))
 
@@ -226,11 +226,3 @@ def _number(name: str, value: Any) -> float:
         return float(value.item() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise FlexActError(f"a record takes numbers; got {name}={value!r:.80}.") from None
-
-
-def _index(step: Any) -> int:
-    """A step as an int: numpy's integers and integer tensors are steps too."""
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise FlexActError(f"a step is a whole number; got step={step!r}.") from None

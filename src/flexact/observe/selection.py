@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.observe.notebook import selection_html
-from flexact.observe.selection_row import TIE, Row
-from flexact.observe.selection_table import table
+from flexact.observe.selection_rows import TIE, Row, table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import whole
@@ -154,7 +153,7 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
         if site.committed or is_open:
             second = _dropped_last(at, contests, logits[channel]) if site.committed else None
         original = site.original_index
-        yield Row(
+        row = Row(
             site=name,
             channel=channel if by_channel else None,
             original=site.candidates[original] if original >= 0 else None,
@@ -163,12 +162,13 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
             runner_up=None if second is None else site.candidates[second],
             margin=margin,
             committed=site.committed,
-            decided=site.committed and _is_decided(ranked[0], second, original, contests),
+            decided=False,
             probabilities=dict(zip(site.candidates, pi, strict=True)),
             dropped={site.candidates[k]: step for k, step in at.items()},
             evidence={site.candidates[k]: contest for k, contest in contests.items()},
             trying=None if site.committed or site.router.trying is None else site.candidates[site.router.trying],
         )
+        yield replace(row, decided=row.deciding is not None and row.deciding.is_significant)
 
 
 def _contest(found: list[float]) -> Contest | None:
@@ -181,13 +181,6 @@ def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits
     """The last dropped candidate; of several, the one with the smallest z, or without evidence the likeliest one."""
     last = [k for k, step in at.items() if step == max(at.values())]
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
-
-
-def _is_decided(pick: int, runner_up: int | None, original: int, contests: Mapping[int, Contest]) -> bool:
-    """Whether the evidence for a committed row's pick is significant: against the original, or, if that was
-    kept or is unknown, against the runner-up."""
-    rival = runner_up if original in (-1, pick) else original
-    return rival is not None and rival in contests and contests[rival].is_significant
 
 
 def _flat(row: Row) -> dict[str, Any]:

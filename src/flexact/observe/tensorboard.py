@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
-from itertools import groupby
-from operator import attrgetter
-from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
 from flexact.observe.figures import history as plots
+from flexact.observe.figures.outcomes import by_site
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
@@ -36,7 +35,7 @@ class Board:
     def show(self, history: Records, now: Selection) -> None:
         """Write the last record. Draw heat maps each time the number of records has doubled."""
         last = history[-1]
-        _write_sites(self._writer, self._model, now, last["step"])
+        _write_sites(self._writer, self._model, last)
         for name in number_names([last]):
             self._writer.add_scalar(name, last[name], last["step"])
         if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and _can_draw():
@@ -67,15 +66,15 @@ def _open_writer(folder: Any) -> Any:
     return SummaryWriter(str(path))
 
 
-def _write_sites(writer: Any, model: nn.Module, now: Selection, step: int) -> None:
+def _write_sites(writer: Any, model: nn.Module, last: Mapping[str, Any]) -> None:
     """Write the probabilities of each site as curves, and its logits and probabilities as histograms.
 
     A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
     """
-    for site, (name, rows) in zip(sites_of(model), groupby(now, key=attrgetter("site")), strict=True):
-        channels = [row.probabilities for row in rows]
-        for candidate in site.candidates:
-            writer.add_scalar(f"flexact/{name}/{candidate}", fmean(pi[candidate] for pi in channels), step)
+    step = last["step"]
+    for site, (name, (probabilities,)) in zip(sites_of(model), by_site([last])[1].items(), strict=True):
+        for candidate, p in probabilities.items():
+            writer.add_scalar(f"flexact/{name}/{candidate}", p, step)
         logits = site.logits.detach().view(site.rows, site.k)[site.dropped_at < 0]
         _write_histogram(writer, f"flexact_logits/{name}", logits, step)
         _write_histogram(writer, f"flexact_probabilities/{name}", site.pi(), step)

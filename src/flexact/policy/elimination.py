@@ -36,7 +36,7 @@ class Elimination:
         }
         """For each of these steps but the last, the step at which the logits start to move again."""
         self.evidence = Evidence(router.rows, router.k, router.device)
-        self._protects = config.policy.logit_step == "paced"  # otherwise there may be no evidence
+        self._protects = config.policy.moves_logits  # otherwise there may be no evidence
         self.protected = torch.ones(router.rows, dtype=torch.bool)
         """(rows,), True while no candidate has been significantly better than the original."""
 
@@ -106,7 +106,7 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) ->
     warnings.warn(
         f"{reason}, so picking stops undecided and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
-        stacklevel=3,
+        stacklevel=5,
     )
     router.trying = None
     for site in router.sites:

@@ -72,12 +72,12 @@ class Evidence:
         if self.total.device != device:
             self.count, self.total, self.products = (tensor.to(device) for tensor in self.tensors)
 
-    def add(self, advantage: Tensor, rows: Tensor | float = 1.0) -> None:
+    def add(self, advantage: Tensor, moves: Tensor | None = None) -> None:
         """Add one step's advantages in place, since a captured CUDA graph writes to this memory.
 
-        rows: (rows, 1), 1 for the rows that the step moves; the advantages of the others are 0.
+        moves: (rows, 1), positive in the rows that the step moves; None for all. The advantages of the others are 0.
         """
-        self.count += rows
+        self.count += 1 if moves is None else moves > 0
         self.total += advantage
         self.products.baddbmm_(advantage.unsqueeze(2), advantage.unsqueeze(1))
 

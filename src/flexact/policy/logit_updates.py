@@ -1,21 +1,27 @@
-"""The penalty that the policy adds to the loss, and its update of the logits before an optimizer step."""
+"""The penalty that the policy adds to the loss, and its update of the logits before an optimizer step.
+
+If the Schedule moves the logits (`Policy.logit_step`), a step is the same for every optimizer, loss scale and length of
+run: a site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that its
+consistency counts and its magnitude does not. In one elimination round, a logit can move by `Policy.logit_step_size`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from flexact.policy.evidence import Evidence
-from flexact.policy.optimizer_steps import Scaling, Step
-from flexact.policy.running_gradient import MEAN_DECAY, SQUARE_DECAY, RunningGradient
+from flexact.policy.optimizers import Scaling, Step
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
 from flexact.routing.sharding import is_sharded, local, own_part
 from flexact.routing.sites import SiteRouter, bound_sites, routers_of
 
-_TINY = 1e-30
+MEAN_DECAY = 0.9
+SQUARE_DECAY = 0.99
+_SMALLEST_SIZE = torch.finfo(torch.float32).tiny
+_SMALLEST_P = 1e-30
 _SMALLEST_NORM = 1e-100
 
 
@@ -47,6 +53,54 @@ def penalty(model: nn.Module) -> Tensor:
     return torch.zeros((), device=device)
 
 
+class RunningGradient:
+    """The running mean and root-mean-square of the logit gradients of all sites, (rows, K), reset each round."""
+
+    def __init__(self, rows: int, k: int, device: torch.device) -> None:
+        self.mean = torch.zeros(rows, k, device=device)
+        # In double precision, so that the squares of small gradients do not underflow.
+        self.square = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+        # Bias-correction weights of the running averages; they approach 1. Each row has its own pair, so that the
+        # programs of a kernel, which process different rows, do not share them.
+        self.weights = torch.zeros(rows, 2, device=device)
+        self._rates = 1 - torch.tensor([MEAN_DECAY, SQUARE_DECAY], device=device)
+        self._ones = torch.ones(rows, 2, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean, the square and the weights."""
+        return self.mean, self.square, self.weights
+
+    def to(self, device: torch.device) -> None:
+        """Move to the model's device."""
+        if self.mean.device != device:
+            self.mean, self.square, self.weights = (tensor.to(device) for tensor in self.tensors)
+            self._rates, self._ones = self._rates.to(device), self._ones.to(device)
+
+    def update(self, gradient: Tensor, alive: Tensor, moves: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add a gradient; return the mean (rows, K) and the root-mean-square of each row (rows, 1), bias-corrected.
+
+        moves: (rows, 1), a mask of the rows to update; None for all.
+        """
+        square = gradient.double().square().sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
+        before = None if moves is None else [tensor.clone() for tensor in self.tensors]
+        self.mean.lerp_(gradient, 1 - MEAN_DECAY)
+        self.square.lerp_(square, 1 - SQUARE_DECAY)
+        self.weights.lerp_(self._ones, self._rates)
+        if moves is not None and before is not None:
+            for now, old in zip(self.tensors, before, strict=True):
+                now.copy_(torch.where(moves, now, old))
+        mean_weight, square_weight = self.weights.split_with_sizes([1, 1], dim=1)
+        return self.mean / mean_weight, (self.square / square_weight).sqrt().float().clamp_min(_SMALLEST_SIZE)
+
+    def reset(self) -> None:
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "square": self.square, "weights": self.weights}
+
+
 def before_step(
     router: SiteRouter,
     running: RunningGradient,
@@ -55,88 +109,111 @@ def before_step(
     step: Step,
     scaling: Scaling | None,
 ) -> None:
-    """Correct the gradients of the logits that the stepping optimizer holds and, if the logits are paced, move them.
+    """Correct the gradients of the logits that the stepping optimizer holds or, if the Schedule moves the logits, move
+    them.
 
-    step_size: the step of a paced logit, a scalar. Paced logits lose their gradient, so that the optimizer skips them.
     evidence: the advantages of this step are added to it.
+    step_size: a scalar; only used if the Schedule moves the logits.
 
     The number of operations does not depend on the depth, and none synchronizes with the device, so a CUDA graph can
     capture them.
     """
-    held = [site.logits for site in step.sites]
     if router.at_rest:
-        for logits in held:
-            logits.grad = None  # zeros from DistributedDataParallel
+        skip(router, step)  # DistributedDataParallel leaves gradients of zeros
         return
-    if not router.ready or all(logits.grad is None for logits in held):
+    if not router.ready or all(site.logits.grad is None for site in step.sites):
         return
     running.to(router.device)
     evidence.to(router.device)
     with torch.no_grad():
-        gradients, rows = step.read(router.gradients(), scaling)
-        before = [] if rows is None else [tensor.clone() for tensor in running.tensors]
-        changes = (_fused_changes if router.runs_fused() else _changes)(router, gradients, running, step_size)
-        advantage = router.shared(_advantage(router, router.table(gradients)))
-        paced = router.config.policy.logit_step == "paced"
-        if rows is None:
-            evidence.add(advantage)
+        update = _fused_update if router.runs_fused() else _update
+        changes = update(router, running, evidence, step_size, step.factors(scaling))
+        if router.config.policy.moves_logits:
+            _move_logits(router, step, changes)
+            skip(router, step)
         else:
-            for now, kept in zip(running.tensors, before, strict=True):
-                now.copy_(torch.where(rows, now, kept))
-            evidence.add(advantage, router.shared(rows.expand_as(advantage).float())[:, :1] > 0)
-        if rows is not None or router.shares:
-            table = router.table(changes)
-            table = router.shared(table if rows is None else torch.where(rows, table, 0.0))
-            changes = router.split(table if rows is None or paced else step.written(table, scaling))
-        router.gathered.forget({site.view.first_row for site in step.sites})  # this step has used their statistics
-        moving = {site for site in step.sites if site.logits.grad is not None}
-        if paced:  # a site without a gradient moves together with its group
-            groups = {site.group for site in moving} - {None}
-            moving |= {site for site in router.sites if site.group in groups and site.logits.requires_grad}
-        moved = [(site.logits, own) for site, own in zip(router.sites, changes, strict=True) if site in moving]
-        parts = [own_part(own, logits) for logits, own in moved]
-        if not paced:
-            torch._foreach_copy_([local(logits.grad) for logits, _ in moved if logits.grad is not None], parts)
-            return
-        torch._foreach_sub_([local(logits) for logits, _ in moved], parts)
-        for logits in held:
+            _replace_gradients(router, step, changes)
+            router.gathered.forget(step.first_rows)
+
+
+def skip(router: SiteRouter, step: Step) -> None:
+    """Discard the gradients and the statistics of a step, so that the optimizer does not move its logits."""
+    for site, logits in zip(router.sites, router.parameters(), strict=True):
+        if site in step.sites:
             logits.grad = None
+    router.gathered.forget(step.first_rows)
+
+
+def _move_logits(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
+    """Subtract the changes from the logits. A site without a gradient moves together with its group."""
+    every = list(zip(router.sites, router.parameters(), changes, strict=True))
+    moving = {site for site, logits, _ in every if logits.grad is not None and site in step.sites}
+    if len(moving) < len(every):
+        groups = {site.group for site in moving} - {None}
+        moving |= {site for site, logits, _ in every if site.group in groups and logits.requires_grad}
+    moved = [(logits, change) for site, logits, change in every if site in moving]
+    torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(change, logits) for logits, change in moved])
+
+
+def _replace_gradients(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
+    """Write the corrected gradients to the logits that the optimizer is about to step."""
+    every = zip(router.sites, router.parameters(), changes, strict=True)
+    found = [(own.grad, change) for site, own, change in every if own.grad is not None and site in step.sites]
+    torch._foreach_copy_([local(own) for own, _ in found], [own_part(change, own) for own, change in found])
+
+
+def _update(
+    router: SiteRouter,
+    running: RunningGradient,
+    evidence: Evidence,
+    step_size: Tensor,
+    factors: Tensor | None,
+    sensitivity: Tensor | None = None,
+) -> list[Tensor]:
+    """Update the running averages and the evidence. Return the change to subtract from each site's logits, flat, or
+    its corrected gradient if the optimizer moves the logits.
+
+    factors: see `Step.factors`.
+    sensitivity: the means over all ranks, if they are already known; computing them is a collective operation.
+    """
+    policy, alive = router.config.policy, router.alive()
+    gradient = router.table(router.gradients())
+    moves = None
+    if factors is not None:
+        moves = factors != 0
+        gradient = torch.where(moves, gradient * factors, 0.0)
+    evidence.add(router.shared(_advantage(router, gradient)), moves if moves is None else router.shared(moves.float()))
+    if policy.correction == "clip_logit_gradient":
+        gradient = corrections.clip_rows(gradient, policy.clip)
+    mean, size = running.update(gradient, alive, moves)
+    change = mean if policy.moves_logits else gradient
+    if policy.pulls_logits:
+        target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
+        pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
+        all_called = router.gathered.all_called(router.device)
+        change = pulled if all_called else torch.where(router.called(), pulled, change)  # without a call, no target
+    if policy.moves_logits:
+        change = step_size * (change / size)
+    if moves is not None:
+        change = torch.where(moves, change, 0.0)
+    change = router.shared(change)
+    if factors is not None and not policy.moves_logits:
+        change = torch.where(factors != 0, change / factors, 0.0)  # with the sign and the scale that it had
+    return router.split(change)
 
 
 def _advantage(router: SiteRouter, gradient: Tensor) -> Tensor:
     """Return ⟨δ, a_k − x⟩, scaled to a norm of 1 per row, (rows, K); 0 for dropped candidates."""
     # In double precision, so that the squares of small numbers do not underflow.
-    return F.normalize(gradient.double() / router.p.clamp(min=_TINY), dim=-1, eps=_SMALLEST_NORM).float()
+    advantage = gradient.double() / router.p.clamp_min(_SMALLEST_P)
+    norm: Tensor = torch.linalg.vector_norm(advantage, dim=-1, keepdim=True)
+    return (advantage / norm.clamp_min(_SMALLEST_NORM)).float()
 
 
-def _changes(
-    router: SiteRouter,
-    gradients: list[Tensor],
-    running: RunningGradient,
-    step_size: Tensor,
-    sensitivity: Tensor | None = None,
+def _fused_update(
+    router: SiteRouter, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
-    """Return the corrected gradient of each site, flat, or the step to subtract from its logits if they are paced.
-
-    gradients: those of all sites, flat, in any number of tensors.
-    sensitivity: the means over all ranks, if they are already known; computing them is a collective operation.
-    """
-    policy, alive, gradient = router.config.policy, router.alive(), router.table(gradients)
-    if policy.correction == "clip_logit_gradient":
-        gradient = corrections.clip_rows(gradient, policy.clip)
-    mean, size = running.update(gradient, alive)
-    direction = mean if policy.logit_step == "paced" else gradient
-    if policy.pulls_logits:
-        target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
-        pulled = corrections.relative_kl(direction, _q(router), target, router.alpha, size, router.width())
-        direction = torch.where(router.called(), pulled, direction)  # a site that was not called has no target
-    return router.split(step_size * (direction / size) if policy.logit_step == "paced" else direction)
-
-
-def _fused_changes(
-    router: SiteRouter, gradients: list[Tensor], running: RunningGradient, step_size: Tensor
-) -> list[Tensor]:
-    """Return `_changes`, computed by one kernel. On a single rank the kernel also averages the sensitivities."""
+    """Return `_update`, computed by one kernel. On a single rank the kernel also averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
     from flexact.ops.triton import policy as policy_kernels
 
@@ -145,28 +222,32 @@ def _fused_changes(
         clips=policy.correction == "clip_logit_gradient",
         pulls=policy.pulls_logits,
         clips_sensitivity=policy.correction == "clipped_norm_kl",
-        paced=policy.logit_step == "paced",
+        steps=policy.moves_logits,
         mean_rate=1 - MEAN_DECAY,
         square_rate=1 - SQUARE_DECAY,
         lam=None if policy.lam == "temperature" else policy.lam,
         clip=policy.clip,
     )
     sensitivity = router.sensitivity() if rule.pulls and rank_count() > 1 else None
-    values = [*gradients, *(router.temperatures() if rule.tied else [])]
+    values = [*router.gradients(), *(router.temperatures() if rule.tied else [])]
     calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
     if rule.pulls:
         start = router.size + (len(router.sites) if rule.tied else 0)
         flat, calls = router.gathered.flat(router.device, start, sensitivity)
         values += flat
-    tables = (router.layout, calls, router.alive(), running.tensors, _q(router), router.width(), router.alpha)
+    tables = policy_kernels.Tables(
+        router.layout, calls, router.grouped_rows, router.group_starts, router.alive(), router.p, _q(router),
+        router.width(), router.alpha, step_size, factors,
+    )  # fmt: skip
 
     def fused(values: Tensor) -> list[Tensor]:
-        found = policy_kernels.direction(values, router.size, *tables, step_size, rule)
-        return list(torch.split(found, [site.rows * site.k for site in router.sites]))
+        found = policy_kernels.update(values, router.size, tables, running.tensors, evidence.tensors, rule)
+        return router.split_flat(found)
 
-    return fallback.run(
-        fused, lambda _: _changes(router, gradients, running, step_size, sensitivity), torch.cat(values)
-    )
+    def plain(_: Tensor) -> list[Tensor]:
+        return _update(router, running, evidence, step_size, factors, sensitivity)
+
+    return fallback.run(fused, plain, torch.cat(values))
 
 
 def _penalty(router: SiteRouter) -> Tensor:

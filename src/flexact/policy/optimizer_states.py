@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from flexact.policy.step_hooks import listen
-
 First = dict[str, dict[str, dict[str, Any]]]
 """The state of each parameter, by optimizer class and parameter name. Most optimizers start without any."""
 
 
 class OptimizerStates:
-    """Finds every torch optimizer that holds one of the given parameters, and keeps its initial state.
+    """The initial state of every optimizer that holds one of the given parameters.
 
     names: the parameters' names by id.
 
-    A hook that runs before every optimizer step finds the optimizers. At its first step, an optimizer still has its
-    initial state. If a run is resumed, `first` is replaced by that of the saved run.
+    `note` is called before each step of any optimizer; before its first step, an optimizer has its initial state. If a
+    run is resumed, `first` is replaced by that of the saved run.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -33,7 +31,6 @@ class OptimizerStates:
         self.rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
         """The optimizers found so far, with their initial learning rates."""
         self._names = names
-        listen(self.note)
 
     def note(self, optimizer: Optimizer) -> None:
         """Keep the state of an optimizer that holds any of the parameters and was not seen before."""

@@ -1,17 +1,18 @@
-"""Parameter groups for a user's optimizer, and checks that it holds the logits and does not decay them."""
+"""A user's optimizers: their parameter groups, checks of these, and which logits their steps move."""
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.routing.layer import FlexAct
-from flexact.routing.sites import sites_of
+from flexact.routing.sites import SiteRouter, sites_of
 
 
 def param_groups(
@@ -34,7 +35,7 @@ def param_groups(
     rates: dict[str, Any] = {"weight_decay": weight_decay, "lr": lr, "logit_lr": logit_lr}
     for name, value in rates.items():
         if value is not None:  # a learning rate may be a tensor, for CUDA graphs
-            is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
+            is_tensor = isinstance(value, Tensor) and value.numel() == 1
             value_checks.number(name, value.item() if is_tensor else value, at_least=0)
     check_logit_lr(logit_lr, sites)
     logits = [site.logits for site in sites]
@@ -49,7 +50,7 @@ def param_groups(
 
 def check_logit_lr(logit_lr: float | None, sites: list[FlexAct]) -> None:
     """Raise if the logits are given a learning rate, but the policy moves them."""
-    if logit_lr is not None and any(site.config.policy.logit_step == "paced" for site in sites):
+    if logit_lr is not None and any(site.config.policy.moves_logits for site in sites):
         raise FlexActError(
             f"logit_lr={logit_lr} has no effect, because this policy moves the logits itself. Leave it out, or "
             "convert with policy=Policy(logit_step='optimizer')."
@@ -100,3 +101,65 @@ def has_stepped(optimizer: Optimizer) -> bool:
         if on_device or count > 0 or state.get("momentum_buffer") is not None:
             return True
     return False
+
+
+class Scaling(NamedTuple):
+    """The attributes that a gradient scaler sets on an optimizer that unscales by itself, as fused ones do."""
+
+    found_inf: Tensor
+    scale: Tensor | float
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Scaling | None:
+        """Return the scaling of an optimizer's next step; None without a scaler."""
+        found_inf, scale = (vars(optimizer).get(name) for name in ("found_inf", "grad_scale"))
+        return None if found_inf is None else cls(found_inf, 1.0 if scale is None else scale)
+
+
+class Step:
+    """The sites whose logits an optimizer holds, and the direction in which it moves them.
+
+    signs: for each site, 1 if the optimizer minimizes, −1 if it maximizes, 0 if it does not hold the logits.
+    """
+
+    def __init__(self, router: SiteRouter, signs: tuple[int, ...]) -> None:
+        signed = list(zip(router.sites, signs, strict=True))
+        self.sites = {site: sign < 0 for site, sign in signed if sign}
+        """The sites whose logits the optimizer holds, and whether it maximizes."""
+        self.first_rows = {site.view.first_row for site in self.sites}
+        self._is_plain = all(sign == 1 for sign in signs)
+        by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
+        self._signs = torch.tensor(by_row, device=router.device).unsqueeze(1)
+
+    def factors(self, scaling: Scaling | None) -> Tensor | None:
+        """Return the factors that turn the gradients into those of the minimized, unscaled loss, (rows, 1).
+
+        A factor is 0 in rows that the step does not move: the optimizer does not hold them, or the scaler skips the
+        step. None means that all factors are 1, as in most runs.
+        """
+        if scaling is None:
+            return None if self._is_plain else self._signs
+        return torch.where(scaling.found_inf == 0, self._signs / scaling.scale, 0.0)
+
+
+class Steps:
+    """The `Step` of each optimizer, updated if its parameter groups change."""
+
+    def __init__(self, router: SiteRouter) -> None:
+        self._router = router
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step | None]] = weakref.WeakKeyDictionary()
+
+    def of(self, optimizer: Optimizer) -> Step | None:
+        """Return the step of an optimizer; None if it holds no logits of this model.
+
+        This runs before every step of every optimizer, so the result is cached until the parameter groups change.
+        """
+        groups = [(id(own["params"]), len(own["params"]), own.get("maximize")) for own in optimizer.param_groups]
+        at = (groups, self._router.device)
+        known = self._known.get(optimizer)
+        if known is None or known[0] != at:
+            held = [(id(one), own.get("maximize")) for own in optimizer.param_groups for one in own["params"]]
+            sign = {parameter: -1 if maximize else 1 for parameter, maximize in held}
+            signs = tuple(sign.get(id(site.logits), 0) for site in self._router.sites)
+            known = self._known[optimizer] = (at, Step(self._router, signs) if any(signs) else None)
+        return known[1]

@@ -15,7 +15,6 @@ from torch.optim.optimizer import Optimizer
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
 from flexact.policy.optimizers import unwrapped
-from flexact.policy.step_hooks import stop_listening
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import fsdp_modules, is_sharded, local, own_part
 
@@ -175,9 +174,12 @@ class StartingPoint:
 
     def forget(self) -> None:
         """Discard the initial state."""
-        if self._optimizers is not None:
-            stop_listening(self._optimizers.note)
         self._start = self._optimizers = None
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Keep the state of an optimizer that is about to step, if it is new and there is an initial state."""
+        if self._optimizers is not None:
+            self._optimizers.note(optimizer)
 
     def _warn_of_rates(self, step: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from flexact.config import FlexConfig
@@ -41,12 +42,12 @@ class Plan:
     def warmup_steps(self) -> float:
         return self.config.warmup * self.total_steps
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """The number of elimination rounds; k − 1 if nothing is eliminated."""
         return len(left_after_rounds(self.k, self.config)) or self.k - 1
 
-    @property
+    @cached_property
     def round_steps(self) -> float:
         """The length of a round, even if nothing is eliminated."""
         return max((min(self.commit_step, self.total_steps) - self.warmup_steps) / self.rounds, 1.0)

@@ -14,19 +14,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from flexact.errors import FlexActError
+from flexact.policy import checks
 from flexact.policy.elimination import Elimination, keep_originals
-from flexact.policy.held_out import HeldOut
 from flexact.policy.initialisation import check_inits, initialise
-from flexact.policy.logit_updates import before_step
-from flexact.policy.optimizer_steps import Scaling, Steps
-from flexact.policy.optimizers import checked_optimizer, has_stepped
-from flexact.policy.pick_warnings import omissions, warn_if_frozen, warn_if_short, warn_of_arbitrary_picks
+from flexact.policy.logit_updates import RunningGradient, before_step, skip
+from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Plan, planned, planned_for
-from flexact.policy.running_gradient import RunningGradient
-from flexact.policy.schedule_checks import check_drops, check_loss, check_run, checked_steps, is_known_nonfinite
 from flexact.policy.step_hooks import listen, stop_listening
-from flexact.policy.trial import AllDiverged, Trial, tries_candidates
+from flexact.policy.trial import AllDiverged, HeldOut, Trial, tries_candidates
 from flexact.routing.layer import FlexAct
 from flexact.routing.router import version_of
 from flexact.routing.saved_state import check_tensors
@@ -80,13 +76,13 @@ class Schedule:
         network_steps: int | None = None,
         held_out: Callable[[], Any] | None = None,
     ) -> None:
-        steps = checked_steps(total_steps, network_steps)
+        steps = checks.checked_steps(total_steps, network_steps)
         sites = sites_of(model)
         if not sites:
             raise FlexActError(f"this {type(model).__name__} has no FlexAct sites; call flexact.convert(model) first.")
         if optimizer is not None:
             optimizer = checked_optimizer(optimizer, sites)
-        warn_if_frozen(sites)
+        checks.warn_if_frozen(sites)
         logits = {id(site.logits) for site in sites}
         self._trains_weights = any(one.requires_grad and id(one) not in logits for one in model.parameters())
         self.steps_done = self._steps_lost = 0
@@ -108,18 +104,22 @@ class Schedule:
             )
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
+        self._trial: Trial | None = None
+        """The trial of this run while it lasts; None if the run picks by a blend."""
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
             check_inits(sites, self._start.kept)
-        self._trial = self._new_trial() if self._plan.rungs and not self.committed else None
-        if self._acts and not self.committed:
-            warn_if_short(self._plan)
-        self._apply()
+            self._trial = self._new_trial() if self._plan.rungs else None
+            if self._acts:
+                checks.warn_if_short(self._plan)
         self._steps = Steps(self.router)
         self._stepped: dict[FlexAct, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
         self._scaled = False
+        self._picking = True
+        """Whether the run still picks, or has yet to rewind after the commitment."""
         self._warned: set[str] = set()
+        self._start_step()
         self._listen()
 
     @property
@@ -165,92 +165,107 @@ class Schedule:
             )
             self.router.advance()
             return
-        check_loss(loss)
-        for message in omissions(self.router, self.steps_done, bool(self._stepped)):
-            self._warn_once(message)
+        checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.router.tried = self.router.trying
-        drops = self._trial is None and self.steps_done + 1 in self._elimination.steps
-        diverged = self._diverged(loss, drops)
-        if diverged is not None:
-            keep_originals(self.router, diverged, self.steps_done + 1, self._start.kept)
-        elif drops and not self.committed:
-            self._start.check_model()
+        if self.committed and not self._picking:  # nothing is left to do but to count
+            self.steps_done += 1
+            self.router.go_to(self.steps_done)
+            return
+        if not self.committed:
+            self._pick(loss)
         self.steps_done += 1
-        if self._trial is not None:
-            if not self.committed:
-                self._try(loss)
-            if self._trial is not None and self.committed:  # by the trial or the user; training continues
-                self._steps_lost = self.steps_done - self._trial.steps
-                self._trial = self.router.trying = None
-                self._start.forget()
-        elif drops and diverged is None:
-            if self.steps_done == min(self._elimination.steps) and not self.committed:
-                # With a gradient scaler, a fused optimizer may have skipped every step.
-                stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
-                warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
-            self._running.reset()  # the remaining candidates have gradients of another size
-            self._elimination.drop(self.steps_done)
-        if self._start.kept and self.committed and self.steps_done < self.total_steps:
-            self._start.restore(self.steps_done)
-            initialise(self.router.sites)
-            self._start.forget()
-            self._steps_lost = self.steps_done
-        if self.steps_done in self._elimination.settled_after.values():
-            self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
-            self._elimination.evidence.reset()
-        first_drop = min(self._elimination.steps, default=0)  # its drops are arbitrary if no optimizer has stepped
-        awaits_optimizer = not self._stepped and self.steps_done < first_drop
-        if not (self._acts or awaits_optimizer) or self.committed:
-            stop_listening(self._action)
-        if self.steps_done > self.commit_step and not self.committed:
+        if self.committed:
+            self._end_picking()
+        elif self.steps_done > self.commit_step:
             self._warn_once(
                 "sites are undecided after the commitment: an earlier state was loaded into the model but not into "
                 "the schedule. Load the schedule's state from the same checkpoint."
             )
-        self._apply()
+        self._start_step()
 
-    def _diverged(self, loss: Tensor | float | None, drops: bool) -> str | None:
+    def _pick(self, loss: Tensor | float | None) -> None:
+        """Do this step's part of picking, which may commit the sites."""
+        for message in checks.omissions(self.router, self.steps_done, bool(self._stepped)):
+            self._warn_once(message, stacklevel=4)
+        step = self.steps_done + 1
+        if self._trial is None:
+            self._step_blend(loss, step)
+        elif loss is None and self._held_out is None:
+            self._blend_instead(step)
+        else:
+            self._step_trial(self._trial, loss, step)
+
+    def _step_trial(self, trial: Trial, loss: Tensor | float | None, step: int) -> None:
+        """Advance a trial by one step. At its end, or if every candidate diverges, the sites commit."""
+        try:
+            trial.step(loss, step, bool(self._stepped) and all(self._stepped.values()))
+        except AllDiverged:
+            keep_originals(self.router, "the loss of every candidate is NaN or infinite", step, rewinds=True)
+            self._trial = None  # none of its weights are kept
+
+    def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
+        """Advance a blend by one step: at the end of a round, drop candidates, in the last one all but the picks."""
+        drops = step in self._elimination.steps
+        reason = self._divergence(loss, drops)
+        if reason is not None:
+            keep_originals(self.router, reason, step, self._start.kept)
+            return
+        if drops:
+            self._start.check_model()
+            if step == min(self._elimination.steps):
+                # With a gradient scaler, a fused optimizer may have skipped every step.
+                stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
+                checks.warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
+            self._running.reset()  # the remaining candidates have gradients of another size
+            self._elimination.drop(step)
+        if step in self._elimination.settled_after.values():
+            self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
+            self._elimination.evidence.reset()
+
+    def _divergence(self, loss: Tensor | float | None, drops: bool) -> str | None:
         """Return why a blend has diverged; None if it has not.
 
         drops: whether candidates are dropped at this step. Only then are the logits checked, which synchronizes with
         the device.
         """
-        if self._trial is not None or self.committed:
-            return None
-        if is_known_nonfinite(loss):
+        if checks.is_known_nonfinite(loss):
             return "the loss is NaN or infinite"
         undecided = [site for site in self.router.sites if drops and not site.committed]
         diverged = [site.label for site in undecided if not site.has_finite_logits()]
         return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
-    def _try(self, loss: Tensor | float | None) -> None:
-        """Advance a trial by one step."""
-        assert self._trial is not None
-        if loss is None and self._held_out is None:
-            if self.steps_done > 1 or self._has_fixed_end:  # a blend would change total_steps, which the loop may use
-                raise FlexActError(
-                    "schedule.step() was called without a loss in a trial, which compares candidates by their loss. "
-                    "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
-                )
-            self._blend_instead()
-            return
-        try:
-            self._trial.step(loss, self.steps_done, bool(self._stepped) and all(self._stepped.values()))
-        except AllDiverged:
-            keep_originals(self.router, "the loss of every candidate is NaN or infinite", self.steps_done, True)
-            self._trial = None  # `step` then restores the initial weights
+    def _end_picking(self) -> None:
+        """After the commitment: continue from the weights of the trial's winner, or rewind to the initial weights."""
+        if self._trial is not None:
+            self._steps_lost = self.steps_done - self._trial.steps
+            self._end_trial()
+        elif self._start.kept and self.steps_done < self.total_steps:
+            self._start.restore(self.steps_done)
+            initialise(self.router.sites)
+            self._steps_lost = self.steps_done
+        self._start.forget()
+        stop_listening(self._action)
+        self._picking = False
 
-    def _blend_instead(self) -> None:
-        """Fall back to a blend, because a trial needs the loss and none was given."""
+    def _end_trial(self) -> None:
+        self._trial = self.router.trying = None
+
+    def _blend_instead(self, step: int) -> None:
+        """Fall back to a blend, because a trial needs the loss and none was given. Raise if it is too late for that."""
+        if step > 1 or self._has_fixed_end:  # a blend would change total_steps, which the loop may use
+            raise FlexActError(
+                "schedule.step() was called without a loss in a trial, which compares candidates by their loss. "
+                "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
+            )
         warnings.warn(
             "this network has no normalisation layers, so a trial would pick better than a blend, but needs the loss: "
             "call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this warning.",
             stacklevel=4,
         )
-        self._start.restore(self.steps_done)
-        self._steps_lost = self.steps_done
-        self._trial = self.router.trying = None
+        self._start.restore(step)
+        self._steps_lost = step
+        self._end_trial()
         self._set_plan(self._blend_plan())
 
     def _blend_plan(self) -> Plan:
@@ -268,15 +283,14 @@ class Schedule:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
 
     def _listen(self) -> None:
-        """Register the policy's hook before optimizer steps, and remove that of an older schedule of the model."""
+        """Call `_action` before optimizer steps. Of several schedules of a model, only the newest one acts."""
         if self._acts:
-            if (older := _in_force.get(id(self.router))) is not None:
-                stop_listening(older._action)
             _in_force[id(self.router)] = self
         listen(self._action)
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
         """What the policy does before this optimizer's step, if anything; called by a hook."""
+        self._start.note(stepping)
         step = None if self.committed else self._steps.of(stepping)
         if step is None:
             return None
@@ -286,22 +300,30 @@ class Schedule:
             self._stepped |= step.sites
             self._scaled = self._scaled or Scaling.of(stepping) is not None
         self.router.current = False  # the logits are about to move, and a site may be called directly next
-        return functools.partial(self.before_optimizer_step, stepping) if self._acts else None
+        acts = self._acts and _in_force.get(id(self.router)) is self
+        return functools.partial(self.before_optimizer_step, stepping) if acts else None
 
     def before_optimizer_step(self, stepping: Optimizer, again: bool = False) -> None:
         """Correct or move the logits that an optimizer holds.
 
-        again: whether this was done before in the same step; paced logits then stay put, and the optimizer skips them.
+        again: whether this was done before in the same step; the Schedule moves logits only once.
         """
         if (step := self._steps.of(stepping)) is None:
             return
-        if again:
-            for site in step.sites if self.config.policy.logit_step == "paced" else ():
-                site.logits.grad = None
-            return
-        self._step_size = self._step_size.to(self.router.device)
-        evidence = self._elimination.evidence
-        before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
+        if self.config.policy.moves_logits and (again or self._ignores_gradients):
+            skip(self.router, step)
+        elif not again:
+            self._step_size = self._step_size.to(self.router.device)
+            evidence = self._elimination.evidence
+            before_step(self.router, self._running, evidence, self._step_size, step, Scaling.of(stepping))
+
+    @property
+    def _ignores_gradients(self) -> bool:
+        """Whether the logits do not move at this step, and what is averaged over it will be reset before they do.
+
+        False on a GPU, where a CUDA graph may capture this step and replay it when the logits move.
+        """
+        return self._settles and self.router.device.type == "cpu"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run. The state of the sites is part of the model's. Before a rewind, the initial
@@ -314,21 +336,22 @@ class Schedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        check_run(state, VERSION, self.total_steps)
+        checks.check_run(state, VERSION, self.total_steps)
         plan = self._blend_plan() if state.get("blends") else self._first_plan
-        check_drops(state.get("drops"), self._drops(plan))
+        checks.check_drops(state.get("drops"), self._drops(plan))
         check_tensors(state, self._tensors())
         self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
         self._set_plan(plan)
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
-        self._trial = self.router.trying = None
+        self._end_trial()
         if (trial := state.get("trial")) is not None:
             self._trial = self._new_trial()
             self._trial.load_state_dict(trial)
+        self._picking = True
         self._listen()  # the hook may have been removed at the commitment
-        self._apply()
+        self._start_step()
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
@@ -339,18 +362,18 @@ class Schedule:
         elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
         return [rung.until for rung in plan.rungs] or sorted(elimination.steps)
 
-    def _apply(self) -> None:
-        """Set the temperature, the step size and the correction weight of this step, and draw its noise."""
+    def _start_step(self) -> None:
+        """Set the temperature, the step size and the correction weight of the next step, and draw its noise."""
         policy, step, start = self.config.policy, self.steps_done, self._plan.warmup_steps
         end = max(min(self.commit_step, self.total_steps), start + 1)
         progress = min(max((step - start) / (end - start), 0.0), 1.0)
         fall = math.log(policy.final_temperature / policy.temperature)
         temperature = policy.temperature * math.exp(progress * fall)
-        settles = any(drop <= step < settled for drop, settled in self._elimination.settled_after.items())
-        moves = step >= start and not settles
-        step_size = policy.pace / ((1 - policy.settle) * self._plan.round_steps) if moves else 0.0
         alpha = policy.alpha * (1 - progress) if policy.alpha_schedule == "falling" else policy.alpha
-        starts_at_original = self.config.init == "original" and policy.logit_step == "paced"
+        self._settles = any(drop <= step < settled for drop, settled in self._elimination.settled_after.items())
+        moves = step >= start and not self._settles
+        step_size = policy.logit_step_size / ((1 - policy.settle) * self._plan.round_steps) if moves else 0.0
+        starts_at_original = self.config.init == "original" and policy.moves_logits
         self.router.warming_up = starts_at_original and self._trains_weights and step < start
         self._write(temperature, step_size, alpha)
         self.router.go_to(step)
@@ -369,7 +392,7 @@ class Schedule:
         self.router.alpha.fill_(alpha)
         self._written = ((temperature, step_size, alpha), [version_of(one) for one in held])
 
-    def _warn_once(self, message: str) -> None:
+    def _warn_once(self, message: str, stacklevel: int = 3) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=stacklevel)

@@ -9,7 +9,7 @@ rung (successive halving).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.policy.evidence import SIGNIFICANT
-from flexact.policy.held_out import HeldOut
 from flexact.policy.initialisation import has_init, initialise
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Rung
@@ -33,6 +32,39 @@ HELD_OUT_LOSSES = 7
 
 class AllDiverged(Exception):
     """No candidate of a rung has a finite loss."""
+
+
+class HeldOut:
+    """Calls the user's function, with the model in eval mode and without gradients."""
+
+    def __init__(self, function: Callable[[], Any], model: nn.Module) -> None:
+        if not callable(function):
+            raise FlexActError(f"held_out must be a function that returns a held-out loss; got {function!r:.80}.")
+        self._function, self._model = function, model
+
+    def loss(self, candidate: str, training_loss: Tensor | float | None) -> float:
+        """Return the current held-out loss, or infinity if the network with this candidate has diverged.
+
+        training_loss: the loss of the current step. If it is finite and the held-out loss is NaN, the data are at
+        fault, and an error is raised.
+        """
+        modes = {module: module.training for module in self._model.modules()}
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                value = self._function()
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
+        if not math.isnan(number):
+            return number
+        if training_loss is not None and not math.isfinite(float(training_loss)):
+            return math.inf
+        raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
 
 
 class Trial:
@@ -191,7 +223,7 @@ def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bo
             raise FlexActError(f"pick_by='trial' runs one candidate in the whole network, but {obstacle}.")
         return config.pick_by == "trial"
     policy = config.policy
-    usual = policy.logit_step == "paced" and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
+    usual = policy.moves_logits and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
     normalises = any("norm" in type(module).__name__.lower() for module in model.modules())
     return obstacle is None and usual and rewinds and (held_out or not normalises)

@@ -17,12 +17,44 @@ from typing import Any
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_whole
 from flexact.io.csv_rows import read_text
+from flexact.io.json_input import parsed_json
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, read_config
+from flexact.observe import history
 from flexact.observe.figures.history import history_pictures
 from flexact.observe.figures.outcomes import outcomes
-from flexact.report.histories import History, read_histories
-from flexact.report.page import LEAD, Section, file_name, markdown, outcome_table, page
+from flexact.report.page import Section, file_name, markdown, outcome_table, page
+
+
+@dataclass(frozen=True)
+class History:
+    """The records that a Recorder wrote, and the header with policy and versions."""
+
+    records: list[dict[str, Any]]
+    about: dict[str, Any]
+
+
+def read_histories(run: Path) -> dict[str, History]:
+    """Return the histories in a folder by file name, or the one of a file. An unfinished last line is skipped."""
+    histories = {}
+    for path in [run] if run.is_file() else sorted(run.glob("*.jsonl")):
+        if path.is_file() and _is_history(path):  # opening a named pipe would wait for a writer
+            header, *records = history.parsed(path, history.whole_lines(history.read_text(path)))
+            del header[history.KEY]
+            if records:
+                histories[path.name] = History(records, header)
+    return histories
+
+
+def _is_history(path: Path) -> bool:
+    """Return whether a file is a history, rather than one of another program."""
+    try:
+        with path.open("rb") as file:
+            header = parsed_json(file.readline())
+    except ValueError:  # not JSON, or not text
+        return False
+    return isinstance(header, dict) and history.KEY in header
+
 
 _PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
 """Module and package of each dependency of a report."""
@@ -113,8 +145,8 @@ def read(run: Path) -> Report:
         for name, value in config.items()
         if name not in ("flexact_study", "study", "title") and value is not None
     }
-    for name, history in histories.items():
-        details |= {f"{name}: {key}": value for key, value in history.about.items()}
+    for name, one in histories.items():
+        details |= {f"{name}: {key}": value for key, value in one.about.items()}
     return Report(folder, title, facts, sections, details)
 
 
@@ -145,9 +177,7 @@ def _history_section(name: str, history: History, stem: str) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    if any(one.decided is not None for one in found):
-        body += f"<p>{LEAD}</p>\n"
-    body += outcome_table(("site",), [((one.site,), one) for one in found])
+    body += outcome_table({"site": [row.site for row in found]}, found)
     return Section(f"Run: {name}", body, history_pictures(records, stem))
 
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from flexact.observe.figures.description import Panel
-from flexact.observe.figures.html_backend import chart_style, panels
-from flexact.observe.figures.outcomes import Outcome
 from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import escape
-from flexact.observe.selection_table import NEGATIVE_LEAD, drops_by_step
+from flexact.observe.figures.svg_backend import chart_style, escape, panels
+from flexact.observe.selection_rows import Row, columns_of, legend
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -113,41 +111,15 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Contai
     return _boxed(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
 
 
-def outcome_table(first: Sequence[str], rows: Sequence[tuple[Sequence[object], Outcome]]) -> str:
-    """Return a table of sites: the first cells of each row, then pick, runner-up, lead, decision and drops. Undecided
-    sites are muted, and empty columns are left out.
+def outcome_table(first: Mapping[str, Sequence[object]], rows: Sequence[Row]) -> str:
+    """Return a table of sites with the columns and the legend of a printed selection. Undecided sites are muted.
 
-    first: the titles of the first cells.
+    first: the columns before those.
     """
-    lines: list[dict[str, object]] = []
-    for own, one in rows:
-        is_open, lead = one.decided is None, one.lead
-        evidence = {
-            "pick": one.pick,
-            "probability": one.probability if is_open else None,
-            "margin": one.margin if is_open else None,
-            "runner-up": one.runner_up,
-            "lead": lead,
-            "z": None if lead is None else f"{lead.z:.1f}",
-            "steps": None if lead is None else lead.steps,
-            "z (original)": None if one.deciding in (None, lead) else f"{one.deciding.z:.1f}",
-            "decision": one.decision,
-            "dropped at": ", ".join(drops_by_step(dict(one.dropped))) or None,
-        }
-        lines.append(dict(zip(first, own, strict=True)) | evidence)
-    titles = [title for title in (lines[0] if lines else ()) if any(line[title] is not None for line in lines)]
-    muted = [number for number, (_, one) in enumerate(rows) if one.decided is False]
-    return table(titles, [[line[title] for title in titles] for line in lines], muted)
-
-
-LEAD = (
-    "The lead is the pick's advantage over the runner-up when the runner-up was dropped, ± its standard error, as a "
-    "mean over the given number of steps: a difference of losses in a trial, of normalised advantages in a blend; z is "
-    "its ratio to the error, and z (original) that of the lead over the original activation. A site is undecided if it "
-    "has no significant lead (z >= 2) over the original, or over the runner-up if the original was kept. "
-    + NEGATIVE_LEAD
-)
-"""The explanation of such a table."""
+    columns = {**first, **columns_of(rows)}
+    muted = [number for number, row in enumerate(rows) if row.undecided]
+    notes = "<br>\n".join(map(escape, legend(rows)))
+    return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"
 
 
 def _cell(value: object) -> object:

@@ -68,6 +68,8 @@ class Gathered:
         tables = [
             F.pad(table, (0, self.k - table.shape[1])) if table.shape[1] < self.k else table for table in self._tables
         ]
+        if self._in_order:
+            return mean_over_ranks(torch.cat(tables))
         if not self._even:  # a row of zeros, to pad the rows with fewer calls
             tables.append(torch.zeros(1, self.k, device=device))
         return mean_over_ranks(torch.cat(tables)[self._positions].sum(1) / self._counts)
@@ -97,6 +99,11 @@ class Gathered:
         self._arrange(device)
         return self._called
 
+    def all_called(self, device: torch.device) -> bool:
+        """Return whether every row was called."""
+        self._arrange(device)
+        return self._even
+
     def _arrange(self, device: torch.device) -> None:
         """Compute the positions of each row's calls in the concatenated table, if the set of calls has changed."""
         pattern = (device, tuple(self._calls))
@@ -109,6 +116,7 @@ class Gathered:
         self._counts = torch.tensor([[max(len(offsets), 1)] for offsets in own], device=device)
         self._called = torch.tensor([[len(offsets) > 0] for offsets in own], device=device)
         self._even = len({len(offsets) for offsets in own}) == 1 and bool(self._calls)
+        self._in_order = own == [[row] for row in range(self.rows)]  # one call per row
 
 
 def _offsets(rows: int, calls: list[Call], lengths: list[int], start: int = 0) -> list[list[int]]:

@@ -27,7 +27,7 @@ _SMALLEST_NORM = 1e-3  # minimum divisor, so that an output of zeros does not ca
 
 def target(sensitivity: Tensor, lam: Tensor | float, alive: Tensor) -> Tensor:
     """Return p̃ = softmax(−ḡ/λ) over the candidates that are alive; it favours functions with small slopes."""
-    return torch.softmax((-sensitivity / lam).masked_fill(~alive, -torch.inf), dim=-1)
+    return torch.softmax(torch.where(alive, sensitivity / -lam, -torch.inf), dim=-1)
 
 
 def kl(target: Tensor, log_q: Tensor) -> Tensor:

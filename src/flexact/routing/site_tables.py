@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -88,27 +87,31 @@ class SiteTables(Generic[AnySite]):
         widths = tuple(site.width for site in self.sites)
         if self._widths != widths:
             self._widths = widths
-            self._width = torch.tensor(widths, device=self.device)[self._site_of_row].unsqueeze(1)
+            by_site = torch.tensor(widths, dtype=torch.float32, device=self.device)
+            self._width = by_site[self._site_of_row].unsqueeze(1)
         return self._width
 
     def split(self, table: Tensor) -> list[Tensor]:
         """Split a (rows, K) table into one flat tensor per site, without padding."""
-        parts = torch.split(table, [site.rows for site in self.sites])
-        return [part[:, : site.k].flatten() for site, part in zip(self.sites, parts, strict=True)]
+        flat = table.flatten() if self._own_numbers is None else table.flatten()[self._own_numbers]
+        return self.split_flat(flat)
+
+    def split_flat(self, flat: Tensor) -> list[Tensor]:
+        """Split the concatenated flat tensors of the sites."""
+        return list(flat.split_with_sizes(self._sizes))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the logits of each site. Reading `_parameters` is many times faster than an attribute of the module,
+        and this runs before every step."""
+        return [site._parameters["logits"] for site in self.sites]  # type: ignore[misc]
 
     def gradients(self) -> list[Tensor]:
         """Return the logit gradient of each site; a missing one is a shared tensor of zeros, not to be written to."""
-        gradients = [site.logits.grad for site in self.sites]
+        gradients = [logits.grad for logits in self.parameters()]
         return [
-            self._zeros[: site.rows * site.k] if gradient is None else whole(gradient)
-            for site, gradient in zip(self.sites, gradients, strict=True)
+            self._zeros[:size] if gradient is None else whole(gradient)
+            for size, gradient in zip(self._sizes, gradients, strict=True)
         ]
-
-    @property
-    def shares(self) -> bool:
-        """Whether several sites pick together."""
-        groups = [site.group for site in self.sites if site.group is not None]
-        return len(set(groups)) < len(groups)
 
     @property
     def shares_all(self) -> bool:
@@ -116,11 +119,12 @@ class SiteTables(Generic[AnySite]):
         return len({site.group for site in self.sites}) == 1 and self.sites[0].group is not None
 
     def shared(self, table: Tensor) -> Tensor:
-        """Return a (rows, K) table in which every row is replaced by the mean over its group of sites."""
-        if not self.shares:
+        """Return a (rows, ·) table in which every row is replaced by the mean over its group of sites."""
+        if self.group_count == self.rows:
             return table
-        sums = torch.zeros_like(table).index_add_(0, self._group_of_row, table)
-        return (sums / self._group_size)[self._group_of_row]
+        sums = table.new_zeros(self.group_count, table.shape[1]).index_add_(0, self._group_of_row, table)
+        means = sums / self._group_size
+        return means.expand_as(table) if self.group_count == 1 else means[self._group_of_row]
 
     def table(self, flat: list[Tensor]) -> Tensor:
         """Join one flat tensor per site into a (rows, K) table, padded with 0."""
@@ -132,9 +136,9 @@ class SiteTables(Generic[AnySite]):
     def lay_out(self) -> None:
         """Create the index tensors on the device of the sites."""
         self._widths = ()
-        sizes = [site.rows * site.k for site in self.sites]
-        self.size = sum(sizes)
-        self._zeros = torch.zeros(max(sizes), device=self.device)
+        self._sizes = [site.rows * site.k for site in self.sites]
+        self.size = sum(self._sizes)
+        self._zeros = torch.zeros(max(self._sizes), device=self.device)
         cpu = torch.device("cpu")  # explicit, since the user may have set another default device
         rows = torch.tensor([site.rows for site in self.sites], device=cpu)
         site_of_row = torch.arange(len(self.sites), device=cpu).repeat_interleave(rows, output_size=self.rows)
@@ -143,19 +147,25 @@ class SiteTables(Generic[AnySite]):
         self._site_of_row = site_of_row.to(self.device)
         self._index_groups()
         self._index: Tensor | None = None
+        self._own_numbers: Tensor | None = None
         if any(site.k != self.k for site in self.sites):
-            index = torch.where(column < own.unsqueeze(1), start.unsqueeze(1) + column, self.size)
-            self._index = index.to(self.device)
+            inside = column < own.unsqueeze(1)
+            self._index = torch.where(inside, start.unsqueeze(1) + column, self.size).to(self.device)
+            self._own_numbers = inside.flatten().nonzero().flatten().to(self.device)
         # For the kernels: the offset of each row in the concatenated flat tensors, its number of candidates, and the
         # offset of its temperature, which follows them.
         self.layout = torch.stack([start, own, self.size + site_of_row], dim=1).to(self.device)
 
     def _index_groups(self) -> None:
-        """Number the groups of sites that pick together. A site without a group gets its own number."""
-        names = [("site", i) if site.group is None else ("group", site.group) for i, site in enumerate(self.sites)]
+        """Number the groups of sites that pick together. Each row of a site without a group is a group of its own."""
+        of_row = [site.group for site in self.sites for _ in range(site.rows)]
+        names = [("row", i) if group is None else ("group", group) for i, group in enumerate(of_row)]
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        of_row = [number[name] for name, site in zip(names, self.sites, strict=True) for _ in range(site.rows)]
-        sizes = Counter(of_row)
-        self._group_of_row = torch.tensor(of_row, device=self.device)
-        # Padded to the length of the sums in `shared`.
-        self._group_size = torch.tensor([[sizes.get(i, 1)] for i in range(self.rows)], device=self.device)
+        numbers = torch.tensor([number[name] for name in names], device="cpu")
+        sizes = numbers.bincount()
+        self.group_count = len(number)
+        self._group_of_row = numbers.to(self.device)
+        self._group_size = sizes.float().unsqueeze(1).to(self.device)
+        # For the kernels: the rows in the order of their groups, and the position of each group's first row in it.
+        self.grouped_rows = numbers.argsort(stable=True).to(self.device)
+        self.group_starts = nn.functional.pad(sizes.cumsum(0), (1, 0)).to(self.device)

@@ -8,8 +8,11 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from flexact.io.result_folder import VERSION
 
 
 def provenance() -> dict[str, str]:
@@ -24,6 +27,12 @@ def provenance() -> dict[str, str]:
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
+    """The content of a study's config.json: its settings, and everything else that the results depend on."""
+    made = {name: one for name, one in provenance().items() if name in ("commit", "date")}
+    return {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions(), **made}
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
@@ -24,7 +23,6 @@ Work = Callable[[Any, str, Stop], Any]
 """(task, device, stop) -> answer."""
 
 _stop_requested, _running = threading.Event(), threading.Lock()
-_report_pipe: Connection | None = None
 
 
 @dataclass(frozen=True)
@@ -96,24 +94,13 @@ def _answer(future: Future[Answer], stopping: bool) -> Answer:
 
 
 class Pool:
-    """`Workers` as processes, which end when this process ends.
+    """`Workers` as processes, which end when this process ends. devices: the device of each worker."""
 
-    devices: the device of each worker. reported: called with a task and what it reports.
-    """
-
-    def __init__(
-        self, devices: Sequence[str], work: Work, reported: Callable[[Any, Any], None] = lambda task, value: None
-    ) -> None:
-        self.size, self._work, self._reported = len(devices), work, reported
+    def __init__(self, devices: Sequence[str], work: Work) -> None:
+        self.size, self._work = len(devices), work
         self._slots = [_Slot(device, len(devices)) for device in devices]
 
-    def forward_reports(self) -> None:
-        """Pass on what the tasks have reported."""
-        for slot in self._slots:
-            slot.forward_reports(self._reported)
-
     def submit(self, task: Any) -> Future[Answer]:
-        self.forward_reports()
         slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
         return slot.submit(self._work, task)
 
@@ -131,7 +118,6 @@ class _Slot:
 
     def __init__(self, device: str, workers: int) -> None:
         self.device, self.workers = device, workers
-        self.task: Any = None
         self.future: Future[Answer] | None = None
         self._executor: ProcessPoolExecutor | None = None
 
@@ -139,7 +125,7 @@ class _Slot:
         if self.future is None or self.future.exception() is not None or self.future.result().kind != "done":
             self._start()
         assert self._executor is not None
-        self.task, self.future = task, Future()
+        self.future = Future()
         self._executor.submit(_run, work, task, self.device).add_done_callback(self._ended)
         return self.future
 
@@ -163,14 +149,9 @@ class _Slot:
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
-        self._reports, theirs = context.Pipe(duplex=False)
         self._began = context.Event()
-        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, theirs, self._began))
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, self._began))
         self._pid = self._executor.submit(os.getpid)
-
-    def forward_reports(self, reported: Callable[[Any, Any], None]) -> None:
-        while self._executor is not None and self._reports.poll():
-            reported(self.task, self._reports.recv())
 
     def stop(self) -> None:
         """Ask the running task to stop, by SIGTERM."""
@@ -182,13 +163,10 @@ class _Slot:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
-            self._reports.close()
 
 
-def _begin(device: str, workers: int, pipe: Connection, began: Event) -> None:
+def _begin(device: str, workers: int, began: Event) -> None:
     """Prepare a worker process. It ignores Ctrl-C, which reaches all processes: the parent decides what stops."""
-    global _report_pipe
-    _report_pipe = pipe
     began.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
@@ -202,14 +180,6 @@ def _begin(device: str, workers: int, pipe: Connection, began: Event) -> None:
 def _run(work: Work, task: Any, device: str) -> Any:
     with _running:
         return work(task, device, _stop_requested.is_set)
-
-
-def report(value: Any) -> None:
-    """Called by a task in a worker process, to send something to the parent process."""
-    if _stop_requested.is_set():
-        raise InterruptedError("the worker was asked to stop")
-    assert _report_pipe is not None
-    _report_pipe.send(value)
 
 
 def _watch_parent() -> None:

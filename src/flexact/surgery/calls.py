@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
 from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
@@ -30,7 +31,6 @@ _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
 _LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
 _ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
-_TYPE_OF = r"(\btype\({0}\)|{0}\.__class__)(?!\.__(name|qualname|module|doc)__)"
 
 
 @dataclass(eq=False)
@@ -63,8 +63,6 @@ class Reading:
         self.scopes: dict[str, Scope] = {}
         """The methods that were read."""
         self.calls: list[Call] = []
-        self.values: set[str] = set()
-        """The children and stored functions that are used without being called."""
         self.asked: set[str] = set()
         """The attributes that a method assigns, or uses for more than calls with one argument."""
         self.place = -0.5
@@ -80,12 +78,6 @@ class Reading:
         self.readings = readings
         self._functions = functions_of(type(owner)) if _has_source(owner) else []
         self._checked: set[str] = set()
-
-    def stored(self) -> set[str]:
-        """Return the names of the attributes that the methods other than `__init__` assign."""
-        functions = [function for name, function in self._functions if name != "__init__"]
-        codes = [code for function in functions for code in codes_of(function.__code__)]
-        return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
 
     def note(self, path: str) -> None:
         """Note the use of a child or a stored function at this point."""
@@ -111,63 +103,52 @@ class Reading:
             if own_name == name or (name.startswith("__") and own_name.endswith(name)):
                 self._checked.add(own_name)
                 own = (inspect.getattr_static(self.owner, one, None) for one in function.__code__.co_names)
-                checked = _types_checked(function, frozenset(_types_in(own)))
-                self.conflicts |= dict.fromkeys(checked, f"{method} checks for this type")
+                for kind in _types_asked(function, frozenset(_types_in(own)), _first_parameter(function)):
+                    exact = "asks for this exact type, which rewriting changes"
+                    how = "checks for this type" if is_activation_type(kind) else exact
+                    self.conflicts[kind] = f"{method} {how}"
                 with contextlib.suppress(CannotRewrite):
                     self._check(method, Scope(function, self.owner))
 
     def _check(self, method: str, scope: Scope) -> None:
+        """Check the attributes that a method reads, and the functions to which it passes submodules."""
         calls = nodes_of(ast.Call, scope.definition)
-        firsts = {
-            node for call in calls if scope.value(call.func) is next and len(call.args) == 1 for node in ast.walk(call)
-        }
         called = {call.func for call in calls}
-        for call in calls:
-            self._check_call(method, scope.value(call.func), [scope.value(argument) for argument in call.args])
+        firsts = [call for call in calls if scope.value(call.func) is next and len(call.args) == 1]
+        of_first = {node for call in firsts for node in ast.walk(call)}
         for node in nodes_of(ast.Attribute, scope.definition):
             holder = scope.value(node.value)
             is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
             known = self if is_super else self.readings.get(id(holder))
-            reading = self if holder is UNKNOWN else known  # an unknown holder may be any submodule
-            if reading is None:
-                continue
-            if node.attr in _LISTS_CHILDREN and (known or node in called or node.attr == "_modules"):
-                reading.note_listing(known is None or node.attr in _LISTS_ALL)
-            is_whole = node not in firsts or _begins_with_activation(reading.owner)
-            if node.attr in _LISTS_TENSORS and node in called and is_whole:
-                reading.note_iteration(method)
             if known is not None:
                 known.check(node.attr)
-                if is_activation(known.owner):
-                    self.conflicts[type(known.owner)] = f"{method} reads {ast.unparse(node)}"
-        other = rf"\b(?!{scope.self_name}(\)|\.__class__))[\w.\[\]]+"
-        if re.search(_TYPE_OF.format(other), ast.unparse(scope.definition)):
-            named = _types_in(scope.value(node) for node in scope.nodes if isinstance(node, (ast.Name, ast.Attribute)))
-            kinds = [kind for kind in named if issubclass(kind, nn.Module) and kind is not nn.Module]
-            reason = f"{method} asks for this exact type, which rewriting changes"
-            self.conflicts = dict.fromkeys(kinds, reason) | self.conflicts
+            elif holder is not UNKNOWN or not (node in called or node.attr == "_modules"):
+                continue
+            reading = known or self  # an unknown holder may be any submodule
+            is_first = node.attr in _LISTS_TENSORS and node in of_first
+            if not is_first or _begins_with_activation(reading.owner):
+                reading.notice(node.attr, method, node, known is None)
+        for call in calls:
+            function, by = scope.value(call.func), method
+            names = set[Any]()
+            if any(function is one for one in (getattr, hasattr)):
+                names = {scope.value(argument) for argument in call.args[1:2]}
+            elif isinstance(function, types.FunctionType) and not f"{function.__module__}.".startswith("torch."):
+                names = {name for code in codes_of(function.__code__) for name in code.co_names}
+                names, by = names & (_LISTS_CHILDREN | _LISTS_TENSORS), f"{function.__name__}, which {method} calls,"
+            passed = [self.readings.get(id(scope.value(argument))) for argument in call.args]
+            for reading, name in itertools.product(filter(None, passed), names):
+                reading.notice(name, by, call)
 
-    def _check_call(self, method: str, function: Any, given: list[Any]) -> None:
-        """Check what is called with submodules: a helper function that iterates over them, or getattr."""
-        reached = [self.readings[id(one)] for one in given if id(one) in self.readings]
-        if isinstance(function, types.FunctionType) and not f"{function.__module__}.".startswith("torch."):
-            names = {name for code in codes_of(function.__code__) for name in code.co_names}
-            for reading in reached:
-                if names & _LISTS_CHILDREN:
-                    reading.note_listing(bool(names & _LISTS_ALL))
-                if names & _LISTS_TENSORS:
-                    reading.note_iteration(f"{function.__name__}, which {method} calls,")
-        elif any(function is one for one in (getattr, hasattr)) and reached and is_activation(reached[0].owner):
-            self.conflicts[type(reached[0].owner)] = f"{method} reads an attribute of it with {function.__name__}"
-
-    def note_listing(self, is_deep: bool) -> None:
-        """Note that the children, or all submodules, are listed."""
-        for module in self.owner.modules() if is_deep else [self.owner]:
-            self.readings[id(module)].is_listed = True
-
-    def note_iteration(self, method: str) -> None:
-        """Note that a method iterates over the parameters or buffers."""
-        self.conflicts[nn.Module] = f"{method} iterates over the parameters or buffers, and a site adds some"
+    def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
+        """Note that an attribute of this module is read. is_deep: or of any submodule."""
+        if name in _LISTS_CHILDREN:
+            for module in self.owner.modules() if is_deep or name in _LISTS_ALL else [self.owner]:
+                self.readings[id(module)].is_listed = True
+        if name in _LISTS_TENSORS:
+            self.conflicts[nn.Module] = f"{by} iterates over the parameters or buffers, and a site adds some"
+        if is_activation(self.owner):
+            self.conflicts[nn.Module] = f"{by} reads {ast.unparse(node)}"
 
     def obstacle(self) -> str | None:
         """Return why the methods must not be rewritten; None if they may."""
@@ -175,14 +156,13 @@ class Reading:
             return "its forward was replaced on this object alone"
         if self.is_listed or isinstance(self.owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             return "its children are iterated over, and a site would be one of them"
+        if isinstance(self.owner, LazyModuleMixin) and self.owner.cls_to_become is not None:
+            return "its first forward changes its class; run it once before the conversion"
         for name, function in self._functions:
             # `super(type(self), self)` recurses forever in a subclass.
             before = "" if name in self._checked else r"super\("
-            if not before or "super" in function.__code__.co_names:
-                with contextlib.suppress(CannotRewrite):
-                    own_type = before + _TYPE_OF.format(next(iter(function.__code__.co_varnames), "self"))
-                    if re.search(own_type, ast.unparse(definition_of(function))):
-                        return f"its {name} uses the type of the module, which rewriting changes"
+            if _uses_type_of(function, _first_parameter(function), before):
+                return f"its {name} uses the type of the module, which rewriting changes"
         return None
 
 
@@ -211,12 +191,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""
-        if not isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load) or self._used(node):
             self._note_other_use(node)
-        elif path := self._used(node):
-            self.reading.values.add(path)
-            if not self.scope.is_only_called(node):
-                self._note_other_use(node)
         elif self.scope.value(node) is UNKNOWN and isinstance(node, ast.Attribute):
             self.visit(node.value)
 
@@ -314,8 +290,9 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _types_checked(function: types.FunctionType, own: frozenset[type], depth: int = 3) -> frozenset[type]:
-    """Return the activation types that a function, or one that it calls, may compare with a module's type.
+def _types_asked(function: types.FunctionType, own: frozenset[type], me: str, depth: int = 3) -> frozenset[type]:
+    """Return the types that a function, or one that it calls, may compare with a module's type: those of activations,
+    and, if it uses the exact type of anything but `me`, all types of modules.
 
     own: the types that the attributes of its module hold.
     """
@@ -324,15 +301,31 @@ def _types_checked(function: types.FunctionType, own: frozenset[type], depth: in
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [function.__globals__.get(name) for name in names]
     held += [contents(cell) for name, cell in cells if name != "__class__"]
+    modules = [vars(one) for one in held if isinstance(one, types.ModuleType)]
     found: set[type] = set()
     if names & _ASKS or any(dis.opmap["MATCH_CLASS"] in code.co_code[::2] for code in codes):
-        found.update(
-            filter(is_activation_type, (*own, *_types_in((*held, *names, *(code.co_consts for code in codes)))))
-        )
+        within = [module.get(name) for module in modules for name in names]
+        found.update(own, _types_in((*held, *within, *names, *(code.co_consts for code in codes))))
+        if not _uses_type_of(function, rf"(?!{me}(\)|\.__class__))[\w.\[\]]+"):
+            found = set(filter(is_activation_type, found))
     for one in held if depth else ():
         if isinstance(one, types.FunctionType) and not f"{one.__module__}.".startswith("torch."):
-            found |= _types_checked(one, frozenset(), depth - 1)
-    return frozenset(found)
+            found |= _types_asked(one, frozenset(), "", depth - 1)
+    return frozenset(kind for kind in found if issubclass(kind, nn.Module) and kind is not nn.Module)
+
+
+def _uses_type_of(function: types.FunctionType, what: str, before: str = "") -> bool:
+    """Return whether a function reads the type of something, for more than its name. what: a regular expression."""
+    if not {"type", "__class__"} & {name for code in codes_of(function.__code__) for name in code.co_names}:
+        return False
+    with contextlib.suppress(CannotRewrite):
+        pattern = rf"{before}(\btype\({what}\)|\b{what}\.__class__)(?!\.__(name|qualname|module|doc)__)"
+        return re.search(pattern, ast.unparse(definition_of(function))) is not None
+    return False
+
+
+def _first_parameter(function: types.FunctionType) -> str:
+    return next(iter(function.__code__.co_varnames), "self")
 
 
 def _types_in(values: Iterable[Any], levels: int = 3) -> Iterator[type]:

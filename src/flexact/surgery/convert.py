@@ -6,7 +6,6 @@ leaves the model as it was.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import warnings
@@ -14,9 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from flexact.candidates import ORIGINAL, lookup
 from flexact.config import FlexConfig
@@ -36,6 +34,7 @@ from flexact.surgery.choosing import (
     choose,
     listed,
 )
+from flexact.surgery.copying import copied
 from flexact.surgery.finding import Found
 from flexact.surgery.layer_before import layer_in_sequence
 from flexact.surgery.run_order import Seen
@@ -69,7 +68,8 @@ def convert(
     config: all settings of the method; the default is the best policy we know.
     candidates: the names of the functions to pick from; short for `config=FlexConfig(candidates=...)`.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
-    of the sites is that of execution rather than of definition, and channels are counted; one eval forward is run.
+    of the sites is that of execution rather than of definition, and channels are counted. A copy of the model is run
+    once in eval mode.
     per_call: whether each call of an activation is a site of its own; by default all its calls share one site.
     fuse: whether to fuse a site with the nn.BatchNorm2d before it, and with the residual addition between them. The
     forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without it.
@@ -164,12 +164,9 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     sites = _sites_or_error(model, "extract")
     undecided = [site.name or "FlexAct" for site in sites if not site.committed]
     if undecided and not commit:
-        forgotten = any(site.router.scheduled and site.router.step == 0 for site in sites)
-        steps = (
-            "schedule.step(loss) was never called: call it after every optimizer step"
-            if forgotten
-            else ("Let the Schedule reach its commitment")
-        )
+        steps = "Let the Schedule reach its commitment"
+        if any(site.router.scheduled and site.router.step == 0 for site in sites):
+            steps = "schedule.step(loss) was never called: call it after every optimizer step"
         raise FlexActError(
             f"{len(undecided)} of {len(sites)} sites are not committed yet ({', '.join(undecided[:5])}), so the plain "
             f"network would not be the one that was trained. {steps}, or take the current picks with "
@@ -185,8 +182,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     _check_logits(sites)
     _warn_of_lost_weights(model, sites)
     if not inplace:
-        with _DetachedCopies():
-            model = copy.deepcopy(model)
+        model = copied(model)
     _commit(sites_of(model), sites)
     return swap_out(model)
 
@@ -199,18 +195,6 @@ def _commit(sites: list[FlexAct], as_in: list[FlexAct]) -> None:
     for site, trained in zip(sites, as_in, strict=True):
         if not site.committed:
             site.commit(trained.router.step, trained.router.trying)
-
-
-class _DetachedCopies(TorchFunctionMode):
-    """Lets deepcopy copy tensors with a gradient history by value, such as a result that a module has cached."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function is Tensor.__deepcopy__ and not args[0].is_leaf:
-            tensor, memo = args
-            return memo.setdefault(id(tensor), tensor.detach().clone())
-        return function(*args, **(kwargs or {}))
 
 
 def _check_logits(sites: list[FlexAct]) -> None:

@@ -94,7 +94,8 @@ class Findings:
                 reading.read(name)
             reading.check("__iter__")
         scopes = [scope for reading in self.readings.values() for scope in reading.scopes.values()]
-        self._strings = set[str]().union(*(scope.strings for scope in scopes))
+        # hasattr(self, "relu") must not find a site, and self.relu = F.relu(x) must not replace one.
+        self._taken = set[str]().union(*(scope.strings | scope.stored for scope in scopes))
         self._modules = dict(model.named_modules(remove_duplicate=False))
         first_names = dict(model.named_modules())
         for name, module in self._modules.items():
@@ -155,7 +156,7 @@ class Findings:
         apart = {None, *(functions.keys() & not_plain)}
         if self.per_call:
             count = Counter(call.child for call in reading.calls)
-            apart |= {child for child in count if count[child] > 1} - reading.values - reading.asked
+            apart |= {child for child in count if count[child] > 1} - reading.asked
         calls = [call for call in reading.calls if call.child in apart]
         reasons = [f"it calls {function}, which is scripted" for function in sorted(reading.scripted)]
         reason = _reason_to_leave(owner) or (reading.obstacle() if calls else None)
@@ -178,8 +179,7 @@ class Findings:
 
     def _add_calls(self, prefix: str, reading: Reading, calls: list[Call], place: Place) -> None:
         owner = reading.owner
-        # hasattr(self, "relu") must not find a site, and self.relu = F.relu(x) must not replace one.
-        taken = self._strings.union(dir(owner), reading.stored())
+        taken = self._taken.union(dir(owner))
         for call in calls:
             key: Any = call if self.per_call else (owner, "call", repr(call.module))
             if key not in self._by_key:
@@ -200,7 +200,8 @@ class Findings:
         for one in self.found:
             rewritten = {homes(type(call.reading.owner))[0] for call in one.calls}
             parts = [name.split(".") for name in one.names if name]
-            for name in sorted({".".join(path[:i]) for path in parts for i in range(len(path))}):
+            around = {".".join(path[:i]) for path in parts for i in range(len(path) + (one.kind == "module"))}
+            for name in sorted(around):
                 for kind, reason in self.readings[id(self._modules[name])].conflicts.items():
                     is_swapped = one.kind == "module" and isinstance(one.original, kind)
                     if kind is nn.Module or is_swapped or kind in rewritten:

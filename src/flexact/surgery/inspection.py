@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from flexact.activations import function_name, is_kind_of_activation, key_of
 from flexact.candidates import ORIGINAL
-from flexact.errors import FlexActError, missing_extra
+from flexact.errors import missing_extra
 from flexact.io.text_tables import aligned, cut, printable
 from flexact.surgery.batch_norm_fusion import Fused, find_fused
 from flexact.surgery.choosing import Choice, Where, check_convertible, check_where, choose
@@ -128,8 +127,8 @@ def inspect(
     The result prints as a table. The model is unchanged.
 
     where, per_call: as for `convert`.
-    example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, one eval
-    forward is run, the rows are in execution order, and calls and input shapes are counted.
+    example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, a copy of
+    the model is run once in eval mode, the rows are in execution order, and calls and input shapes are counted.
 
     >>> import torch, flexact
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1), torch.nn.Sigmoid())
@@ -143,11 +142,6 @@ def inspect(
     """
     check_convertible(model, "inspect")
     check_where(where)
-    if example_inputs is not None and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        raise FlexActError(
-            "this model has lazy modules, which a forward would initialize, but inspect must not change the model. Run "
-            "it once before, or leave example_inputs out."
-        )
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))
     placed = [*_found(model, choice, fused), *_left_alone(model, choice)]

@@ -92,17 +92,15 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
                 "place yet. Pass the folder that it was loaded from."
             )
         return model
-    if not description["committed"] and file is _GIVEN:
-        raise FlexActError(
-            f"{file} is from a run that had not committed to its picks yet. Take the selection after the commitment, "
-            "or after flexact.commit(model)."
-        )
     if not description["committed"]:
-        raise FlexActError(
-            f"{file} is from a run that had not committed to its picks yet. Resume that run "
-            "(trainer.train(resume_from_checkpoint=...)) and load its final checkpoint. If you have committed the "
-            "model yourself since, pass a JSON file of flexact.selection(model).to_dict() from before extract."
+        remedy = (
+            "Resume that run (trainer.train(resume_from_checkpoint=...)) and load its final checkpoint. If you have "
+            "committed the model yourself since, pass a JSON file of flexact.selection(model).to_dict() from before "
+            "extract."
         )
+        if file is _GIVEN:
+            remedy = "Take the selection after the commitment, or after flexact.commit(model)."
+        raise FlexActError(f"{file} is from a run that had not committed to its picks yet. {remedy}")
     restored = _restore_originals(model, description["original"] or _originals_of(model))
     try:
         found = Findings(model, per_call=False).found

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from flexact.errors import FlexActError
 from flexact.surgery import fused_site
@@ -111,20 +112,28 @@ def class_without(owner: Rewritten, children: set[str]) -> type:
     """Return the type of a rewritten module without the fused calls, and without the calls of some children."""
     unfused = [edit._replace(kind="call") if edit.kind == "site" else edit for edit in owner.flexact_recipe]
     kept = [edit for edit in unfused if edit.kind in _UNFUSED and edit.child and edit.child not in children]
-    cls: type = type(owner)
-    made: type = rewritten_class(owner.flexact_first, tuple(sorted(kept)))
-    if "flexact_recipe" in vars(cls):
-        return made
-    # The class was subclassed again since, for example by torch.nn.utils.parametrize.
-    bases = tuple(made if "flexact_recipe" in vars(base) else base for base in cls.__bases__)
-    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    return _new_class(cls, bases, namespace)
+    made = next(cls for cls in type(owner).__mro__ if "flexact_recipe" in vars(cls))
+    return _rebased(type(owner), made, rewritten_class(owner.flexact_first, tuple(sorted(kept))))
 
 
 def edited_class(cls: type, edits: Iterable[Edit]) -> type:
-    """Return the subclass of a type with these edits, or, for a rewritten type, one that has its old edits as well."""
-    all_edits = {(edit.method, edit.place): edit for edit in (*getattr(cls, "flexact_recipe", ()), *edits)}
-    return rewritten_class(vars(cls).get("flexact_first", cls), tuple(sorted(all_edits.values())))
+    """Return the subclass of a type with these edits, or, for a rewritten type, one that has its old edits as well.
+
+    The subclass of a parametrized type is below it, because removing the parametrization removes what is above.
+    """
+    old = next(base for base in cls.__mro__ if base.__module__ != parametrize.__name__)
+    all_edits = {(edit.method, edit.place): edit for edit in (*getattr(old, "flexact_recipe", ()), *edits)}
+    recipe = tuple(sorted(all_edits.values()))
+    return _rebased(cls, old, rewritten_class(vars(old).get("flexact_first", old), recipe))
+
+
+def _rebased(cls: type, old: type, new: type) -> type:
+    """Return a type with one of its bases replaced, in copies of the types between them."""
+    if cls is old:
+        return new
+    bases = tuple(_rebased(base, old, new) if issubclass(base, old) else base for base in cls.__bases__)
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return _new_class(cls, bases, namespace)
 
 
 @functools.cache
@@ -132,10 +141,13 @@ def rewritten_class(first: type, recipe: Recipe) -> type:
     """Return the subclass with rewritten methods; it is the same one for the same type and recipe."""
     if not recipe:
         return first
-    names = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    methods = {name: _edited(first, name, recipe) for name in {edit.method for edit in recipe}}
+    namespace: dict[str, Any] = {name: getattr(first, name) for name in ("__module__", "__qualname__", "__doc__")}
+    for name, value in ((name, value) for home in homes(first) for name, value in vars(home).items()):
+        if isinstance(value, classmethod) and callable(value.__func__) and not name.startswith("__"):
+            namespace[name] = staticmethod(getattr(first, name))  # so that it writes to the user's class
+    namespace |= {name: _edited(first, name, recipe) for name in {edit.method for edit in recipe}}
     bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)
-    return _new_class(first, bases, {**names, **methods, "flexact_first": first, "flexact_recipe": recipe})
+    return _new_class(first, bases, {**namespace, "flexact_first": first, "flexact_recipe": recipe})
 
 
 def _new_class(like: type, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import enum
 import functools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -35,6 +37,29 @@ _MULTIPLYING = {"mul", "mul_", "multiply", "lerp", "addcmul", "div", "div_", "di
 _MATRIX_PRODUCTS = {"matmul", "bmm"}
 _LAYERS = {"linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "layer_norm", "batch_norm"}
 _PASSING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout)
+_PASSING_NODES = (
+    *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute),
+    *(ast.ListComp, ast.GeneratorExp, ast.keyword),
+)
+
+
+class _Use(enum.Flag):
+    """What becomes of a value; several at once if it is used several times, and none if only a condition reads it."""
+
+    RETURNED = enum.auto()
+    """The method returns it, or the network."""
+    FACTOR = enum.auto()
+    """It multiplies or divides something, or is its exponent."""
+    LAYER = enum.auto()
+    """It is the input of a layer."""
+    UNCLEAR = enum.auto()
+
+
+_NONE = _Use(0)
+
+
+def _union(uses: Iterable[_Use]) -> _Use:
+    return functools.reduce(operator.or_, uses, _NONE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,30 +100,31 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
         uses = _uses_of_calls(model, path, functools.partial(_calls_of_function, function))
     else:
         names = found.names if found.child is None else [found.child]
-        uses = {use for name in names for use in _uses_of_module(model, name)}
-    if "multiplied" in uses or any("gate" in name.rpartition(".")[2] for name in found.names):
+        uses = _union(_uses_of_module(model, name) for name in names)
+    if _Use.FACTOR in uses or any("gate" in name.rpartition(".")[2] for name in found.names):
         return "a gate: its result multiplies something"
-    if "used" in uses or (function == "relu6" and uses == {"returned"}):
+    if _Use.LAYER in uses or (function == "relu6" and uses == _Use.RETURNED):
         return None
-    if uses == {"returned"}:
+    if uses == _Use.RETURNED:
         return "an output activation: the network returns its result"
     return "a possible gate or output: the use of its result is unclear"
 
 
-def _uses_of_module(model: nn.Module, name: str) -> set[str]:
-    """Return the uses of a module's result: "returned" by the model, "multiplied", "used" by a layer, or "unclear"."""
+def _uses_of_module(model: nn.Module, name: str) -> _Use:
+    """Return the uses of a module's result. RETURNED means that the model returns it."""
     if name == "":
-        return {"returned"}
+        return _Use.RETURNED
     parts = name.split(".")
     owner = model.get_submodule(".".join(parts[:-1]))
     if type(owner).forward is nn.Sequential.forward:
         behind = list(owner._modules.values())[list(owner._modules).index(parts[-1]) + 1 :]
-        if all(isinstance(module, _PASSING_MODULES) for module in behind):
-            return _uses_of_module(model, ".".join(parts[:-1]))
-        return {"used"}
-    uses: set[str] = set()
-    for i in range(len(parts)):  # a forward may call what its children hold: self.fc[2](x), self.block.act(x)
-        uses |= _uses_of_calls(model, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
+        passes_on = all(isinstance(module, _PASSING_MODULES) for module in behind)
+        return _uses_of_module(model, ".".join(parts[:-1])) if passes_on else _Use.LAYER
+    # A forward may call what its children hold: self.fc[2](x), self.block.act(x).
+    uses = _union(
+        _uses_of_calls(model, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
+        for i in range(len(parts))
+    )
     if isinstance(owner, nn.ModuleList) and len(parts) > 1:
         path, list_name = ".".join(parts[:-2]), parts[-2]
         if parts[-1] == next(reversed(owner._modules)):
@@ -108,34 +134,30 @@ def _uses_of_module(model: nn.Module, name: str) -> set[str]:
     return uses
 
 
-def _uses_before_the_last(model: nn.Module, path: str, list_name: str) -> set[str]:
+def _uses_before_the_last(model: nn.Module, path: str, list_name: str) -> _Use:
     """Return how loops over a list of modules use the result of a module that is not the last in the list."""
     cls: Any = type(model.get_submodule(path))
-    for method in _methods(cls):
-        for loop in nodes_of(ast.For, method.tree):
-            within = dataclasses.replace(method, tree=loop)
-            if any("multiplied" in _followed(call, within) for call in _calls_in_loop(list_name, within)):
-                return {"multiplied"}
-    return {"used"}
+    loops = [(method, loop) for method in _methods(cls) for loop in nodes_of(ast.For, method.tree)]
+    within = [dataclasses.replace(method, tree=loop) for method, loop in loops]
+    uses = _union(_uses(call, loop) for loop in within for call in _calls_in_loop(list_name, loop))
+    return uses & _Use.FACTOR or _Use.LAYER
 
 
-def _uses_of_calls(model: nn.Module, path: str, calls: _Calls) -> set[str]:
+def _uses_of_calls(model: nn.Module, path: str, calls: _Calls) -> _Use:
     """Return the uses of the results of the selected calls in the methods of a module."""
-    uses: set[str] = set()
+    uses = _NONE
     cls: Any = type(model.get_submodule(path))
-    waiting, seen = [calls], set()
+    waiting, seen = [calls], {"forward"}
     while waiting:
         wanted = waiting.pop()
         for method in _methods(cls):
-            own = {use for call in wanted(method) for use in _followed(call, method)}
-            if "returned" in own and method.name == "forward":
-                own = own - {"returned"} | _uses_of_module(model, path)
-            elif "returned" in own:
-                own.remove("returned")
-                if method.name not in seen:
-                    seen.add(method.name)
-                    waiting.append(functools.partial(_calls_of_path, [method.name]))
-            uses |= own
+            own = _union(_uses(call, method) for call in wanted(method))
+            if _Use.RETURNED in own and method.name == "forward":
+                uses |= _uses_of_module(model, path)
+            elif _Use.RETURNED in own and method.name not in seen:
+                seen.add(method.name)
+                waiting.append(functools.partial(_calls_of_path, [method.name]))
+            uses |= own & ~_Use.RETURNED
     return uses
 
 
@@ -166,72 +188,67 @@ def _calls_of_variable(loop: ast.For, tree: ast.AST) -> list[ast.Call]:
     return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in _targets(loop)]
 
 
-def _followed(node: ast.AST, method: _Method) -> Iterator[str]:
+def _uses(node: ast.AST, method: _Method) -> _Use:
     """Return the uses of an expression's value within a function."""
     parent = method.parents[node]
     if isinstance(parent, ast.Attribute) and isinstance(method.parents[parent], ast.Call):
-        parent = method.parents[parent]
-    if isinstance(parent, ast.Return) or parent is method.tree:  # the body of a lambda
-        yield "returned"
-    elif isinstance(parent, ast.Call):
-        yield from _followed_through(parent, method)
-    elif isinstance(parent, (ast.BinOp, ast.AugAssign)):
-        other = parent.value if isinstance(parent, ast.AugAssign) else parent.right
-        other = parent.left if isinstance(parent, ast.BinOp) and other is node else other
-        if isinstance(parent.op, ast.MatMult):
-            yield _use_of_product([other])
-        elif isinstance(parent.op, (ast.Mult, ast.Div, ast.Pow)) and not isinstance(other, ast.Constant):
-            yield "multiplied"
-        elif isinstance(parent, ast.BinOp):
-            yield from _followed(parent, method)
-        else:
-            yield from _followed_assignment([parent.target], parent, method)
-    elif isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-        targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-        yield from _followed_assignment(targets, parent, method)
-    elif isinstance(parent, _PASSING_NODES):
-        yield from _followed(parent, method)
-    elif not isinstance(parent, (ast.Compare, ast.If, ast.While)):
-        yield "unclear"
+        parent = method.parents[parent]  # a method of the value is called
+    match parent:
+        case ast.Return():
+            return _Use.RETURNED
+        case ast.Call():
+            return _uses_in_call(parent, method)
+        case ast.BinOp(left=left, right=right) | ast.AugAssign(target=left, value=right):
+            other = right if left is node else left
+            if isinstance(parent.op, ast.MatMult):
+                return _use_in_product([other])
+            if isinstance(parent.op, (ast.Mult, ast.Div, ast.Pow)) and not isinstance(other, ast.Constant):
+                return _Use.FACTOR
+            if isinstance(parent, ast.AugAssign):
+                return _uses_of_variables([left], parent, method)
+            return _uses(parent, method)
+        case ast.Assign(targets=targets):
+            return _uses_of_variables(targets, parent, method)
+        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            return _uses_of_variables([target], parent, method)
+        case ast.Compare() | ast.If() | ast.While():
+            return _NONE
+    if isinstance(parent, _PASSING_NODES):
+        return _uses(parent, method)
+    return _Use.RETURNED if parent is method.tree else _Use.UNCLEAR  # the tree is a lambda
 
 
-def _followed_assignment(targets: list[Any], assignment: ast.AST, method: _Method) -> list[str]:
+def _uses_of_variables(targets: list[Any], assignment: ast.AST, method: _Method) -> _Use:
     """Return the uses of the assigned variables after their assignment."""
     if assignment in method.followed:  # a loop leads back to it
-        return []
+        return _NONE
     method.followed.add(assignment)
     names = {one.id for one in nodes_of(ast.Name, *targets)}
-    reads = [read for name in names for read in _reads(name, assignment, method)]
-    uses = [use for read in reads for use in _followed(read, method)]
+    uses = _union(_uses(read, method) for name in names for read in _reads(name, assignment, method))
     method.followed.remove(assignment)
     return uses
 
 
-_PASSING_NODES = (
-    *(ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.UnaryOp, ast.IfExp, ast.Attribute),
-    *(ast.ListComp, ast.GeneratorExp, ast.keyword),
-)
-
-
-def _followed_through(call: ast.Call, method: _Method) -> Iterator[str]:
+def _uses_in_call(call: ast.Call, method: _Method) -> _Use:
     """Return the uses of a value that is passed to a call, or whose method is called."""
     name, path = _last_name(call.func), names_of(call.func)
     is_own = path[:1] == [method.self_name] and len(path) > 1
     if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # an upper-case name is a class
-        yield from _followed(call, method)
-    elif name in _MATRIX_PRODUCTS:
-        yield _use_of_product(call.args)
-    elif name in _MULTIPLYING:
-        yield "multiplied"
-    elif is_own:  # a layer, or a method
-        yield "unclear" if hasattr(method.cls, path[1]) else "used"
+        return _uses(call, method)
+    if name in _MATRIX_PRODUCTS:
+        return _use_in_product(call.args)
+    if name in _MULTIPLYING:
+        return _Use.FACTOR
+    if is_own:
+        is_layer = not hasattr(method.cls, path[1])  # otherwise it is a method
     else:
-        yield "used" if name in _LAYERS or any(name in _targets(loop) for loop in method.loops) else "unclear"
+        is_layer = name in _LAYERS or any(name in _targets(loop) for loop in method.loops)
+    return _Use.LAYER if is_layer else _Use.UNCLEAR
 
 
-def _use_of_product(factors: list[ast.expr]) -> str:
-    """Return "used" for the product with a weight, which is an attribute, and "multiplied" for attention weights."""
-    return "used" if any(isinstance(factor, ast.Attribute) for factor in factors) else "multiplied"
+def _use_in_product(factors: list[ast.expr]) -> _Use:
+    """Return LAYER for the product with a weight, which is an attribute, and FACTOR for attention weights."""
+    return _Use.LAYER if any(isinstance(factor, ast.Attribute) for factor in factors) else _Use.FACTOR
 
 
 def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:

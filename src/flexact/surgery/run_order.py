@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flexact.errors import FlexActError
-from flexact.surgery.finding import Findings, Found
+from flexact.surgery.copying import copied, same_random_state
+from flexact.surgery.finding import Findings
 from flexact.surgery.layer_before import LAYERS, layer_in_graph
-from flexact.surgery.restoring import restored
 from flexact.surgery.swapping import swap_in
 from flexact.surgery.watching import Watch
 
@@ -46,70 +45,64 @@ class Seen:
 def run_order(
     model: nn.Module, findings: Findings, example_inputs: Any, sigmoids: bool, graph: bool
 ) -> dict[int, Seen]:
-    """Run the model once in eval mode, and return the calls of its activations by the id of the finding, and those of
-    all submodules by the id of the module.
+    """Run a copy of the model once in eval mode, and return the calls of its activations by the id of the finding, and
+    those of all submodules by the id of the module.
 
     graph: whether to find the layers that their inputs come from, which takes the memory of a training forward.
-    The model and the random state are unchanged afterwards. Activations that run and were not found are added to
-    `findings.left_alone`.
+    The copy shares the parameters, which a forward rarely writes to. The random state is unchanged afterwards.
+    Activations that run and were not found are added to `findings.left_alone`.
     """
     seen: dict[int, Seen] = {}
-    layers: dict[int, nn.Module]
-    layers = {id(module.weight): module for module in model.modules() if graph and isinstance(module, LAYERS)}
-    watch = Watch(findings.lines_left(findings.found), sigmoids).over(model)
     given: Any = example_inputs if isinstance(example_inputs, (tuple, list, dict)) else [example_inputs]
-    with restored(model):
-        model.eval()
-        try:
-            with _recorded(model, findings, seen, layers) as recorded, torch.set_grad_enabled(graph), watch:
+    try:
+        with same_random_state(model), torch.set_grad_enabled(graph):
+            twin = copied(model, (parameter for parameter in model.parameters() if not is_lazy(parameter))).eval()
+            with Watch(twin, findings.lines_left(findings.found), sigmoids) as watch:
+                recorded = _recorded(model, twin, findings, seen, graph)
                 recorded(**given) if isinstance(given, dict) else recorded(*given)
-        except Exception as error:
-            raise FlexActError(
-                f"the model could not be run on example_inputs: {type(error).__name__}: {error}. Give what its forward "
-                "takes: a tensor, a tuple of arguments, or a dictionary of keywords."
-            ) from error
+    except Exception as error:
+        raise FlexActError(
+            f"a copy of the model could not be run on example_inputs: {type(error).__name__}: {error}. Give what its "
+            "forward takes: a tensor, a tuple of arguments, or a dictionary of keywords. If the model cannot be "
+            "copied, leave example_inputs out."
+        ) from error
     findings.left_alone |= watch.found
     return seen
 
 
-@contextmanager
-def _recorded(
-    model: nn.Module, findings: Findings, seen: dict[int, Seen], layers: dict[int, nn.Module]
-) -> Iterator[nn.Module]:
-    """Put a recorder in the place of each activation, which `restored` undoes, and a hook on every module."""
-
-    def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
-        _record(seen, id(module), (*args, *kwargs.values()), {})
-
-    hooked = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    hooks = [module.register_forward_pre_hook(entered, prepend=True, with_kwargs=True) for module in hooked]
+def _recorded(model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[int, Seen], graph: bool) -> nn.Module:
+    """Return the copy of a model, which records the calls of its activations and submodules."""
+    twins = dict(zip(model.modules(), twin.modules(), strict=True))
+    layers = {id(one.weight): module for module, one in twins.items() if graph and isinstance(one, LAYERS)}
     for owner, cls in findings.rewritten(findings.found).items():
-        object.__setattr__(owner, "__class__", cls)
-    try:
-        yield swap_in(model, findings.found, [_Recorder(seen, one, layers) for one in findings.found])
-    finally:
-        for hook in hooks:
-            hook.remove()
+        object.__setattr__(twins[owner], "__class__", cls)
+    stubs = [
+        _Stub(one.function or (twin.get_submodule(one.name) if one.kind == "module" else one.original))
+        for one in findings.found
+    ]
+    keys = {one: id(module) for module, one in twins.items() if not isinstance(one, torch.jit.ScriptModule)}
+    keys |= {stub: id(one) for stub, one in zip(stubs, findings.found, strict=True)}
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        count = sum(len(one.shapes) for one in seen.values())
+        own = seen.setdefault(keys[module], Seen(count, count, [], set()))
+        own.last = count
+        h = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        own.shapes.append(() if h is None else tuple(h.shape))
+        if layers and isinstance(module, _Stub):
+            own.before.add(None if h is None else layer_in_graph(h, layers))
+
+    for module in keys:
+        module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+    return swap_in(twin, findings.found, stubs)
 
 
-def _record(seen: dict[int, Seen], key: int, given: tuple[Any, ...], layers: dict[int, nn.Module]) -> None:
-    """Add a call with these arguments."""
-    count = sum(len(one.shapes) for one in seen.values())
-    own = seen.setdefault(key, Seen(count, count, [], set()))
-    own.last = count
-    h = next((value for value in given if isinstance(value, Tensor)), None)
-    own.shapes.append(() if h is None else tuple(h.shape))
-    if layers:
-        own.before.add(None if h is None else layer_in_graph(h, layers))
+class _Stub(nn.Module):
+    """Replaces an activation, and calls it."""
 
-
-class _Recorder(nn.Module):
-    """Replaces an activation, and records its calls."""
-
-    def __init__(self, seen: dict[int, Seen], one: Found, layers: dict[int, nn.Module]) -> None:
+    def __init__(self, call: Any) -> None:
         super().__init__()
-        self.seen, self.one, self.call, self.layers = seen, id(one), one.function or one.original, layers
+        self.call = call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        _record(self.seen, self.one, (*args, *kwargs.values()), self.layers)
         return self.call(*args, **kwargs)

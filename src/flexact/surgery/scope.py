@@ -39,7 +39,7 @@ class Scope:
         self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
         self._bound.update(*(node.names for node in self.nodes if isinstance(node, (ast.Global, ast.Nonlocal))))
         stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
-        self._stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
+        self.stored = {node.attr for node in stored if isinstance(node, ast.Attribute)}
         self.strings = {node.value for node in self.nodes if isinstance(node, ast.Constant) and type(node.value) is str}
         names = [node.id for node in stored if isinstance(node, ast.Name)]
         names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
@@ -67,12 +67,9 @@ class Scope:
             inner = self.truth(node.operand)
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)) and len(node.ops) == 1:
-            sides = [self._setting(side) for side in (node.left, node.comparators[0])]
-            return (
-                None
-                if any(side is UNKNOWN for side in sides)
-                else (sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)
-            )
+            left, right = self._setting(node.left), self._setting(node.comparators[0])
+            is_known = left is not UNKNOWN and right is not UNKNOWN
+            return (left is right) == isinstance(node.ops[0], ast.Is) if is_known else None
         if isinstance(node, ast.BoolOp):
             parts = [self.truth(part) for part in node.values]
             decisive = isinstance(node.op, ast.Or)
@@ -83,14 +80,7 @@ class Scope:
     def _setting(self, node: ast.AST) -> Any:
         """Return the value of an expression; UNKNOWN if it is the mode or an attribute that the method assigns."""
         name = node.attr if isinstance(node, ast.Attribute) else ""
-        return UNKNOWN if name == "training" or name in self._stored else self.value(node)
-
-    def is_only_called(self, node: ast.AST) -> bool:
-        """Return whether a value is assigned to a variable whose only uses are calls with one argument."""
-        name = next((target_of(one) for one in self.nodes if isinstance(one, ast.Assign) and one.value is node), "")
-        called = [one.func for one in self.nodes if isinstance(one, ast.Call) and len([*one.args, *one.keywords]) == 1]
-        loads = [one for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
-        return bool(name) and all(one in called for one in loads if one.id == name)
+        return UNKNOWN if name == "training" or name in self.stored else self.value(node)
 
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""

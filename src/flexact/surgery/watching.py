@@ -29,56 +29,26 @@ _ACTIVATIONS = f"{_TORCH}nn/modules/activation.py"
 _REMEDY = "make it a submodule of the model"
 
 
-class Watch(TorchFunctionMode):
-    """Records the activations that run and are not sites, by the name of the module that calls them.
+Lines = set[tuple[str, int, str]]
+"""The files, lines and functions (see `flexact.activations.spelling`) of activation calls."""
 
-    `watch` makes it warn about those of the first forward of a model in training mode and in evaluation mode.
-    known: the files, lines and functions of calls that need no warning; sigmoids: whether sigmoids are activations.
-    path: the name of the model in the one that was converted, if it is a submodule of it.
+
+class Watch(TorchFunctionMode):
+    """Records the activations that run in a model and are not sites, by the name of the module that calls them.
+
+    known: the calls that need no record; sigmoids: whether sigmoids are activations. path: the name of the model in
+    the one that was converted. told: the texts that were recorded before, which are not recorded again.
     """
 
-    def __init__(self, known: set[tuple[str, int, str]], sigmoids: bool, path: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, known: Lines, sigmoids: bool, path: str = "", told: set[str] | None = None
+    ) -> None:
         super().__init__()
         self.known = known
-        self.path = path
         self.functions = ELEMENTWISE | SIGMOIDS if sigmoids else ELEMENTWISE
-        self.told: set[str] = set()
-        self.names: dict[int, str] = {}
+        self.told = set() if told is None else told
+        self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules(prefix=path)}
         self.found: dict[str, str] = {}
-        self.modes: set[bool] = set()
-
-    def over(self, model: nn.Module) -> Watch:
-        """Watch a model from now on."""
-        self.names = {
-            id(module): name or type(module).__name__ for name, module in model.named_modules(prefix=self.path)
-        }
-        return self
-
-    def start(self, model: nn.Module) -> None:
-        """Watch the forward of a model that begins, if it is the first one in its mode."""
-        if torch._C._get_tracing_state() or model.training in self.modes:
-            return
-        stack = torch.overrides._get_current_function_mode_stack()
-        if any(isinstance(mode, Watch) and id(model) in mode.names for mode in stack):
-            unwatch(model)  # it runs in a module that is watched
-            return
-        self.modes.add(model.training)
-        if len(self.modes) == 2:
-            unwatch(model)
-        if not model.training and any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
-            return  # torch's fused attention is off under a TorchFunctionMode, which would change the last digits
-        self.over(model).__enter__()  # type: ignore[no-untyped-call]
-
-        def end(*_: Any) -> None:
-            if self in torch.overrides._get_current_function_mode_stack():
-                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                lines = [f"  {name}: {self.found.pop(name)}" for name in list(self.found)]
-                if lines:
-                    warnings.warn("\n".join(["flexact.convert did not see these activations:", *lines]), stacklevel=2)
-            if sys.exc_info()[0] is None:  # otherwise torch is iterating over the hooks
-                handle.remove()
-
-        handle = model.register_forward_hook(end, always_call=True)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "").strip("_")  # F.threshold is called _threshold
@@ -121,25 +91,48 @@ class Watch(TorchFunctionMode):
 
 
 class _Hook:
-    """A forward pre-hook that starts a watch; a plain object, which torch.compile can trace."""
+    """A forward pre-hook that watches the first forward of a model in training mode, and in evaluation mode.
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    It is a plain object, which torch.compile can trace.
+    """
+
+    def __init__(self, known: Lines, sigmoids: bool, path: str, told: set[str]) -> None:
+        self.arguments = known, sigmoids, path, told
+        self.modes: set[bool] = set()
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.watch.start(model)
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() or model.training in self.modes:
+            return
+        modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+        is_inside = any(isinstance(mode, Watch) and id(model) in mode.names for mode in modes)
+        self.modes.add(model.training)
+        if is_inside or len(self.modes) == 2:
+            unwatch(model)
+        has_attention = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+        if is_inside or (has_attention and not model.training):
+            return  # torch's fused attention is off under a TorchFunctionMode, which would change the last digits
+        mode = Watch(model, *self.arguments)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+
+        def end(*_: Any) -> None:
+            if mode in torch.overrides._get_current_function_mode_stack():
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                lines = [f"  {name}: {text}" for name, text in mode.found.items()]
+                if lines:
+                    warnings.warn("\n".join(["flexact.convert did not see these activations:", *lines]), stacklevel=2)
+            if sys.exc_info()[0] is None:  # otherwise torch is iterating over the hooks
+                handle.remove()
+
+        handle = model.register_forward_hook(end, always_call=True)
 
 
-def watch(model: nn.Module, known: set[tuple[str, int, str]], sigmoids: bool) -> None:
+def watch(model: nn.Module, known: Lines, sigmoids: bool) -> None:
     """Watch a converted model, and its children of the user's types, which may be called without the model."""
     told: set[str] = set()
     for name, module in [("", model), *model.named_children()]:
         of_torch = isinstance(module, nn.Sequential) or type(module).__module__.startswith(("torch.", "flexact."))
         if module is model or not of_torch:
-            one = Watch(known, sigmoids, name)
-            one.told = told
-            module.register_forward_pre_hook(_Hook(one))
+            module.register_forward_pre_hook(_Hook(known, sigmoids, name, told))
 
 
 def unwatch(model: nn.Module) -> None:

@@ -71,11 +71,88 @@ assert len({kernel for kernel, size in built if size}) == 10
 """
 
 
+AHEAD = """
+import threading, warnings
+import torch, triton
+from concurrent.futures import wait
+from triton.backends.compiler import GPUTarget
+from flexact.ops.blending import Blending
+from flexact.ops.triton import ahead, batch_norm, launch, routed
+from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.moments import moments
+
+class Card:
+    launchers = 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def launcher_cls(self, source, metadata):
+        self.launchers += 1
+
+card = Card()
+triton.runtime.driver.set_active(card)
+waited_for = []
+
+def listen(src, cache_hit, **rest):
+    if threading.current_thread() is threading.main_thread():
+        waited_for.append(src.name)
+
+def build(self, tensors):
+    return self.kernel.warmup(*tensors, *self._arguments, grid=self.grid, num_warps=self.warps)
+
+triton.knobs.compilation.listener = listen
+Launch._launch_documented = build
+launch._launcher = lambda *_: None
+filters = list(warnings.filters)
+names, temperature, p = ("relu", "tanh"), torch.tensor(0.5), torch.rand(5, 2)
+h = torch.randn(4, 6, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+norm = batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
+fusing = {statistics: batch_norm.Normalising(norm, h, norm, statistics) for statistics in (True, False)}
+
+def blending(row, alive=(0, 1), statistics=True):  # of a site whose row in the table may not be aligned
+    return Blending(p[row : row + 1], p[row : row + 1], temperature, names, alive, 1, statistics)
+
+def train(row):
+    routed.forward(h, blending(row))
+    routed.backward(h, h, blending(row), True)
+    moments(h, (torch.zeros(6), torch.ones(6), torch.tensor(3)), 0.1, 1e-5)
+    batch_norm.forward(h, fusing[True], blending(row))
+    batch_norm.backward(h, h, fusing[True], blending(row), True)
+
+train(0)
+train(3)
+routed.forward(h, blending(1, statistics=False))
+batch_norm.forward(h, fusing[False], blending(1, statistics=False))
+for pick in (0, 1):
+    batch_norm.forward(h, fusing[True], blending(1, (pick,), False))
+    batch_norm.backward(h, h, fusing[True], blending(1, (pick,), False), False)
+assert waited_for == ["_forward", "_sweep", "_forward"], waited_for
+assert [build.exception() for build in ahead._started.values()] == [None] * card.launchers
+assert warnings.filters == filters
+"""
+
+
 @pytest.mark.slow
-def test_every_kernel_builds_for_a_card(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(BUILD, id="each"),
+        pytest.param(
+            AHEAD, id="ahead", marks=pytest.mark.skipif(not hasattr(triton, "AsyncCompileMode"), reason="old")
+        ),
+    ],
+)
+def test_every_kernel_builds_for_a_card(program: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 class Kernel(Launch):

@@ -7,15 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from flexact.report.build import build
-from flexact.report.histories import read_histories
-from flexact.studies.cifar.pictures import accuracy_curves
-from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.study import Grid, Store
-from flexact.studies.cifar.table import table
-from flexact.studies.grid.cell_task import run_task
-from flexact.studies.grid.curves import read_curve
-from flexact.studies.grid.pictures import selection_by_depth
+from flexact.report.build import build, read_histories
+from flexact.studies.cifar.protocol import Grid, Protocol
+from flexact.studies.cifar.study import Store, accuracy_curves
+from flexact.studies.grid.cell_task import read_curve, run_task
+from flexact.studies.grid.report import selection_by_depth
 from flexact.studies.grid.run import run
 
 
@@ -33,7 +29,7 @@ def store(fake_training: ModuleType, tmp_path: Path) -> Store:
 
 
 def test_the_page_has_table_curves_and_selection(store: Store) -> None:
-    assert "Flex-Act (all layers)" in store.shown(table)
+    assert "Flex-Act (all layers)" in store.table()
     page = build(store.folder).read_text(encoding="utf-8")
     for words in ("79.29 ± 0.11", "Accuracy over epochs", "Selection by depth"):
         assert words in page

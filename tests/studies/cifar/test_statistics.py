@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flexact.studies.cifar.paper import CIFAR
-from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.statistics import summaries
-from flexact.studies.cifar.study import Grid, Result
-from flexact.studies.cifar.table import table
+from flexact.studies.cifar.protocol import Grid, Protocol, Result
+from flexact.studies.cifar.table import CIFAR, summaries, table
 
 
 def row(

@@ -37,8 +37,7 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.augment import augmented, normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.cell_task import LOCK
-from flexact.studies.grid.locks import is_locked, locked
+from flexact.studies.grid.cell_task import LOCK, is_locked, locked
 
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}
@@ -444,7 +443,7 @@ def test_a_second_run_in_one_folder_is_refused_with_the_process_of_the_first(
 ) -> None:
     options = "--dataset cifar10 --method relu --epochs 1 --batch 8 --width 4 --partial --device cpu"
     command = [*options.split(), "--data", str(folder), "--out", str(tmp_path)]
-    with locked(tmp_path / LOCK):
+    with locked(tmp_path / LOCK, ""):
         assert train.main(command) == 2
     assert f"process {os.getpid()} on " in (told := capsys.readouterr().err)
     assert "give --out another folder, or wait" in told
@@ -492,9 +491,9 @@ sys.exit(code)
 def test_two_ranks_train_as_one_process_does(
     precision: str, lr: float, tolerance: float, folder: Path, tmp_path: Path
 ) -> None:
-    # Ten steps are a short run: at the usual pace a logit goes ten up or down in one of them, and where probabilities
-    # are 0 or 1 their gradients are rounding. The weight of the KL is one that counts in layers of this width.
-    changes = {"policy": {"pace": 0.2, "alpha": 1000.0}}
+    # Ten steps are a short run: with the usual step size a logit goes ten up or down in one of them, and where
+    # probabilities are 0 or 1 their gradients are rounding. The weight of the KL counts in layers of this width.
+    changes = {"policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     options = f"--dataset cifar10 --method flexact-all --epochs 2 --batch 8 --lr {lr} --width 4 --norm synced --partial"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flexact.studies.cifar_data.layouts import LAYOUTS, PIXELS, SIDE
+from flexact.studies.cifar_data.data import LAYOUTS, PIXELS, SIDE
 
 
 def write_cifar(

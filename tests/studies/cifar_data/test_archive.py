@@ -16,7 +16,7 @@ import torch
 
 from flexact import FlexActError
 from flexact.cli.app import main
-from flexact.studies.cifar_data import archive, layouts
+from flexact.studies.cifar_data import data as cifar
 from flexact.studies.cifar_data.data import download, load
 
 NAME = "cifar-10-binary.tar.gz"
@@ -60,7 +60,7 @@ def server(monkeypatch) -> Iterator[Server]:
         running.asked = []
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setattr(archive, "SITE", running.address)
+        monkeypatch.setattr(cifar, "SITE", running.address)
         yield running
         running.shutdown()
         thread.join()
@@ -76,13 +76,13 @@ def packed(place: Path) -> bytes:
 
 def publish(server: Server, monkeypatch, content: bytes) -> bytes:
     """Serve an archive as the official one."""
-    layout = layouts.LAYOUTS["cifar10"]
+    layout = cifar.LAYOUTS["cifar10"]
     official = dataclasses.replace(
         layout,
         records=dict.fromkeys(layout.files, 10),
         archive_md5=hashlib.md5(content).hexdigest(),
     )
-    monkeypatch.setitem(layouts.LAYOUTS, "cifar10", official)
+    monkeypatch.setitem(cifar.LAYOUTS, "cifar10", official)
     server.content = content
     return content
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_server_is_told(server, official, tmp_path, status):
 
 
 def test_no_server_is_told(official, monkeypatch, tmp_path):
-    monkeypatch.setattr(archive, "SITE", "http://nowhere.invalid/")
+    monkeypatch.setattr(cifar, "SITE", "http://nowhere.invalid/")
     with pytest.raises(FlexActError, match=r"cannot download http://nowhere.invalid/cifar-10-binary.tar.gz: "):
         download("cifar10", tmp_path / "data")
 
@@ -272,7 +272,7 @@ def test_the_command_brings_back_what_was_removed(server, official, original, ca
 
 
 def test_what_is_published_about_the_archives():
-    ten, hundred = (layouts.LAYOUTS[name] for name in ("cifar10", "cifar100"))
-    assert archive.SITE == "https://www.cs.toronto.edu/~kriz/"
+    ten, hundred = (cifar.LAYOUTS[name] for name in ("cifar10", "cifar100"))
+    assert cifar.SITE == "https://www.cs.toronto.edu/~kriz/"
     assert (ten.archive, ten.archive_md5) == ("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
     assert (hundred.archive, hundred.archive_md5) == ("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")

@@ -10,7 +10,7 @@ import torch
 
 from flexact import FlexActError
 from flexact.cli.app import main
-from flexact.studies.cifar_data import layouts
+from flexact.studies.cifar_data import data as layouts
 from flexact.studies.cifar_data.data import NAMES, is_there, load
 
 

@@ -1,4 +1,4 @@
-"""Sending the user's functions to other processes, with cloudpickle and without it."""
+"""Sending the user's functions to other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -38,14 +37,6 @@ def in_another_process(functions: Functions, folder: Path, cwd: Path) -> str:
     return ended.stdout.strip()
 
 
-@pytest.fixture
-def no_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "cloudpickle" else found(name, *rest)
-    )
-
-
 def test_local_functions_take_their_variables_with_them(tmp_path: Path) -> None:
     weight = torch.tensor([2.0, 5.0])
     functions = Functions(
@@ -54,8 +45,7 @@ def test_local_functions_take_their_variables_with_them(tmp_path: Path) -> None:
     assert in_another_process(functions, tmp_path, tmp_path) == "10.0 ['a', 'b']"
 
 
-@pytest.mark.usefixtures("no_cloudpickle")
-def test_functions_of_a_module_need_no_cloudpickle(small: ModuleType, tmp_path: Path) -> None:
+def test_functions_of_a_module_take_registered_candidates_with_them(small: ModuleType, tmp_path: Path) -> None:
     flexact.register_candidate("wave", torch.sin)
     functions = Functions(small.build, small.train)
     torch.manual_seed(0)
@@ -63,21 +53,10 @@ def test_functions_of_a_module_need_no_cloudpickle(small: ModuleType, tmp_path: 
     assert (float(score) < 0, where) == (True, "all")
 
 
-@pytest.mark.usefixtures("no_cloudpickle")
-def test_what_only_cloudpickle_can_send_is_refused_without_it(
-    small: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = Functions(small.build, lambda model, seed, make_schedule: 1.0)
-    with pytest.raises(FlexActError, match=r"cannot be sent to another process .* Install cloudpickle"):
-        local.packed()
-
-    def train(model: nn.Module, seed: int, make_schedule: Any) -> float:
-        return 1.0
-
-    train.__module__ = "__main__"
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # as in a notebook
-    with pytest.raises(FlexActError, match=r"are defined in a notebook .* Install cloudpickle"):
-        Functions(small.build, train).packed()
+def test_without_cloudpickle_the_error_names_the_extra(small: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(FlexActError, match=r"cloudpickle.*flexact\[studies\]"):
+        Functions(small.build, small.train).packed()
 
 
 SCRIPT = """

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.compare.interrupting import interruptible
+from flexact.studies.compare.training import interruptible
 
 
 def test_a_loop_that_handles_its_errors_is_stopped_soon() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.glue.data import OF_DEV, OFFICIAL, check_rows, load
-from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.data import OF_DEV, OFFICIAL, TASKS, check_rows, load
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "glue"
 

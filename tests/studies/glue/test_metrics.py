@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from flexact.studies.glue.metrics import measured
-from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.data import TASKS, measured
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 2, 60)

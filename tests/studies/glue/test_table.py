@@ -9,12 +9,10 @@ from statistics import fmean
 
 import pytest
 
-from flexact.studies.glue.data import load, read
-from flexact.studies.glue.paper import GLUE
-from flexact.studies.glue.protocol import Protocol
-from flexact.studies.glue.study import STUDY, Grid, Result
-from flexact.studies.glue.table import averages, table
-from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.data import TASKS, load, read
+from flexact.studies.glue.protocol import Grid, Protocol, Result
+from flexact.studies.glue.study import STUDY
+from flexact.studies.glue.table import GLUE, averages, table
 from flexact.studies.glue.verdict import majority
 
 

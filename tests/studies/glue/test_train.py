@@ -13,14 +13,13 @@ import torch
 import flexact
 from flexact import FlexActError
 from flexact.studies.glue import trainer
-from flexact.studies.glue.data import load
+from flexact.studies.glue.data import load, measured
 from flexact.studies.glue.encoder import build, find_encoder
-from flexact.studies.glue.metrics import measured
 from flexact.studies.glue.protocol import Cell, Protocol
 from flexact.studies.glue.study import STUDY
 from flexact.studies.glue.tokens import ByLength, encoded
 from flexact.studies.glue.train import train_cell
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.grid.cell_task import read_curve
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -152,7 +151,10 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
-        ({"changes": {"policy": {"pacee": 1}}}, "unknown config field 'pacee'; did you mean 'pace'"),
+        (
+            {"changes": {"policy": {"logit_step_sizes": 1}}},
+            "unknown config field 'logit_step_sizes'; did you mean 'logit_step_size'",
+        ),
         ({"changes": 3}, "changes must be a dictionary"),
     ],
 )

@@ -22,8 +22,8 @@ from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import STUDY, Grid
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol
+from flexact.studies.cifar.study import STUDY
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import Stopped, run
 from flexact.studies.grid.store import Store
@@ -80,9 +80,13 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     )
 
 
+def sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    return str(load(name, folder, partial).sha256)
+
+
 def store_in(folder: Path) -> Store[Any]:
     """A grid of the image study that is trained here."""
-    return Store(folder, dataclasses.replace(STUDY, train=train, load=load))
+    return Store(folder, dataclasses.replace(STUDY, train=train, load=load, sha256=sha256))
 
 
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:

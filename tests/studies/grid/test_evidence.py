@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.glue.report import _shortened
-from flexact.studies.grid.pictures import evidence
+from flexact.studies.glue.study import _shortened
+from flexact.studies.grid.report import evidence
 
 CELLS = [Cell("cifar10", "resnet18", "flexact-all", seed) for seed in (0, 1)]
 DROP = {"step": 9, "margin": 0.5, "standard_error": 0.2, "steps": 40}
@@ -28,10 +28,8 @@ def row(*cells: object) -> str:
 def test_sites_that_picked_together_share_a_row_and_undecided_ones_stand_back() -> None:
     found = evidence({CELLS[0]: [record(("a", "b"), True)], CELLS[1]: [record(("a",), False)]}, lambda _: "All layers")
     assert "<h3>Evidence: All layers</h3>" in found
-    assert "<tr>" + row(0, "2 sites", "tanh", "relu", "0.50 ± 0.20", "2.5", 40, "decided", "relu (9)") in found
-    assert (
-        '<tr class="muted">' + row(1, "a", "tanh", "relu", "0.50 ± 0.20", "2.5", 40, "undecided", "relu (9)") in found
-    )
+    assert "<tr>" + row(0, "2 sites", "tanh", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)") in found
+    assert '<tr class="muted">' + row(1, "a", "tanh (undecided)", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)") in found
 
 
 def test_runs_without_decisions_have_no_table() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flexact.studies.grid.locks import Taken, is_locked, locked
+from flexact import FlexActError
+from flexact.studies.grid.cell_task import is_locked, locked
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with locked(path):
+    with locked(path, ""):
         assert is_locked(path)
-        with pytest.raises(Taken, match=f"process {os.getpid()}"), locked(path):
+        with pytest.raises(FlexActError, match=f"^process {os.getpid()} on .* has it"), locked(path, "HOLDER has it"):
             pass
     assert not is_locked(path)

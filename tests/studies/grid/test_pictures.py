@@ -10,10 +10,10 @@ import torch
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.observe.figures.description import candidate_colours
-from flexact.studies.cifar import pictures
+from flexact.studies.cifar import study as pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS
-from flexact.studies.glue.report import COLOURS as TEXT_COLOURS
+from flexact.studies.glue.study import COLOURS as TEXT_COLOURS
 
 SEEN: dict[str, list[list[float]]] = {
     "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],

@@ -18,8 +18,7 @@ import pytest
 from flexact import FlexActError
 from flexact.studies.cifar.protocol import Cell
 from flexact.studies.cifar.study import Store
-from flexact.studies.grid.engines import engine
-from flexact.studies.grid.ray_engine import _connect
+from flexact.studies.grid.engines import _connect, engine
 
 HERE = Path(__file__).parent
 pytest.importorskip("ray")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.study import STUDY, Grid, Store
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol
+from flexact.studies.cifar.study import STUDY, Store
 from flexact.studies.grid import cell_task
 from flexact.studies.grid.cell_task import run_task
 from flexact.studies.grid.engines import engine, local_engine
@@ -295,10 +295,10 @@ def test_one_cell_is_told_in_the_singular(go: Any) -> None:
 
 
 def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
-    def nothing(name: str, folder: Path, partial: bool) -> Any:
+    def nothing(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
         raise FlexActError("there is no CIFAR-10 here")
 
-    unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, load=nothing))
+    unreadable = GridStore(tmp_path / "new" / "out", dataclasses.replace(STUDY, sha256=nothing))
     with pytest.raises(FlexActError, match="there is no CIFAR-10 here"):
         run(unreadable, [TWO], Protocol(), tmp_path, in_this_process)
     assert not (tmp_path / "new").exists()

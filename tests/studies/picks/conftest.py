@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from flexact.studies.picks.plain import FOLDER
+from flexact.studies.picks.protocol import Result
 from flexact.studies.picks.setting import Setting
-from flexact.studies.picks.study import Result
 from flexact.studies.picks.tasks import TASKS
+from flexact.studies.picks.train import FOLDER
 
 CPU = torch.device("cpu")
 
@@ -22,9 +22,11 @@ CPU = torch.device("cpu")
 def setting(tmp_path: Path) -> Callable[..., Setting]:
     """A function that sets up a task for some steps, in a grid's folder."""
 
-    def set_up(name: str = "tabular", steps: int = 20, seed: int = 0, **changes: Any) -> Setting:
+    def set_up(
+        name: str = "tabular", steps: int = 20, seed: int = 0, device: torch.device = CPU, **changes: Any
+    ) -> Setting:
         task = replace(TASKS[name], steps=steps, **changes)
-        return Setting(task, task.problem(seed, CPU, None), seed, CPU, tmp_path / FOLDER, f"{name}-test-{seed}")
+        return Setting(task, task.problem(seed, device, None), seed, device, tmp_path / FOLDER, f"{name}-test-{seed}")
 
     return set_up
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from flexact import FlexActError
-from flexact.studies.picks.cells import Cell, Grid
-from flexact.studies.picks.methods import USUAL
+from flexact.studies.picks.protocol import USUAL, Cell, Grid
 from flexact.studies.picks.tasks import TASKS
 
 

@@ -13,14 +13,12 @@ import torch
 
 import flexact
 from flexact import FlexConfig, Schedule
-from flexact.studies.picks import picking, race
-from flexact.studies.picks.cells import Cell
+from flexact.studies.picks import picking, train
 from flexact.studies.picks.picking import FILE, flexact_run, further_steps, picked_at_random
-from flexact.studies.picks.protocol import Protocol, policy
-from flexact.studies.picks.race import picked_by_race, rungs_of
+from flexact.studies.picks.protocol import Cell, Protocol, policy
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import Outcome, train_cell
+from flexact.studies.picks.train import Outcome, picked_by_race, rungs_of, train_cell
 
 Set = Callable[..., Setting]
 SHORT = Protocol(steps=30)
@@ -141,7 +139,7 @@ def test_the_race_costs_as_much_as_picking_and_drops_what_diverged(
         ran.append((candidate, steps))
         return losses[candidate], 1.0
 
-    monkeypatch.setattr(race, "_raced", raced)
+    monkeypatch.setattr(train, "_raced", raced)
     one = setting(steps=8000)
     picked = picked_by_race(one)
     assert picked.picks == one.everywhere("tanh")
@@ -157,6 +155,6 @@ def test_the_race_finds_the_best_network(setting: Set) -> None:
 
 
 def test_a_network_that_diverges_in_the_race_is_last(setting: Set) -> None:
-    loss, seconds = race._raced(setting(lr=1e12, optimizer="sgd"), "relu", 20)
+    loss, seconds = train._raced(setting(lr=1e12, optimizer="sgd"), "relu", 20)
     assert loss == math.inf
     assert seconds > 0

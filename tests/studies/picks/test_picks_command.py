@@ -18,9 +18,7 @@ from flexact.cli.app import main
 from flexact.studies.grid.cell_task import run_task, without_step_ms
 from flexact.studies.grid.run import run
 from flexact.studies.grid.study import picked
-from flexact.studies.picks.cells import Cell, Grid
-from flexact.studies.picks.methods import CHOOSING
-from flexact.studies.picks.protocol import Protocol
+from flexact.studies.picks.protocol import CHOOSING, Cell, Grid, Protocol
 from flexact.studies.picks.study import Store
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.workers import Answer

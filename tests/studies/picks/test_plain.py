@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flexact.studies.picks.plain import trained_alone
 from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.train import trained_alone
 from flexact.studies.picks.training import Training
 
 Set = Callable[..., Setting]

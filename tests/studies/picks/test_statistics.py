@@ -9,8 +9,8 @@ from statistics import fmean, median
 import pytest
 from scipy.stats import ttest_rel
 
-from flexact.studies.picks.statistics import overall, reference, summaries
-from flexact.studies.picks.study import Result
+from flexact.studies.picks.protocol import Result
+from flexact.studies.picks.table import overall, reference, summaries
 from flexact.studies.picks.tasks import TASKS
 
 Make = Callable[..., list[Result]]

@@ -7,12 +7,9 @@ import re
 from collections.abc import Callable
 
 from flexact.observe.figures.svg_backend import charts
-from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.protocol import Protocol
-from flexact.studies.picks.report import regrets
-from flexact.studies.picks.statistics import summaries
-from flexact.studies.picks.study import Result
-from flexact.studies.picks.table import table
+from flexact.studies.picks.protocol import Cell, Protocol, Result
+from flexact.studies.picks.study import regrets
+from flexact.studies.picks.table import summaries, table
 
 Make = Callable[..., list[Result]]
 

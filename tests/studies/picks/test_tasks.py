@@ -14,7 +14,7 @@ from flexact import FlexConfig, Schedule, convert
 from flexact.routing.sites import sites_of
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.task import Task
-from flexact.studies.picks.tasks import TASKS, cifar, coordinates, gpt, physics
+from flexact.studies.picks.tasks import TASKS, cifar, gpt, parts, physics, regression
 from flexact.studies.picks.training import Training, put
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_tasks_that_share_a_network_differ_in_their_candidates_alone() -> None:
 
 
 def test_no_data_that_are_scored_are_trained_on() -> None:
-    pixels = coordinates.Pixels(0, CPU, None)
+    pixels = regression.Pixels(0, CPU, None)
     places = [tuple(row) for part in pixels.x.values() for row in part[:, :2].tolist()]
     assert len(set(places)) == len(places)
     problem = gpt.Bytes(0, CPU, None)
@@ -119,7 +119,7 @@ def test_the_solution_of_the_physics_task_satisfies_burgers_equation() -> None:
 
 
 def test_epochs_see_every_item_once_before_any_twice() -> None:
-    order = cifar.epochs(10, 6, 5, torch.Generator().manual_seed(0))
+    order = parts.epochs(10, 6, 5, torch.Generator().manual_seed(0))
     assert order.shape == (6, 5)
     for start in (0, 2, 4):
         assert sorted(order[start : start + 2].flatten().tolist()) == list(range(10))

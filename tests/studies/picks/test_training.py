@@ -10,6 +10,7 @@ import torch
 
 import flexact
 from flexact import FlexConfig
+from flexact.studies.cuda_graph import study_stream
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.training import Diverged, Stopped, Training
 
@@ -37,6 +38,22 @@ def test_a_run_that_picks_ends_where_a_plain_run_of_its_picks_does(setting: Set,
     plain = one.plain(one.everywhere(pick), 40)
     plain.run(40)
     assert training.schedule.trained_steps == 40
+    assert same(plain, training)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_trial_that_reuses_its_captured_steps_ends_where_the_plain_run_does(setting: Set) -> None:
+    one = setting(steps=200, device=torch.device("cuda"))
+    with study_stream(one.device):
+        training = one.training(
+            flexact.convert(one.network(), config=FlexConfig(candidates=one.task.candidates, trial_steps=80)), 200
+        )
+        training.schedule = flexact.Schedule(training.network, optimizer=training.optimizer, network_steps=200)
+        training.run(training.schedule.total_steps)
+        (pick,) = set(flexact.selection(training.network).picks.values())
+        plain = one.plain(one.everywhere(pick), 200)
+        plain.run(200)
+    assert len(training._tried) == len(one.task.candidates)
     assert same(plain, training)
 
 

@@ -6,8 +6,8 @@ from scipy.optimize import minimize
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.paper import SYNTHETIC
 from flexact.studies.synthetic.runner import Group, train_group
+from flexact.studies.synthetic.tables import SYNTHETIC
 
 FUNCTIONS = {
     "relu": lambda h: np.maximum(h, 0),

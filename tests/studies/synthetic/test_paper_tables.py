@@ -3,7 +3,7 @@
 import pytest
 
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.paper import alpha_cell, correction_error, synthetic_row
+from flexact.studies.synthetic.tables import alpha_cell, correction_error, synthetic_row
 
 OTHER_TASKS = [
     {"slope": 3.0},

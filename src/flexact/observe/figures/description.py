@@ -104,6 +104,12 @@ class Bars:
     colour: str
     errors: Sequence[float] | None = None
 
+    @property
+    def ends(self) -> list[float]:
+        """Both ends of the whisker of each value."""
+        errors = self.errors or [0.0] * len(self.values)
+        return [value + sign * error for value, error in zip(self.values, errors, strict=True) for sign in (-1, 1)]
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -183,10 +189,8 @@ class Panel:
         low = [v for bars in self.bars for v in bars.values if v > 0]
         if self.value_range is not None or not self.log_values or not low:
             return self.value_range
-        ends = [
-            v + e for bars in self.bars for v, e in zip(bars.values, bars.errors or bars.values, strict=True) if v > 0
-        ]
-        return 10 ** math.floor(math.log10(min(low)) - 0.3), max(ends) * 1.6
+        high = max(end for bars in self.bars for end in bars.ends if math.isfinite(end))
+        return 10 ** math.floor(math.log10(min(low)) - 0.3), high * 1.6
 
     def place(self, number: int, row: int) -> float:
         """Return the offset of a bar below the middle of its row, in bar heights: the bars of a row lie side by side

@@ -19,10 +19,10 @@ from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures.description import INK, Event, Grid, Line, Panel, candidate_colours, candidate_dash
 from flexact.observe.figures.network_map import margins, network
-from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, contest, drops_of, outcomes
+from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, drops_of, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.history import TRYING, Records, number_names
-from flexact.observe.selection_row import TIE
+from flexact.observe.selection_rows import TIE
 
 MOST_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
@@ -41,8 +41,7 @@ def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
     pictures = [network(history, stem), curves(history, stem)]
     if number_names(history):
         pictures.insert(1, numbers(history, stem))
-    drops = drops_of(history)  # by channel where a site picks by channel; `margins` shows whole sites
-    if any(contest(drop) for one in outcomes(history) for drop in drops.get(one.site, {}).values()):
+    if any(row.evidence for row in outcomes(history)):
         pictures.append(margins(history, stem))
     return [*pictures, picks(history, stem), probabilities(history, stem)]
 

@@ -112,16 +112,14 @@ def _draw_line(ax: Axes, line: Line) -> None:
 
 
 def _draw_bars(ax: Axes, panel: Panel) -> None:
-    if panel.marks:
-        for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
-            rows = [row + 0.5 / len(panel.bars) * panel.place(number, row) for row in range(len(panel.rows))]
-            ax.errorbar(bars.values, rows, xerr=bars.errors, fmt=symbol, color=bars.colour, markersize=6)
-        return
     low = (panel.limits or (0.0, 1.0))[0]
     start = [0.0] * len(panel.rows)
-    height = 0.8 if panel.stacked else 0.8 / len(panel.bars)
-    for number, bars in enumerate(panel.bars):
+    height = 0.8 if panel.stacked else (0.5 if panel.marks else 0.8) / len(panel.bars)
+    for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
         at = [row + height * panel.place(number, row) for row in range(len(panel.rows))]
+        if panel.marks:
+            ax.errorbar(bars.values, at, xerr=bars.errors, fmt=symbol, color=bars.colour, markersize=6)
+            continue
         errors = None
         if bars.errors is not None:
             down = [max(0.0, min(e, v - low)) for v, e in zip(bars.values, bars.errors, strict=True)]

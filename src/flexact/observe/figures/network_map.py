@@ -16,10 +16,10 @@ from flexact.observe.figures.description import (
     without_shared_end,
     without_shared_start,
 )
-from flexact.observe.figures.outcomes import Outcome, by_site, channels_note, contest, drops_of, outcomes
+from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.history import Records
-from flexact.observe.selection_row import TIE
+from flexact.observe.selection_rows import Row
 
 MOST_PANELS = 24
 """Maximum number of panels of `margins`."""
@@ -39,7 +39,7 @@ def network(history: Records, stem: str = "history") -> Picture:
     colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
     found = {one.site: one for one in outcomes(history)}
     rows: list[str] = []
-    tiles: list[list[Outcome]] = []
+    tiles: list[list[Row]] = []
     labels: list[list[str]] = []
     for stage, sites in stages(list(found)):
         for start in range(0, len(sites), _TILES):
@@ -52,7 +52,7 @@ def network(history: Records, stem: str = "history") -> Picture:
         _filled([[float(used.index(_leader(one))) for one in row] for row in tiles], math.nan),
         [(name, colours[name]) for name in used],
         _filled([[_note(one) for one in row] for row in tiles], ""),
-        _filled([[_PALEST + (1 - _PALEST) * one.confidence for one in row] for row in tiles], 1.0),
+        _filled([[_PALEST + (1 - _PALEST) * _confidence(one) for one in row] for row in tiles], 1.0),
         _filled(labels, ""),
     )
     return Picture(
@@ -68,12 +68,12 @@ def network(history: Records, stem: str = "history") -> Picture:
 def margins(history: Records, stem: str = "history") -> Picture:
     """Draw the margin of each candidate when it was dropped, with its standard error; undecided sites are grey. Sites
     that picked together share a panel."""
-    drops, found = drops_of(history), outcomes(history)
+    found = outcomes(history)
     colours = candidate_colours(by_site(history[-1:])[0])
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[Row]] = {}
     for one in found:
         if one.dropped:
-            groups.setdefault(repr(drops[one.site]), []).append(one)
+            groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
     shown = [group for group in groups.values() if group in ranked[:MOST_PANELS]]
     left_out = len(groups) - len(shown)
@@ -83,7 +83,7 @@ def margins(history: Records, stem: str = "history") -> Picture:
         "By how much each candidate was behind the leader when it was dropped, with its standard error: a difference "
         "of losses in a trial, of normalised advantages in a blend. Undecided sites are grey."
         + (f" {left_out} panels with the clearest leads are left out." if left_out else ""),
-        [_margins_panel(group, drops[group[0].site], colours, len(found)) for group in shown],
+        [_margins_panel(group, colours, len(found)) for group in shown],
         across=min(3, len(shown)),
     )
 
@@ -119,42 +119,47 @@ def tile_names(sites: Sequence[str]) -> list[str]:
     return [name if len(name) <= _LETTERS else "" for name in names]
 
 
-def _margins_panel(
-    group: Sequence[Outcome], drops: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], count: int
-) -> Panel:
+def _margins_panel(group: Sequence[Row], colours: Mapping[str, str], count: int) -> Panel:
     """Return the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
 
     count: the number of all sites.
     """
     first = group[0]
-    found = {name: contest(drop) for name, drop in drops.items()}
-    rows = []
-    for name, drop in drops.items():
-        without = " (no evidence)" if found[name] is None else " (diverged)" if drop["margin"] is None else ""
-        rows.append(f"{name} at {drop['step']}{without}")
-    bars = []
-    for row, (name, one) in enumerate(found.items()):
-        if one is not None and math.isfinite(one.margin):
-            values, errors = [math.nan] * len(rows), [0.0] * len(rows)
-            values[row], errors[row] = one.margin, one.standard_error
-            shown = (_UNDECIDED, GREY) if first.decided is False else (name, colours[name])
+    rows, bars = [], []
+    for row, (name, step) in enumerate(first.dropped.items()):
+        found = first.evidence.get(name)
+        without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
+        rows.append(f"{name} at {step}{without}")
+        if found is not None and not without:
+            values, errors = [math.nan] * len(first.dropped), [0.0] * len(first.dropped)
+            values[row], errors[row] = found.margin, found.standard_error
+            shown = (_UNDECIDED, GREY) if first.undecided else (name, colours[name])
             bars.append(Bars(shown[0], values, shown[1], errors))
     sites = (
         first.site if len(group) == 1 else f"all {count} sites" if len(group) == count else counted(len(group), "site")
     )
-    undecided = " (undecided)" if first.decided is False else ""
-    return Panel(f"{sites}: {first.pick}{undecided}", "margin", rows=rows, bars=bars, marks=True)
+    undecided = " (undecided)" if first.undecided else ""
+    return Panel(f"{sites}: {_leader(first)}{undecided}", "margin", rows=rows, bars=bars, marks=True)
 
 
-def _leader(one: Outcome) -> str:
-    """Return the pick of a site, if one leads."""
-    return _UNDECIDED if one.decided is None and one.margin <= TIE else one.pick
+def _leader(one: Row) -> str:
+    return one.pick or _UNDECIDED
 
 
-def _note(one: Outcome) -> str:
+def _confidence(one: Row) -> float:
+    """Return a number from 0 to 1. Once committed: the confidence level at which the deciding margin excludes 0 (0.95
+    for z = 1.96), and 0 without evidence. Before that, and for sites that pick per channel: the margin between the
+    probabilities."""
+    if one.deciding is not None:
+        return math.erf(max(0.0, one.deciding.z) / math.sqrt(2))
+    return 0.0 if one.committed and one.dropped else max(0.0, one.margin)  # the margin is NaN if the run diverged
+
+
+def _note(one: Row) -> str:
     """Return what the page shows of a site on hover."""
     lead = f", lead {one.lead}" if one.lead is not None else f", probability {one.probability:.3f}"
-    return f"{one.site}\n{_leader(one)}{lead}\n{one.decision}, confidence {one.confidence:.2f}"
+    decision = "decided" if one.decided else "undecided" if one.committed else "not committed"
+    return f"{one.site}\n{_leader(one)}{lead}\n{decision}, confidence {_confidence(one):.2f}"
 
 
 def _filled(rows: Sequence[list[Any]], value: Any) -> list[list[Any]]:

@@ -4,67 +4,50 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from flexact.errors import FlexActError
 from flexact.observe.history import DECISIONS, DROPS, Records
+from flexact.observe.selection_rows import TIE, Row
 from flexact.policy.evidence import Contest
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The final state of a site."""
+def outcomes(history: Records) -> list[Row]:
+    """Return the final state of each site, in depth order.
 
-    site: str
-    pick: str
-    probability: float
-    margin: float
-    """The pick's probability less the runner-up's."""
-    runner_up: str | None
-    lead: Contest | None
-    """The pick's lead over the runner-up when that was dropped. None for sites that pick per channel."""
-    deciding: Contest | None
-    """The evidence that decides: against the original, or, if that was kept, against the runner-up."""
-    decided: bool | None
-    """None if the site has not committed, or if the history does not say."""
-    decision: str
-    dropped: tuple[tuple[str, int], ...] = ()
-    """Each dropped candidate with its step; empty for sites that pick per channel."""
-
-    @property
-    def confidence(self) -> float:
-        """From 0 to 1. Once committed: the confidence level at which the margin excludes 0 (0.95 for z = 1.96), and 0
-        without evidence. Before that, and for sites that pick per channel: the margin between the probabilities."""
-        if self.deciding is not None:
-            return math.erf(max(0.0, self.deciding.z) / math.sqrt(2))
-        return max(0.0, self.margin) if self.decided is None or not self.dropped else 0.0  # NaN if the run diverged
-
-
-def outcomes(history: Records) -> list[Outcome]:
-    """Return the final state of each site, in depth order."""
-    _, table = by_site(history[-1:])
-    decisions = {key: one for entry in history for key, one in entry.get(DECISIONS, {}).items()}
+    A site that picks per channel has the mean probabilities of its channels and no evidence, and is decided if all
+    channels are.
+    """
     drops = drops_of(history)
+    decisions: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for entry in history:
+        for key, one in entry.get(DECISIONS, {}).items():
+            decisions.setdefault(site_of(key), {})[key] = one
     rows = []
-    for site, (pi,) in table.items():
+    for site, (pi,) in by_site(history[-1:])[1].items():
         ranked = sorted(pi.items(), key=lambda item: -item[1])
         if not ranked:
             continue
         (pick, p), (second, q) = ranked[0], ranked[1] if len(ranked) > 1 and ranked[1][1] > 0 else (None, 0.0)
-        of_site = [one for key, one in decisions.items() if site_of(key) == site]
-        decided = all(one["decided"] for one in of_site) if of_site else None
-        lead = deciding = None
-        if site in decisions:
-            second, original = decisions[site]["runner_up"], decisions[site].get("original")
-            lead = deciding = contest(drops.get(site, {}).get(second))
-            if original not in (None, pick):
-                deciding = contest(drops.get(site, {}).get(original))
-        dropped = tuple((name, drop["step"]) for name, drop in drops.get(site, {}).items())
-        text = _decision_text(p, of_site, site in decisions)
-        rows.append(Outcome(site, pick, p, p - q, second, lead, deciding, decided, text, dropped))
+        of_site, dropped = decisions.get(site, {}), drops.get(site, {})
+        decision = of_site.get(site, {})
+        row = Row(
+            site=site,
+            channel=None,
+            original=decision.get("original"),
+            pick=None if not of_site and p - q <= TIE else pick,
+            probability=p,
+            runner_up=decision.get("runner_up", second),
+            margin=p - q,
+            committed=bool(of_site),
+            decided=bool(of_site) and all(one["decided"] for one in of_site.values()),
+            probabilities=pi,
+            dropped={name: drop["step"] for name, drop in dropped.items()},
+            evidence={name: _contest(drop) for name, drop in dropped.items() if drop["standard_error"] is not None},
+        )
+        rows.append(row)
     return rows
 
 
@@ -77,20 +60,8 @@ def drops_of(history: Records) -> dict[str, dict[str, Mapping[str, Any]]]:
     return drops
 
 
-def _decision_text(probability: float, decisions: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
-    """Return a decision in words. is_whole: whether the site has one pick for all channels."""
-    if not decisions:
-        return "not committed" if probability < 1 else "-"
-    count = sum(one["decided"] for one in decisions)
-    if is_whole:
-        return "decided" if count else "undecided"
-    return f"{count} of {len(decisions)} channels decided"
-
-
-def contest(drop: Mapping[str, Any] | None) -> Contest | None:
-    """Return the evidence of a drop that a Recorder wrote."""
-    if drop is None or drop["standard_error"] is None:
-        return None
+def _contest(drop: Mapping[str, Any]) -> Contest:
+    """Return the evidence of a drop that a Recorder wrote; it has no number for an infinite margin."""
     return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
 
 

@@ -1,4 +1,4 @@
-"""Pictures, which are drawn as figures by `matplotlib_backend` and for pages and notebooks by `html_backend`."""
+"""Pictures, which are drawn as figures by `matplotlib_backend` and for pages and notebooks by `svg_backend`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws panels as SVG, for pages and notebooks.
+"""Draws pictures as HTML for pages and notebooks: a legend, and one SVG chart per panel.
 
 A chart is as wide as its container: text has a fixed size, and everything else is placed in percent. `chart.css` has
 the colours, and `page.js` of the report adds values on hover, which it reads from the data attributes.
@@ -11,6 +11,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
 from flexact.observe.figures.axis import Axis
@@ -26,6 +27,21 @@ _LABEL_DISTANCE = 0.045
 """Minimum distance between the labels of two events, as a fraction of the axis."""
 
 
+def chart_style() -> str:
+    """Return the style sheet of charts and legends."""
+    return (files("flexact.observe.figures") / "chart.css").read_text(encoding="utf-8")
+
+
+def panels(picture: Picture) -> str:
+    """Return the legend of a picture and its charts."""
+    across = {1: "one", 2: "two"}.get(picture.across, "many")
+    drawn = []
+    for panel, chart in zip(picture.panels, charts(picture), strict=True):
+        heading = f"<h4>{escape(panel.title)}</h4>\n" if panel.title else ""
+        drawn.append(f'<div class="panel">\n{heading}{chart}\n</div>')
+    return f'{_legend(picture)}<div class="panels {across}">\n' + "\n".join(drawn) + "\n</div>"
+
+
 def charts(picture: Picture) -> list[str]:
     """Return the SVG of each panel. The data-key of a curve is the number of its name in the picture's legend."""
     keys = {name: number for number, name in enumerate(picture.legend)}
@@ -36,6 +52,26 @@ def charts(picture: Picture) -> list[str]:
 def escape(value: object) -> str:
     """Return a value as text that is escaped for HTML."""
     return html.escape(str(value))
+
+
+def _legend(picture: Picture) -> str:
+    if not (picture.needs_legend or picture.has_shades):
+        return ""
+    chips = []
+    for number, (name, item) in enumerate(picture.legend.items()):
+        if isinstance(item, tuple):
+            chips.append(f'<span class="chip"><i style="background:{item[1]}"></i>{escape(name)}</span>')
+            continue
+        on = "true" if not isinstance(item, Line) or item.shown else "false"
+        dash = f"line {item.dash}" if isinstance(item, Line) else ""
+        chips.append(
+            f'<button type="button" class="chip" data-key="{number}" aria-pressed="{on}">'
+            f'<i class="{dash}" style="--shade:{_css(item.colour)}"></i>{escape(name)}</button>'
+        )
+    if picture.has_shades:
+        gradient = f"background:linear-gradient(to right,{','.join(SHADES)})"
+        chips.append(f'<span class="chip">probability 0 <i class="shades" style="{gradient}"></i> 1</span>')
+    return '<div class="legend">' + "\n".join(chips) + "</div>\n"
 
 
 def _chart(panel: Panel, keys: dict[str, int], height: int, title: str) -> str:
@@ -49,7 +85,7 @@ def _chart(panel: Panel, keys: dict[str, int], height: int, title: str) -> str:
     left = round(12 + _LETTER * letters + (18 if panel.y_label else 0))
     parts = [*_y_axis(labels, panel, left), *_x_axis(x, panel)]
     if panel.grid is not None:
-        parts += _grid(panel.grid, panel.rows)
+        parts += _grid(panel.grid, panel.rows, x)
     for number, bars in enumerate(panel.bars):
         parts.append(_keyed(keys.get(bars.name), True, _bars(bars, number, panel, x)))
     curves = (_keyed(keys.get(line.name), line.shown, _line(line, x, y)) for line in panel.lines)
@@ -88,24 +124,12 @@ def _axes(panel: Panel) -> tuple[Axis, Axis]:
         edges = panel.grid.edges
         return Axis(edges[0], edges[-1]), Axis(0.0, 1.0)
     if panel.rows:
-        return fixed or _bars_axis(panel), Axis(0.0, 1.0)
+        ends = [0.0, *(end for bars in panel.bars for end in bars.ends)]
+        around = Axis.around(ends, room=0.04) if panel.marks else Axis.around(1.05 * end for end in ends)
+        return fixed or around, Axis(0.0, 1.0)
     xs = [float(value) for line in panel.lines for value in line.x]
     values = [value for line in panel.lines for part in (line.y, *(line.band or ())) for value in part]
     return Axis.around(xs), fixed or Axis.around(values, room=0.04)
-
-
-def _bars_axis(panel: Panel) -> Axis:
-    ends = [0.0, *(end for bars in panel.bars for end in _ends(bars))]
-    if panel.marks:
-        return Axis.around(ends, room=0.04)
-    axis = Axis.around(ends)
-    return Axis(axis.low, axis.high + 0.05 * (axis.high - axis.low))
-
-
-def _ends(bars: Bars) -> list[float]:
-    """Return both ends of each value's whisker."""
-    errors = bars.errors or [0.0] * len(bars.values)
-    return [value + sign * error for value, error in zip(bars.values, errors, strict=True) for sign in (-1, 1)]
 
 
 def _row_labels(panel: Panel, inner: int) -> list[tuple[float, list[str]]]:
@@ -153,7 +177,7 @@ def _keyed(key: int | None, shown: bool, parts: Iterable[str]) -> str:
 
 
 def _line(line: Line, x: Axis, y: Axis) -> Iterator[str]:
-    colour = css_colour(line.colour)
+    colour = _css(line.colour)
     if line.band:
         low, high = line.band
         there = [i for i in range(len(line.x)) if math.isfinite(low[i]) and math.isfinite(high[i])]
@@ -172,7 +196,7 @@ def _dot(line: Line, key: int | None, x: Axis, y: Axis) -> str:
     if not math.isfinite(v):
         return ""
     at = f'cx="{u:.3%}" cy="{1 - v:.3%}"'
-    return _keyed(key, line.shown, [f'<circle {at} r="4" fill="{css_colour(line.colour)}"/>'])
+    return _keyed(key, line.shown, [f'<circle {at} r="4" fill="{_css(line.colour)}"/>'])
 
 
 def _path(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> str:
@@ -192,7 +216,7 @@ def _bars(bars: Bars, number: int, panel: Panel, x: Axis) -> Iterator[str]:
     count = len(panel.rows)
     share = 0.8 / (1 if panel.stacked else len(panel.bars))
     symbol = list(SYMBOLS.values())[number % len(SYMBOLS)]
-    colour = css_colour(bars.colour)
+    colour = _css(bars.colour)
     for row, value in enumerate(bars.values):
         if not math.isfinite(value):
             continue
@@ -236,18 +260,16 @@ def _events(events: Sequence[Event], keys: dict[str, int], x: Axis) -> Iterator[
         yield _keyed(keys[event.name], True, [title, line, f'<svg x="{at:.3%}" overflow="visible">{text}</svg>'])
 
 
-def _grid(grid: Grid, rows: Sequence[str]) -> Iterator[str]:
+def _grid(grid: Grid, rows: Sequence[str], x: Axis) -> Iterator[str]:
     """Return the cells: one image, or rectangles where each has a text of its own."""
     if not grid.notes:
         yield f'<image class="cells" width="100%" height="100%" preserveAspectRatio="none" href="{data_uri(grid)}"/>'
         return
-    edges = grid.edges
-    axis = Axis(edges[0], edges[-1])
     for r, (values, notes) in enumerate(zip(grid.values, grid.notes, strict=True)):
         for c, (value, note) in enumerate(zip(values, notes, strict=True)):
             if math.isnan(value):
                 continue
-            left, right = (axis.at(edge) for edge in edges[c : c + 2])
+            left, right = (x.at(edge) for edge in grid.edges[c : c + 2])
             opacity = grid.opacity[r][c] if grid.opacity else 1.0
             yield (
                 f'<rect class="tile" x="{left:.3%}" y="{r / len(rows):.3%}" width="{right - left:.3%}" '
@@ -259,6 +281,6 @@ def _grid(grid: Grid, rows: Sequence[str]) -> Iterator[str]:
                 yield f'<text class="tile-name" {at} dy=".35em">{escape(grid.labels[r][c])}</text>'
 
 
-def css_colour(colour: str) -> str:
+def _css(colour: str) -> str:
     """Return a colour as CSS."""
     return "currentColor" if colour == INK else colour

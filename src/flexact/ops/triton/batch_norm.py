@@ -80,8 +80,8 @@ def forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Te
     """Return x and its sensitivities, (rows, K)."""
     parts, weights = blend(blending.keys, blending.alive), blending.weights.contiguous()
     tiles = by_channel(y, 1, cut_for(parts))
-    choices = (parts, blending.statistics, normalising.flags, *weights.shape, is_fast(y))
-    sweep, finish, room = tiles.plan(_forward_plan, *choices)
+    choices = (normalising.batch_statistics, normalising.flags, *weights.shape, is_fast(y))
+    sweep, finish, room = tiles.plan(_forward_plan, parts, blending.statistics, *choices)
     x, partials = torch.empty_like(y), normalising.norm.moments.new_empty(room)
     sweep(*normalising.tensors(y), weights, x, partials)
     return x, finished_statistics(finish, partials, weights)
@@ -118,12 +118,27 @@ def split_results(results: Tensor, channels: int, has_residual_norm: bool) -> tu
 
 
 def _forward_plan(
-    tiles: Tiles, parts: Blend, statistics: bool, flags: tuple[int, bool, bool], rows: int, k: int, fast: bool
-) -> tuple[Launch, Launch | None, int]:
+    tiles: Tiles, parts: Blend, statistics: bool, batch_statistics: bool, flags: tuple[int, bool, bool], rows: int,
+    k: int, fast: bool,
+) -> tuple[Launch, Launch | None, int]:  # fmt: skip
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
     constants = (*parts.constants(fast), statistics, *flags, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants)
-    return sweep, *finish_statistics(tiles, parts, statistics, rows, k)
+    finish, room = finish_statistics(tiles, parts, statistics, rows, k)
+    if finish:
+        sweep.prepares(finish, lambda *dtypes: (dtypes[-1], dtypes[-1]))
+    if batch_statistics:  # in training
+        choices, picks = (flags, rows, k, fast), parts.picks()
+        sums, reduced, gradients, *_ = tiles.plan(_backward_plan, parts, True, len(picks) > 1, *choices)
+        sweep.prepares(sums, lambda y, *rest: (y, y, *rest))
+        sweep.prepares(reduced, lambda *dtypes: (dtypes[-1],) * 4)
+        sweep.prepares(gradients, lambda y, *rest: (y, y, *rest[:-2], rest[-1], y, y))
+        later = [(parts, False)] if len(picks) > 1 else []  # an evaluation
+        later += [(pick, True) for pick in picks] if len(picks) == 2 else []  # the commitment
+        for other, trains in later:
+            forward, *_ = tiles.plan(_forward_plan, other, False, trains, *choices)
+            sweep.prepares(forward, lambda *dtypes: dtypes)
+    return sweep, finish, room
 
 
 def _backward_plan(
@@ -174,7 +189,7 @@ def _residual(r_ptr, offset, mask, norm, RESIDUAL: tl.constexpr, EVEN: tl.conste
             return (r - norm[0]) * norm[2] + norm[3], r - norm[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def _forward(
     y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
@@ -198,7 +213,7 @@ def _forward(
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["by_norm", "outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def _backward_sums(
     delta_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, to_h_ptr, partials_ptr, by_norm, numel, outer, channels, inner, k,
@@ -238,7 +253,10 @@ def _backward_sums(
         store_sum(partials_ptr, with_r, 2, count, channel, inside, channels, LAST, True)
 
 
-@triton.jit(do_not_specialize=["alive", "parts", "routing_parts"])
+@triton.jit(
+    do_not_specialize=["by_norm", "alive", "parts", "routing_parts"],
+    do_not_specialize_on_alignment=["probabilities_ptr", "temperature_ptr"],
+)
 def _finish_backward(
     partials_ptr, sums_ptr, probabilities_ptr, temperature_ptr, by_norm, alive,
     channels, parts, per_channel, rows, routing_parts, per_row, k,
@@ -261,7 +279,7 @@ def _finish_backward(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer", "elements"], do_not_specialize_on_alignment=["weights_ptr"])
 def _backward(
     to_h_ptr, y_ptr, r_ptr, moments_ptr, weight_ptr, bias_ptr, r_moments_ptr, r_weight_ptr, r_bias_ptr,
     weights_ptr, sums_ptr, to_y_ptr, to_r_ptr, numel, outer, channels, inner, k, elements,

@@ -4,14 +4,18 @@ A training step of a small network is bound by the CPU, where Triton's own launc
 GPU. A `Launch` therefore prepares everything that is constant across calls, and calls the launcher of a compiled kernel
 directly. Compiled kernels are cached by the properties of the tensors that Triton specialises on.
 
+Before a kernel is built, the kernels that a training step launches after it are started in the background (`prepares`).
+
 The direct call uses Triton's private launcher. If a version of Triton has another launcher, every launch falls back to
 Triton's documented one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from torch.library import wrap_triton
 
 from flexact.ops import dispatch
 from flexact.ops.operators import is_traced
+from flexact.ops.triton import ahead
 
 NEWEST_LAUNCHER = (3, 6)
 """The newest Triton whose private launcher is known to work here."""
@@ -29,6 +34,10 @@ _GPU_ERRORS = ("CUDA error", "Triton Error [CUDA]")
 """Substrings of errors about the GPU or an earlier launch on it, as opposed to the compilation of a kernel."""
 
 _log = logging.getLogger(__name__)
+
+
+Dtypes = tuple[torch.dtype, ...]
+"""The dtypes of the tensors of a launch, in their order."""
 
 
 class CannotBuild(Exception):
@@ -49,6 +58,19 @@ class Launch:
         self._interpreted = not isinstance(kernel, triton.JITFunction)
         self._arguments = (*numbers, *constants)
         self._built: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+        self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]]]] = []
+
+    def build_ahead(self, device: int, dtypes: Dtypes) -> None:
+        """Build the kernel in the background for aligned tensors, with all kernels that it prepares."""
+        ahead.start(self._build_key(device, dtypes), functools.partial(self._compile, device, dtypes))
+        self._build_prepared_ahead(device, dtypes)
+
+    def prepares(self, other: Launch, dtypes: Callable[..., Iterable[torch.dtype]]) -> None:
+        """Build another kernel in the background when this one is built.
+
+        dtypes: returns the dtypes of the other launch, given those of this one.
+        """
+        self._prepared.append((other, dtypes))
 
     def __call__(self, *tensors: Tensor) -> None:
         if self._interpreted:
@@ -86,6 +108,9 @@ class Launch:
 
     def _build(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
         """Compile the kernel, launch it for the first time, and return its launcher."""
+        device, dtypes = tensors[0].get_device(), tuple([tensor.dtype for tensor in tensors])
+        self._build_prepared_ahead(device, dtypes)
+        ahead.wait_for(self._build_key(device, dtypes))
         try:
             built = self._launch_documented(tensors)
         except Exception as error:  # Triton's compiler raises errors of many types
@@ -93,6 +118,21 @@ class Launch:
                 raise
             raise CannotBuild(f"{self.kernel.__name__}: {type(error).__name__}: {error}") from error
         return _launcher(built, (*self.grid, 1, 1)[:3])
+
+    def _build_key(self, device: int, dtypes: Dtypes) -> tuple[Any, ...]:
+        """Return what identifies a build, up to the numbers: Triton distinguishes those that are multiples of 16."""
+        return device, self.kernel, self.constants, self.warps, dtypes
+
+    def _build_prepared_ahead(self, device: int, dtypes: Dtypes) -> None:
+        for other, dtypes_of in self._prepared:
+            other.build_ahead(device, tuple(dtypes_of(*dtypes)))
+
+    def _compile(self, device: int, dtypes: Dtypes) -> None:
+        """Compile the kernel for aligned tensors, and its launcher, into Triton's caches."""
+        with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
+            built = self.kernel.warmup(*dtypes, *self._arguments, grid=self.grid, num_warps=self.warps)
+            # Not `built.run`, which would also load the kernel: another thread may be capturing a CUDA graph.
+            triton.runtime.driver.active.launcher_cls(built.src, built.metadata)
 
 
 def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:

@@ -53,10 +53,11 @@ def _plan(tiles: Tiles, track: bool, momentum: float | None, eps: float) -> tupl
     channels = tiles.channels
     numbers = (momentum or 0.0, eps, channels, tiles.inner, *tiles.parts(channels), tiles.numel // channels)
     finish = Launch(_finish, (channels,), numbers, (track, momentum is None, _FINISH_BLOCK), 1)
+    sweep.prepares(finish, lambda y, partials, batches: (y, *[partials] * 4, batches))
     return sweep, finish, tiles.room(3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer"])
 def _sweep(
     y_ptr, partials_ptr, batches_ptr, numel, outer, channels, inner, TRACK: tl.constexpr,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr, EVEN: tl.constexpr,

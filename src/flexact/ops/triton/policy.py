@@ -11,7 +11,8 @@ offsets of each row in it:
 - calls, (rows, 2 + maximum number of calls): whether the row was called, number of calls, and offset of the
   sensitivities of each call.
 
-No sum goes over rows, so programs are independent.
+In the logit step, one program processes the rows of one group of sites that pick together; a row that picks alone is a
+group of its own. No sum goes over groups, so programs are independent.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ _ROWS = 8
 _WARPS = 1
 """Warps per program. With more, a thread could load a running average after another thread has updated it."""
 
-# The same constants as in `flexact.routing.corrections` and `flexact.policy.running_gradient`.
+# The same constants as in `flexact.routing.corrections` and `flexact.policy.logit_updates`.
 _TINY = tl.constexpr(1e-30)
 _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
+_SMALLEST_NORM = tl.constexpr(1e-100)
 
 
 class Rule(NamedTuple):
@@ -47,7 +49,7 @@ class Rule(NamedTuple):
     """Add the gradient of the relative KL."""
     clips_sensitivity: bool
     """Clip the sensitivities in the KL's target to `clip`."""
-    paced: bool
+    steps: bool
     """Replace the gradient by its running mean, divided by its running size and multiplied by the step size."""
     mean_rate: float
     """Weight of a new gradient in the running mean."""
@@ -61,6 +63,32 @@ class Rule(NamedTuple):
     def tied(self) -> bool:
         """Whether λ is tied to the temperature."""
         return self.pulls and self.lam is None
+
+
+class Tables(NamedTuple):
+    """What the policy reads. With several ranks or calls, see `flexact.routing.call_statistics` for `calls`."""
+
+    layout: Tensor
+    calls: Tensor
+    """Not read if the rule needs no statistics."""
+    grouped_rows: Tensor
+    """(rows,), the rows in the order of their groups."""
+    group_starts: Tensor
+    """(groups + 1,), the position of each group's first row in `grouped_rows`, and their number."""
+    alive: Tensor
+    """(rows, K)."""
+    p: Tensor
+    """(rows, K), the probabilities of the blend."""
+    q: Tensor
+    """(rows, K), the distribution that the KL acts on."""
+    width: Tensor
+    """(rows, 1)."""
+    alpha: Tensor
+    """A scalar."""
+    step_size: Tensor
+    """A scalar."""
+    factors: Tensor | None
+    """(rows, 1), what the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
 
 
 def takes(logits: Tensor, k: int) -> bool:
@@ -78,22 +106,22 @@ def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[
     return pi, p
 
 
-def direction(
-    values: Tensor, size: int, layout: Tensor, calls: Tensor, alive: Tensor, running: tuple[Tensor, Tensor, Tensor],
-    q: Tensor, width: Tensor, alpha: Tensor, step_size: Tensor, rule: Rule,
-) -> Tensor:  # fmt: skip
-    """Return the corrected gradients of the logits or, if paced, the steps to subtract from the logits.
+def update(
+    values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...], rule: Rule
+) -> Tensor:
+    """Return the changes to subtract from the logits or, if the rule takes no step, their corrected gradients.
 
-    The result is flat, without padding. The running averages are updated in place.
+    The result is flat, without padding. The running averages and the evidence are updated in place.
     values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the sensitivities of each
     call, (its rows, its candidates).
-    calls: not read if the rule needs no statistics.
     running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
-    q: (rows, K), the distribution that the KL acts on. width: (rows, 1). alpha, step_size: scalars.
+    evidence: the count (rows, 1), the total (rows, K) and the products (rows, K, K).
     """
     found = values.new_empty(size)
-    launch = _direction_launch(*alive.shape, calls.shape[1] - 2, rule)
-    launch(values, layout, calls, alive, *running, q, width, alpha, step_size, found)
+    read, factors = tables[:-1], tables.factors
+    groups = len(tables.group_starts) - 1
+    launch = _update_launch(*tables.alive.shape, groups, tables.calls.shape[1] - 2, factors is not None, rule)
+    launch(values, *read, values if factors is None else factors, *running, *evidence, found)
     return found
 
 
@@ -103,94 +131,154 @@ def _draw_launch(rows: int, k: int) -> Launch:
 
 
 @functools.lru_cache(maxsize=128)
-def _direction_launch(rows: int, k: int, most: int, rule: Rule) -> Launch:
-    numbers = (rows, k, most, rule.mean_rate, rule.square_rate, float(rule.lam or 0), float(rule.clip))
-    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.paced, _ROWS)
-    return Launch(_direction, (triton.cdiv(rows, _ROWS),), numbers, constants, _WARPS)
+def _update_launch(rows: int, k: int, groups: int, most: int, has_factors: bool, rule: Rule) -> Launch:
+    numbers = (k, most, rule.mean_rate, rule.square_rate, float(rule.lam or 0), float(rule.clip))
+    tile = 1 if groups == rows else _ROWS
+    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.steps, has_factors, tile)
+    return Launch(_update, (groups,), numbers, constants, _WARPS)
 
 
 @triton.jit
 def _draw(values_ptr, layout_ptr, alive_ptr, noise_ptr, pi_ptr, p_ptr, rows, k, ROWS: tl.constexpr):
-    row, column, inside = _tile(rows, k, ROWS)
-    start, own = _own(layout_ptr, row, column, rows)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, MOST_CANDIDATES)[None, :]
+    valid = row < rows
+    inside = valid & (column < k)
+    start, own = _own(layout_ptr, row, column, valid)
     logits = tl.load(values_ptr + start + column, own, other=0.0)
-    logits = tl.where(_alive(alive_ptr, row, column, inside, rows, k), logits, float("-inf"))
+    logits = tl.where(_alive(alive_ptr + row * k + column, inside, valid), logits, float("-inf"))
     shifted = logits - tl.max(logits, axis=1, keep_dims=True)
     log_pi = shifted - tl.log(tl.sum(tl.exp(shifted), axis=1, keep_dims=True))
     noise = tl.load(noise_ptr + row * k + column, inside, other=0.0)
     # Rounded as in torch: at a low temperature the quotients are large, and the softmax depends on their differences.
-    p = _softmax(tl.div_rn(log_pi + noise, _temperature(values_ptr, layout_ptr, row, rows)))
+    p = _softmax(tl.div_rn(log_pi + noise, _temperature(values_ptr, layout_ptr, row, valid)))
     tl.store(pi_ptr + row * k + column, tl.exp(log_pi), inside)
     tl.store(p_ptr + row * k + column, p, inside)
 
 
 @triton.jit
-def _direction(
-    values_ptr, layout_ptr, calls_ptr, alive_ptr, mean_ptr, square_ptr, weights_ptr, q_ptr, width_ptr, alpha_ptr,
-    step_size_ptr, found_ptr, rows, k, most, mean_rate, square_rate, lam, clip,
-    CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr,
-    TIED: tl.constexpr, PACED: tl.constexpr, ROWS: tl.constexpr,
+def _update(
+    values_ptr, layout_ptr, calls_ptr, grouped_rows_ptr, group_starts_ptr, alive_ptr, p_ptr, q_ptr, width_ptr,
+    alpha_ptr, step_size_ptr, factors_ptr, mean_ptr, square_ptr, weights_ptr, count_ptr, total_ptr, products_ptr,
+    found_ptr, k, most, mean_rate, square_rate, lam, clip,
+    CLIPS: tl.constexpr, PULLS: tl.constexpr, CLIPS_SENSITIVITY: tl.constexpr, TIED: tl.constexpr,
+    STEPS: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, column, inside = _tile(rows, k, ROWS)
-    start, own = _own(layout_ptr, row, column, rows)
-    alive = _alive(alive_ptr, row, column, inside, rows, k)
-    gradient = tl.load(values_ptr + start + column, own, other=0.0)
-    if CLIPS:
-        gradient = _clipped(gradient, clip)
-    mean, size = _updated(
-        gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
-    )
-    if PACED:
-        gradient = mean
-    if PULLS:
-        called, sensitivity = _sensitivity(values_ptr, calls_ptr, row, column, own, rows, most)
-        if CLIPS_SENSITIVITY:
-            sensitivity = tl.where(sensitivity > clip, clip, sensitivity)
-        if TIED:
-            lam = _temperature(values_ptr, layout_ptr, row, rows)
-        target = _softmax(tl.where(alive, -sensitivity / lam, float("-inf")))
-        q = tl.load(q_ptr + row * k + column, inside, other=0.0)
-        width = tl.load(width_ptr + row, row < rows, other=1).to(tl.float32)
-        pulled = gradient + tl.load(alpha_ptr) * size / width * (q - target)
-        gradient = tl.where(called, pulled, gradient)  # a site without a call has no target
-    if PACED:
-        gradient = tl.load(step_size_ptr) * (gradient / size)
-    tl.store(found_ptr + start + column, gradient, own)
-
-
-@triton.jit
-def _tile(rows, k, ROWS: tl.constexpr):
-    """Return this program's rows (ROWS, 1), the columns (1, 16), and a mask of the positions inside the table."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    """Process one group: sum the changes and the advantages of its rows, then write their means to every row."""
+    first = tl.load(group_starts_ptr + tl.program_id(0))
+    end = tl.load(group_starts_ptr + tl.program_id(0) + 1)
     column = tl.arange(0, MOST_CANDIDATES)[None, :]
-    return row, column, (row < rows) & (column < k)
+    change_sum = tl.zeros((1, MOST_CANDIDATES), tl.float32)
+    advantage_sum = tl.zeros((1, MOST_CANDIDATES), tl.float32)
+    moving = tl.zeros((1, 1), tl.int32)
+    position = first
+    while position < end:
+        row, valid = _rows_at(grouped_rows_ptr, position, end, ROWS)
+        inside = valid & (column < k)
+        start, own = _own(layout_ptr, row, column, valid)
+        alive = _alive(alive_ptr + row * k + column, inside, valid)
+        gradient = tl.load(values_ptr + start + column, own, other=0.0)
+        moves = valid
+        if HAS_FACTORS:
+            factor = tl.load(factors_ptr + row, valid, other=0.0)
+            moves = factor != 0
+            gradient = tl.where(moves, gradient * factor, 0.0)
+        advantage_sum += tl.sum(_advantage(gradient, p_ptr + row * k + column, inside), axis=0, keep_dims=True)
+        moving += tl.sum(moves.to(tl.int32), axis=0, keep_dims=True)
+        if CLIPS:
+            gradient = _clipped(gradient, clip)
+        mean, size = _averages(
+            gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, moves, k, mean_rate, square_rate
+        )
+        change = gradient
+        if STEPS:
+            change = mean
+        if PULLS:
+            called, sensitivity = _sensitivity(values_ptr, calls_ptr, row, column, own, valid, most)
+            if CLIPS_SENSITIVITY:
+                sensitivity = tl.where(sensitivity > clip, clip, sensitivity)
+            divisor = lam
+            if TIED:
+                divisor = _temperature(values_ptr, layout_ptr, row, valid)
+            target = _softmax(tl.where(alive, -sensitivity / divisor, float("-inf")))
+            q = tl.load(q_ptr + row * k + column, inside, other=0.0)
+            width = tl.load(width_ptr + row, valid, other=1).to(tl.float32)
+            pulled = change + tl.load(alpha_ptr) * size / width * (q - target)
+            change = tl.where(called, pulled, change)  # a site without a call has no target
+        if STEPS:
+            change = tl.load(step_size_ptr) * (change / size)
+        change_sum += tl.sum(tl.where(moves & own, change, 0.0), axis=0, keep_dims=True)
+        position += ROWS
+    change_sum = change_sum / (end - first).to(tl.float32)
+    advantage_sum = advantage_sum / (end - first).to(tl.float32)
+    position = first
+    while position < end:
+        row, valid = _rows_at(grouped_rows_ptr, position, end, ROWS)
+        start, own = _own(layout_ptr, row, column, valid)
+        change = change_sum
+        if HAS_FACTORS and not STEPS:  # with the sign and the scale that the gradient had
+            factor = tl.load(factors_ptr + row, valid, other=0.0)
+            change = tl.where(factor != 0, change_sum / factor, 0.0)
+        tl.store(found_ptr + start + column, change, own)
+        _add(count_ptr + row, (moving > 0).to(tl.float32), valid)
+        _add(total_ptr + row * k + column, advantage_sum, valid & (column < k))
+        number = 0
+        while number < k:
+            factor_of_number = tl.sum(tl.where(column == number, advantage_sum, 0.0), axis=1, keep_dims=True)
+            products = products_ptr + (row * k + number) * k + column
+            _add(products, factor_of_number * advantage_sum, valid & (column < k))
+            number += 1
+        position += ROWS
 
 
 @triton.jit
-def _own(layout_ptr, row, column, rows):
+def _rows_at(grouped_rows_ptr, position, end, ROWS: tl.constexpr):
+    """Return the group's rows from a position on, (ROWS, 1), and a mask of those before its end."""
+    index = position + tl.arange(0, ROWS)[:, None]
+    return tl.load(grouped_rows_ptr + index, index < end, other=0), index < end
+
+
+@triton.jit
+def _add(pointer, new, mask):
+    """Add to a table in place."""
+    tl.store(pointer, tl.load(pointer, mask, other=0.0) + new, mask)
+
+
+@triton.jit
+def _advantage(gradient, p_ptr, inside):
+    """Return each row's advantages, scaled to a norm of 1."""
+    p = tl.load(p_ptr, inside, other=1.0)
+    advantage = gradient.to(tl.float64) / tl.where(p < _TINY, _TINY, p).to(tl.float64)
+    norm = tl.sqrt(tl.sum(advantage * advantage, axis=1, keep_dims=True))
+    smallest = tl.full(norm.shape, _SMALLEST_NORM, tl.float64)
+    return (advantage / tl.where(norm < smallest, smallest, norm)).to(tl.float32)
+
+
+@triton.jit
+def _own(layout_ptr, row, column, valid):
     """Return the offset of each row in `values`, and a mask of its columns."""
-    start = tl.load(layout_ptr + row * 3, row < rows, other=0)
-    return start, column < tl.load(layout_ptr + row * 3 + 1, row < rows, other=0)
+    start = tl.load(layout_ptr + row * 3, valid, other=0)
+    return start, column < tl.load(layout_ptr + row * 3 + 1, valid, other=0)
 
 
 @triton.jit
-def _temperature(values_ptr, layout_ptr, row, rows):
-    offset = tl.load(layout_ptr + row * 3 + 2, row < rows, other=0)
-    return tl.load(values_ptr + offset, row < rows, other=1.0)
+def _temperature(values_ptr, layout_ptr, row, valid):
+    offset = tl.load(layout_ptr + row * 3 + 2, valid, other=0)
+    return tl.load(values_ptr + offset, valid, other=1.0)
 
 
 @triton.jit
-def _alive(alive_ptr, row, column, inside, rows, k):
+def _alive(alive_ptr, inside, valid):
     """Return a mask of the alive candidates; all are alive in rows past the last, so that their softmax is finite."""
-    return (tl.load(alive_ptr + row * k + column, inside, other=0) != 0) | (row >= rows)
+    return (tl.load(alive_ptr, inside, other=0) != 0) | (valid == 0)
 
 
 @triton.jit
-def _sensitivity(values_ptr, calls_ptr, row, column, own, rows, most):
+def _sensitivity(values_ptr, calls_ptr, row, column, own, valid, most):
     """Return whether each row was called, and its mean sensitivities over its calls."""
     first = calls_ptr + row * (2 + most)
-    called = tl.load(first, row < rows, other=0) != 0
-    count = tl.load(first + 1, row < rows, other=0)
+    called = tl.load(first, valid, other=0) != 0
+    count = tl.load(first + 1, valid, other=0)
     sensitivity = tl.zeros(own.shape, tl.float32)
     call = 0
     while call < most:
@@ -212,18 +300,19 @@ def _clipped(gradient, bound):
 
 
 @triton.jit
-def _updated(
-    gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, inside, rows, k, mean_rate, square_rate
+def _averages(
+    gradient, alive, mean_ptr, square_ptr, weights_ptr, row, column, moves, k, mean_rate, square_rate
 ):  # fmt: skip
-    """Update the running averages with a gradient; return its mean and root mean square with bias correction."""
-    wide = gradient.to(tl.float64)  # as in `flexact.policy.running_gradient`
+    """Update the running averages of the rows that move; return the mean and the root mean square of all rows, with
+    bias correction."""
+    wide = gradient.to(tl.float64)  # as in `flexact.policy.logit_updates`
     count = tl.sum(alive.to(tl.float32), axis=1, keep_dims=True)
-    square = tl.sum(wide * wide, axis=1, keep_dims=True) / tl.where(count < 1, 1.0, count)
-    mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, inside)
-    square = _averaged(square_ptr + row, square, square_rate, row < rows)
+    square = tl.sum(wide * wide, axis=1, keep_dims=True) / count
+    mean = _averaged(mean_ptr + row * k + column, gradient, mean_rate, moves & (column < k))
+    square = _averaged(square_ptr + row, square, square_rate, moves)
     one = tl.full(square.shape, 1.0, tl.float32)
-    mean_weight = _averaged(weights_ptr + row * 2, one, mean_rate, row < rows)
-    square_weight = _averaged(weights_ptr + row * 2 + 1, one, square_rate, row < rows)
+    mean_weight = _averaged(weights_ptr + row * 2, one, mean_rate, moves)
+    square_weight = _averaged(weights_ptr + row * 2 + 1, one, square_rate, moves)
     size = tl.sqrt(square / square_weight).to(tl.float32)
     return mean / mean_weight, tl.where(size < _SMALLEST_SIZE, _SMALLEST_SIZE, size)
 

@@ -83,7 +83,15 @@ def _forward_plan(
     """Return the main launch, the launch that reduces its partial sums, and the number of partial sums."""
     constants = (*parts.constants(fast), statistics, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants)
-    return sweep, *finish_statistics(tiles, parts, statistics, rows, k)
+    finish, room = finish_statistics(tiles, parts, statistics, rows, k)
+    if finish:  # in training, which goes on with the backward, and with an evaluation at some time
+        backward, to_logits, _ = tiles.plan(_backward_plan, parts, True, rows, k, fast)
+        evaluation, *_ = tiles.plan(_forward_plan, parts, False, rows, k, fast)
+        sweep.prepares(finish, lambda h, weights, x, partials: (partials, weights))
+        sweep.prepares(backward, lambda h, weights, x, partials: (h, h, weights, x, partials))
+        sweep.prepares(to_logits, lambda h, weights, x, partials: (partials, weights, weights, weights))
+        sweep.prepares(evaluation, lambda *dtypes: dtypes)
+    return sweep, finish, room
 
 
 def _backward_plan(
@@ -123,7 +131,7 @@ def cut_for(parts: Blend) -> Cut:
     return FEW_SUMS if len(parts.basis) <= _FEW_BASIS_FUNCTIONS else MANY_SUMS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def _forward(
     h_ptr, weights_ptr, x_ptr, partials_ptr, numel, outer, channels, inner, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, SENSITIVITIES: tl.constexpr,
@@ -141,7 +149,7 @@ def _forward(
         store_sum(partials_ptr, sums[i], i, len(sums), channel, inside, channels, LAST, BY_CHANNEL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer"], do_not_specialize_on_alignment=["weights_ptr"])
 def _backward(
     h_ptr, delta_ptr, weights_ptr, gradient_ptr, partials_ptr, numel, outer, channels, inner, k,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, NEED_LOGITS: tl.constexpr,
@@ -195,7 +203,7 @@ def differentiated(
     return delta * total, updated
 
 
-@triton.jit(do_not_specialize=["alive", "parts", "elements"])
+@triton.jit(do_not_specialize=["alive", "parts", "elements"], do_not_specialize_on_alignment=["gathered_ptr"])
 def _finish_statistics(
     partials_ptr, gathered_ptr, alive, rows, k, parts, per_row, elements,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
@@ -213,7 +221,10 @@ def _finish_statistics(
     tl.store(gathered_ptr + row * k + column, tl.where(is_in, sensitivities, 0.0), column < k)
 
 
-@triton.jit(do_not_specialize=["alive", "parts"])
+@triton.jit(
+    do_not_specialize=["alive", "parts"],
+    do_not_specialize_on_alignment=["probabilities_ptr", "temperature_ptr", "to_logits_ptr"],
+)
 def _finish_gradient(
     partials_ptr, probabilities_ptr, temperature_ptr, to_logits_ptr, alive, rows, k, parts, per_row,
     BASIS: tl.constexpr, FORMS: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,

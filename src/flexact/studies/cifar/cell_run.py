@@ -27,8 +27,7 @@ from flexact.studies.cifar.ranks import Ranks, synced
 from flexact.studies.cifar.step import Training
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.grid.cell_task import Stopped
-from flexact.studies.grid.curves import CURVE
+from flexact.studies.grid.cell_task import CURVE, Stopped
 
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known
+from flexact.io.value_checks import check_known
+from flexact.studies.cifar.protocol import BUDGETS, Protocol
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command
+@shared.grid_command(Protocol)
 def cifar(
     grid: shared.GridCommand,
+    settings: dict[str, Any],
     methods: Annotated[
         shared.Names,
         typer.Option(
@@ -28,25 +30,6 @@ def cifar(
     seeds: shared.Seeds = None,
     first_seed: shared.FirstSeed = None,
     budget: Annotated[str | None, typer.Option(help="paper (200 epochs) or short (30).", show_default="paper")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="the budget's")] = None,
-    policy: shared.Policy = None,
-    candidates: Annotated[
-        shared.Names,
-        typer.Option(
-            help="Candidates of every site.",
-            show_default="relu, leaky_relu, gelu, silu; with --policy paper the paper's five",
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate of the first step; it decays to 0 along a cosine.", show_default="0.1"),
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Images per step.", show_default="128")] = None,
-    width: Annotated[int | None, typer.Option(help="Channels of the first stage.", show_default="64")] = None,
-    checkpoint_minutes: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Minutes between checkpoints; 0 for one after every epoch.", show_default="1"),
-    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -57,34 +40,15 @@ def cifar(
     partial: shared.Partial = False,
 ) -> None:
     """CIFAR with ResNets: a grid of data sets, models, methods and seeds. Every cell is a run that can be resumed."""
-    from flexact.studies.cifar.protocol import BUDGETS, Protocol
-    from flexact.studies.cifar.study import Grid, Store
-    from flexact.studies.cifar.table import table
+    from flexact.studies.cifar.study import Store
 
-    store = Store(grid.out)
-    before = grid.before(store)
     if budget is not None:
         check_known("budget", budget, BUDGETS)
-        if epochs is not None:
+        if "epochs" in settings:
             raise FlexActError(
-                f"--budget {budget} is {BUDGETS[budget]} epochs and --epochs asks for {epochs}; give one of the two."
+                f"--budget {budget} is {BUDGETS[budget]} epochs and --epochs asks for {settings['epochs']}; give one "
+                "of the two."
             )
-        epochs = BUDGETS[budget]
+        settings["epochs"] = BUDGETS[budget]
     chosen = shared.given(datasets=datasets, models=models, methods=methods, seeds=seeds, first_seed=first_seed)
-    settings = shared.given(
-        epochs=epochs,
-        policy=policy,
-        candidates=candidates,
-        lr=lr,
-        batch=batch,
-        width=width,
-        checkpoint_minutes=checkpoint_minutes,
-    )
-    grid.carry_out(
-        store,
-        table,
-        grids=Grid.asked_for(chosen, before),
-        protocol=shared.protocol_of(Protocol, settings, before),
-        data=shared.folder_of_data(data, before, Path("data")),
-        partial=shared.is_partial(partial, before),
-    )
+    grid.carry_out(Store(grid.out), chosen, data, settings, partial=partial)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_seed
-from flexact.studies.cifar.methods import check_names
-from flexact.studies.grid.protocol import PickingProtocol
-from flexact.studies.grid.study import CellFields
+from flexact.io.value_checks import check_seed
+from flexact.studies.cifar.methods import FIXED, METHODS, USUAL, check_names
+from flexact.studies.cifar_data.data import NAMES
+from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BUDGETS = {"paper": 200, "short": 30}
 """The epochs of each budget."""
@@ -22,7 +24,7 @@ the first epochs and cost a point in the end; ELU is too linear as well (docs/im
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run: a method on a model on a data set from one seed.
 
     >>> Cell("cifar100", "resnet18", "flexact-all", 0).name
@@ -38,6 +40,10 @@ class Cell(CellFields):
         check_names(self.model, self.method)
         check_seed(self.seed)
 
+    @property
+    def data_name(self) -> str:
+        return self.dataset
+
 
 @dataclass(frozen=True)
 class Protocol(PickingProtocol):
@@ -47,24 +53,26 @@ class Protocol(PickingProtocol):
     True
     """
 
-    epochs: int = BUDGETS["paper"]
-    batch: int = 128
-    """Images per step, over all ranks together."""
-    lr: float = 0.1
-    """The learning rate of the first step; it decays to 0 along a cosine, step by step."""
+    candidates: Annotated[
+        tuple[str, ...] | None,
+        Setting("Candidates of every site.", "relu, leaky_relu, gelu, silu; with --policy paper the paper's five"),
+    ] = None
+    epochs: Annotated[int, Setting("Passes over the data.", "the budget's")] = BUDGETS["paper"]
+    batch: Annotated[int, Setting("Images per step, over all ranks together.")] = 128
+    lr: Annotated[float, Setting("Learning rate of the first step; it decays to 0 along a cosine.")] = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
     """The weight decay of everything except the parameters of activations. The paper gives none."""
     nesterov: bool = False
-    width: int = 64
-    """Channels of the first stage."""
+    width: Annotated[int, Setting("Channels of the first stage.")] = 64
     norm: str = "batch"
     """With several ranks, "batch" normalises with the moments of each rank's own part of the batch, as
     DistributedDataParallel does; "synced" uses those of the whole batch, as one process does."""
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
-    checkpoint_minutes: float = 1.0
-    """Minutes between two checkpoints; 0 for one after every epoch."""
+    checkpoint_minutes: Annotated[
+        float, Setting("Minutes between checkpoints; 0 for one after every epoch.", at_least=0.0)
+    ] = 1.0
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
     WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")
@@ -78,3 +86,62 @@ class Protocol(PickingProtocol):
 
     def epochs_of(self, dataset: str) -> int:
         return self.epochs
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The cells of a grid.
+
+    >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
+    ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
+    """
+
+    datasets: tuple[str, ...] = NAMES
+    models: tuple[str, ...] = ("resnet18",)
+    methods: tuple[str, ...] = USUAL
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "datasets": NAMES,
+        "models": tuple(BLOCKS),
+        "methods": METHODS + FIXED,
+    }
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
+        return [
+            Cell(dataset, model, method, seed)
+            for dataset in self.datasets
+            for model in self.models
+            for seed in self.each_seed
+            for method in self.methods
+        ]
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+
+    dataset: str
+    model: str
+    method: str
+    seed: int
+    state: str
+    accuracy: float = math.nan
+    """In percent, of the extracted network on the test images."""
+    loss: float = math.nan
+    """The loss of the last epoch."""
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
+    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
+    error: str = ""
+    device: str = ""
+    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.dataset, self.model, self.method, self.seed)

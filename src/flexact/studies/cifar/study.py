@@ -1,82 +1,26 @@
-"""The image study: its cells (data sets × models × methods × seeds) and the columns of its results.csv."""
+"""The image study as a grid: its training, its data, its folder and its page."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.observe.figures.description import Line, Panel, candidate_colours
+from flexact.observe.figures.picture import Picture
+from flexact.report.page import Section, markdown, picture
 from flexact.studies.cifar.checkpoint import ABOUT
-from flexact.studies.cifar.methods import FIXED, METHODS, USUAL
-from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.methods import FIXED, METHODS
+from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
+from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import train_cell
-from flexact.studies.cifar_data.data import NAMES, Images, load
-from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.choices import Choices
+from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
+from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, mean_line, selection
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
-
-
-@dataclass(frozen=True)
-class Grid(Choices):
-    """The cells of a grid.
-
-    >>> [cell.name for cell in Grid(("cifar10",), ("resnet18",), ("relu",), seeds=2, first_seed=3).cells]
-    ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
-    """
-
-    datasets: tuple[str, ...] = NAMES
-    models: tuple[str, ...] = ("resnet18",)
-    methods: tuple[str, ...] = USUAL
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "datasets": NAMES,
-        "models": tuple(BLOCKS),
-        "methods": METHODS + FIXED,
-    }
-
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all methods for the first seeds."""
-        return [
-            Cell(dataset, model, method, seed)
-            for dataset in self.datasets
-            for model in self.models
-            for seed in self.each_seed
-            for method in self.methods
-        ]
-
-
-class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
-
-    dataset: str
-    model: str
-    method: str
-    seed: int
-    state: str
-    accuracy: float = math.nan
-    """In percent, of the extracted network on the test images."""
-    loss: float = math.nan
-    """The loss of the last epoch."""
-    epochs: int = 0
-    seconds: float = 0.0
-    step_ms: float = math.nan
-    picks: str = ""
-    """Site and pick in order of depth, as "layer1.0=relu layer1.1=tanh"."""
-    error: str = ""
-    device: str = ""
-    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
-    torch: str = ""
-    commit: str = ""
-    date: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.dataset, self.model, self.method, self.seed)
 
 
 def figures(outcome: Any) -> dict[str, Any]:
@@ -92,11 +36,13 @@ def figures(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _check(name: str, images: Images, protocol: Protocol) -> None:
+def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    images = _load(name, folder, partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
         )
+    return images.sha256
 
 
 def _load(name: str, folder: Path, partial: bool) -> Images:
@@ -109,17 +55,76 @@ STUDY = GridStudy(
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    table=table,
     train=train_cell,
     load=_load,
     figures=figures,
-    check=_check,
+    sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=ABOUT,
 )
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
-class Store(GridStore[Result]):
-    """The folder of one grid."""
+_RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
+COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
+"""The colour of each method in all figures; a fixed activation has the colour of its candidate."""
+DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")
+"""The dashes of the methods whose line is not solid."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+
+def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
+    """Accuracy on the test images over epochs, one line per method. Each data set and model has a panel with the whole
+    run, and one with the last quarter of its epochs, which shows small differences."""
+    panels = []
+    for dataset, model in sorted({(cell.dataset, cell.model) for cell in curves}, key=lambda key: in_order(*key)):
+        own = {
+            cell: accuracies
+            for cell, curve in curves.items()
+            if (cell.dataset, cell.model) == (dataset, model) and (accuracies := evaluated(curve, "test_accuracy"))
+        }
+        if own:
+            heading, last = f"{title(model)} on {title(dataset)}", max(max(accuracies) for accuracies in own.values())
+            panels.append(Panel(heading, "epoch", "accuracy in %", _lines(own, 0)))
+            panels.append(
+                Panel(f"{heading}: last quarter", "epoch", "accuracy in %", _lines(own, math.ceil(0.75 * last)))
+            )
+    return picture(
+        "accuracy",
+        "Accuracy over epochs: mean over seeds, band of one standard deviation",
+        "Accuracy on the test images during training, of the network as it would be extracted: mean over the seeds "
+        "that have reached the epoch, with a band of one standard deviation; on the right the last quarter alone.",
+        panels,
+        across=2,
+    )
+
+
+def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
+    """One line per method, starting at an epoch."""
+    lines = []
+    for method in METHODS + FIXED:
+        own = [
+            {epoch: accuracy for epoch, accuracy in curve.items() if epoch >= first}
+            for cell, curve in curves.items()
+            if cell.method == method
+        ]
+        if any(own):
+            width = 2.8 if method.startswith("flexact") else 1.8
+            dash = DASHES.get(method, "solid")
+            lines.append(mean_line(title(method), own, COLOURS[method], dash, width))
+    return lines
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Accuracy and selection by depth of the cells that are done."""
+    store = Store(folder)
+    done = finished(store)
+    curves = {cell: curve for cell in store.asked() if (curve := read_curve(store.cell_folder(cell)))}
+    figure = accuracy_curves(curves)
+    accuracy = Section("Accuracy and cost", markdown(store.table()), [] if figure is None else [figure])
+    return [accuracy, *selection(histories_of(store), done, _title)]
+
+
+def _title(cell: Cell) -> str:
+    return f"{title(cell.method)}, {title(cell.model)} on {title(cell.dataset)}"

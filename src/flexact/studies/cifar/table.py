@@ -3,18 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from flexact.io.markdown_tables import counted, markdown
-from flexact.studies.cifar.methods import BASELINE
-from flexact.studies.cifar.paper import CIFAR, CIFAR_EPOCHS
-from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.statistics import Summary, summaries
-from flexact.studies.cifar.study import Result
+from flexact.studies.cifar.methods import BASELINE, USUAL
+from flexact.studies.cifar.protocol import Cell, Protocol, Result
+from flexact.studies.cifar_data.data import NAMES
+from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.effects import effect, effects_table, explained
-from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
+from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, mean_and_deviation, paired, spread, times
 from flexact.studies.grid.status import not_done, several_devices
+from flexact.studies.grid.store import DONE
+
+CIFAR_EPOCHS = 200
+
+_METHODS = ("relu", "prelu", "swish_beta", "affine", "parametric", "flexact-penultimate", "flexact-all")
+_PLACES = (("cifar10", "resnet18"), ("cifar100", "resnet18"), ("cifar10", "resnet34"), ("cifar100", "resnet34"))
+_MEANS = (
+    (95.35, 94.94, 94.76, 94.65, 94.39, 95.52, 95.68),
+    (77.72, 77.62, 77.38, 76.79, 76.92, 79.22, 79.29),
+    (95.31, 94.95, 94.93, 94.72, 94.45, 95.48, 95.75),
+    (78.62, 78.76, 78.72, 78.26, 77.96, 79.32, 79.42),
+)
+_DEVIATIONS = (
+    (0.06, 0.51, 0.58, 0.05, 0.47, 0.05, 0.05),
+    (0.11, 0.38, 0.46, 0.59, 0.11, 0.11, 0.11),
+    (0.06, 0.57, 0.52, 0.50, 0.45, 0.05, 0.05),
+    (0.11, 0.11, 0.11, 0.11, 0.11, 0.11, 0.11),
+)
+_P_VALUES = (
+    ("", "0.154", "0.075", "<0.001", "0.009", "0.012", "<0.001"),
+    ("", "0.643", "0.237", "0.019", "<0.001", "<0.001", "<0.001"),
+    ("", "0.212", "0.193", "0.074", "0.013", "0.018", "<0.001"),
+    ("", "0.312", "0.469", "0.022", "<0.001", "<0.001", "<0.001"),
+)
+CIFAR: dict[tuple[str, str, str], tuple[float, float, str]] = {
+    (*place, method): (mean, deviation, p)
+    for place, means, deviations, p_values in zip(_PLACES, _MEANS, _DEVIATIONS, _P_VALUES, strict=True)
+    for method, mean, deviation, p in zip(_METHODS, means, deviations, p_values, strict=True)
+}
+"""Accuracy in percent, its deviation, and the p-value of a paired t-test against ReLU, by data set, model and method.
+The paper's AReLU row is `parametric`; it has no SPLASH."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method on one model and data set."""
+
+    dataset: str
+    model: str
+    method: str
+    accuracies: Mapping[int, float]
+    """In percent, by seed."""
+    device: str
+    """The device of the times, the same for all methods of a model and data set; empty if nothing was timed."""
+    step_ms: float
+    """The time of a training step, mean over seeds; NaN if it was not measured on that device."""
+    against: Comparison | None
+    """The comparison with ReLU; None for ReLU itself, and if no seed of ReLU is done."""
+    cost: float
+    """The time of a step relative to ReLU's; NaN if either is missing."""
+
+
+def summaries(results: Iterable[Result]) -> list[Summary]:
+    """One summary for each data set, model and method with a finished cell, in a fixed order."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for row in results:
+        if row.state == DONE:
+            groups.setdefault((row.dataset, row.model, row.method), []).append(row)
+    return [_summary(key, groups) for key in sorted(groups, key=lambda key: in_order(*key))]
+
+
+def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int]:
+    """The sort key of tables and figures."""
+    place = USUAL.index(method) if method in USUAL else len(USUAL)
+    return NAMES.index(dataset), list(BLOCKS).index(model), place
+
+
+def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:
+    rows, baseline = groups[key], groups.get((*key[:2], BASELINE), [])
+    device = _timed_on([row for other, its in groups.items() if other[:2] == key[:2] for row in its])
+    accuracies = {row.seed: row.accuracy for row in sorted(rows, key=lambda row: row.seed)}
+    comparison = None
+    if key[2] != BASELINE:
+        comparison = paired(accuracies, {row.seed: row.accuracy for row in baseline})
+    step, reference = _step(rows, device), _step(baseline, device)
+    cost = step / reference if reference > 0 else math.nan
+    return Summary(*key, accuracies, device, step, comparison, cost)
+
+
+def _timed_on(rows: list[Result]) -> str:
+    """The device on which times are compared: the one with the most timings of ReLU, then with the most timings."""
+    timed = [row for row in rows if math.isfinite(row.step_ms)]
+    cells = Counter(row.device for row in timed)
+    of_baseline = Counter(row.device for row in timed if row.method == BASELINE)
+    return max(cells, key=lambda device: (of_baseline[device], cells[device]), default="")
+
+
+def _step(rows: list[Result], device: str) -> float:
+    times = [row.step_ms for row in rows if row.device == device and math.isfinite(row.step_ms)]
+    return mean_and_deviation(times)[0] if times else math.nan
+
 
 TITLES = {
     "cifar10": "CIFAR-10",

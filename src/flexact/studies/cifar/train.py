@@ -31,11 +31,9 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.grid.cell_task import Stopped
+from flexact.studies.grid.cell_task import Stopped, locked
 from flexact.studies.grid.engines import devices
-from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.protocol import POLICIES
-from flexact.studies.grid.study import LOCK
+from flexact.studies.grid.study import LOCK, POLICIES
 
 __all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
 
@@ -115,12 +113,10 @@ def _locked(folder: Path) -> Iterator[None]:
     """Lock the cell's folder, as a grid's worker does; the first rank does this for all."""
     with ExitStack() as held:
         if Ranks.current().writes:
-            try:
-                with checkpoint.naming(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    held.enter_context(locked(folder / LOCK))
-            except Taken as taken:
-                raise FlexActError(f"{taken} is training in {folder}; give --out another folder, or wait.") from None
+            with checkpoint.naming(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                busy = f"HOLDER is training in {folder}; give --out another folder, or wait."
+                held.enter_context(locked(folder / LOCK, busy))
         yield
 
 

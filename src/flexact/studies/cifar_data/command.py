@@ -23,15 +23,13 @@ def data(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Download the missing files of a data set, check it, and print its contents."""
-    from flexact.studies.cifar_data import archive
-    from flexact.studies.cifar_data.data import is_there, load
-    from flexact.studies.cifar_data.layouts import layout_of
+    from flexact.studies.cifar_data.data import SITE, download, is_there, layout_of, load
 
     layout = layout_of(name)
     if not partial and not is_there(name, folder):
         if not quiet and not (folder / layout.archive).is_file():
-            print(f"downloading {layout.archive} from {archive.SITE} to {folder}", file=sys.stderr)
-        archive.download(name, folder, progress=not quiet and sys.stderr.isatty())
+            print(f"downloading {layout.archive} from {SITE} to {folder}", file=sys.stderr)
+        download(name, folder, progress=not quiet and sys.stderr.isatty())
     images = load(name, folder, complete=not partial)
     if quiet:
         return

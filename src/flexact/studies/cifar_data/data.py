@@ -1,12 +1,13 @@
-"""Images and labels of CIFAR-10 and CIFAR-100 as tensors, read from the official binary files.
-
-A complete set has the official number of records in every file. Part of a set, such as a small one that a test writes,
-is read with ``complete=False``: the same files, each with at least one record.
-"""
+"""CIFAR-10 and CIFAR-100 as published: downloaded, checked, and read as tensors."""
 
 from __future__ import annotations
 
 import hashlib
+import http.client
+import shlex
+import tarfile
+import tempfile
+import urllib.error
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +15,155 @@ import torch
 from torch import Tensor
 
 from flexact.errors import FlexActError
-from flexact.studies.cifar_data.archive import download
-from flexact.studies.cifar_data.layouts import LAYOUTS, SIDE, Layout, layout_of
+from flexact.io.atomic_files import made_folder, write_whole
+from flexact.io.value_checks import check_known
 
-__all__ = ["NAMES", "Images", "download", "is_there", "load"]
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+"""Bytes of an image: its red, green and blue planes, each row by row."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The official binary version of a set. A record is its label bytes, with the class last, and PIXELS bytes."""
+
+    name: str
+    title: str
+    folder: str
+    """The folder in the archive."""
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
+    labels: tuple[int, ...]
+    """The number of values of each label byte."""
+    records: dict[str, int]
+    """The number of records per file."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    """The published mean and standard deviation of the training images' channels."""
+    archive: str
+    archive_md5: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files, the training images first."""
+        return self.train_files + self.test_files
+
+    @property
+    def classes(self) -> int:
+        return self.labels[-1]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one image with its labels."""
+        return len(self.labels) + PIXELS
+
+    def bytes_of(self, file: str) -> int:
+        """The size of a file."""
+        return self.records[file] * self.record_bytes
+
+    def place(self, folder: Path) -> Path:
+        """The folder with the files: the given one if it holds any of them, or the archive's folder inside it."""
+        inside = folder / self.folder
+        direct = folder.name == self.folder or any((folder / file).exists() for file in self.files)
+        return folder if direct and not inside.is_dir() else inside
+
+    def command(self, folder: Path) -> str:
+        """The command that downloads the missing files."""
+        return f"flexact data {self.name} --data {shlex.quote(str(folder))}"
+
+
+_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+
+LAYOUTS: dict[str, Layout] = {
+    "cifar10": Layout(
+        name="cifar10",
+        title="CIFAR-10",
+        folder="cifar-10-batches-bin",
+        train_files=_BATCHES,
+        test_files=("test_batch.bin",),
+        labels=(10,),
+        records=dict.fromkeys((*_BATCHES, "test_batch.bin"), 10_000),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        archive="cifar-10-binary.tar.gz",
+        archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
+    ),
+    "cifar100": Layout(
+        name="cifar100",
+        title="CIFAR-100",
+        folder="cifar-100-binary",
+        train_files=("train.bin",),
+        test_files=("test.bin",),
+        labels=(20, 100),
+        records={"train.bin": 50_000, "test.bin": 10_000},
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        archive="cifar-100-binary.tar.gz",
+        archive_md5="03b5dce01913d631647c71ecec9e9cb8",
+    ),
+}
+
+
+def layout_of(name: str) -> Layout:
+    """The layout of a set by its name.
+
+    >>> layout_of("cifar-10")
+    Traceback (most recent call last):
+    ...
+    flexact.errors.FlexActError: unknown data set 'cifar-10'; did you mean 'cifar10'? Known: cifar10, cifar100.
+    """
+    check_known("data set", name, LAYOUTS)
+    return LAYOUTS[name]
+
+
+SITE = "https://www.cs.toronto.edu/~kriz/"
+"""The data sets' own page, at the University of Toronto."""
+
+
+def download(name: str, folder: Path, progress: bool = False) -> Path:
+    """Download the files of a set that are missing in a folder, and return the folder with the files.
+
+    The checksum is verified before anything is read from the archive. Only the expected files are written, each
+    atomically, and existing files are kept. If the archive is in the folder already, it is used after the same check.
+    progress: whether to show a bar.
+    """
+    layout, folder = layout_of(name), Path(folder)
+    place, archive = layout.place(folder), folder / layout.archive
+    try:
+        with made_folder(folder), tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
+            if not archive.is_file():
+                archive = Path(scratch, layout.archive)
+                torch.hub.download_url_to_file(SITE + layout.archive, str(archive), progress=progress)
+            _unpack(layout, archive, place)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        raise FlexActError(
+            f"cannot download {SITE + layout.archive}: {error}. Run the same command again; or, without a network, "
+            f"copy the file into {folder} first."
+        ) from None
+    except OSError as error:
+        raise FlexActError(f"cannot write to {folder}: {error.strerror}.") from None
+    return place
+
+
+def _unpack(layout: Layout, path: Path, place: Path) -> None:
+    """Write the missing files of a set from its archive."""
+    digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if digest != layout.archive_md5:
+        raise FlexActError(
+            f"{path} has the MD5 checksum {digest}, not {layout.archive_md5}: it is incomplete, damaged, or not the "
+            "official archive. Remove it if it is still there, and run the same command again."
+        )
+    with tarfile.open(path, "r:gz") as archive:
+        members = {member.name.removeprefix("./"): member for member in archive.getmembers() if member.isreg()}
+        for file in layout.files:
+            member = members.get(f"{layout.folder}/{file}")
+            content = None if member is None else archive.extractfile(member)
+            if content is None:
+                raise FlexActError(f"{path} lacks {file}; it is not the archive of {layout.title}.")
+            if not (place / file).exists():
+                place.mkdir(exist_ok=True)
+                write_whole(place / file, content.read(layout.bytes_of(file)))
+
 
 NAMES = tuple(LAYOUTS)
 
@@ -53,7 +199,10 @@ def is_there(name: str, folder: Path) -> bool:
 
 
 def load(name: str, folder: Path, complete: bool = True) -> Images:
-    """Read a set from the folder with its files, or from the parent of that folder."""
+    """Read a set from the folder with its files, or from the parent of that folder.
+
+    complete: whether every file must have the official number of records, rather than at least one.
+    """
     layout, folder = layout_of(name), Path(folder)
     place = layout.place(folder)
     missing = [file for file in layout.files if not (place / file).is_file()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,10 @@ from flexact.errors import FlexActError
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command
+@shared.grid_command()
 def compare(
     grid: shared.GridCommand,
+    _: dict[str, Any],
     build: Annotated[
         str | None, typer.Argument(help="The function that builds the network, as module:name.", show_default=False)
     ] = None,
@@ -44,14 +45,10 @@ def compare(
     ] = None,
 ) -> None:
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""
-    from flexact.studies.compare.cells import Grid
-    from flexact.studies.compare.engines import engine_for
     from flexact.studies.compare.functions import Functions, named
-    from flexact.studies.compare.methods import USUAL, methods_of
-    from flexact.studies.compare.settings import config_of, where_of
-    from flexact.studies.compare.setup import Setup
+    from flexact.studies.compare.protocol import USUAL, methods_of
+    from flexact.studies.compare.setup import Setup, config_of, engine_for, where_of
     from flexact.studies.compare.study import Store
-    from flexact.studies.compare.table import table
 
     before = grid.before(Store(grid.out))
     if build is None or train is None:
@@ -62,14 +59,9 @@ def compare(
     setup = Setup.of(functions, settings, (first, first + 1))
     if before is not None and (changes := setup.changes(before)):
         warnings.warn(changes, stacklevel=2)
-    chosen = shared.given(seeds=seeds, first_seed=first_seed)
+    chosen: dict[str, Any] = {"seeds": 5} if before is None else {}
+    chosen |= shared.given(seeds=seeds, first_seed=first_seed)
     if methods is not None or before is None:
         chosen["methods"] = methods_of(settings.candidates, shared.names(methods) or USUAL, setup.original)
-    grid.carry_out(
-        Store(grid.out, functions),
-        table,
-        grids=Grid.asked_for(chosen if before else {"seeds": 5, **chosen}, before),
-        protocol=setup.protocol,
-        data=Path.cwd(),
-        engine=engine_for(functions, grid.engine, grid.device, grid.jobs, grid.address),
-    )
+    engine = engine_for(functions, grid.engine, grid.device, grid.jobs, grid.address)
+    grid.carry_out(Store(grid.out, functions), chosen, Path.cwd(), protocol=setup.protocol, engine=engine)

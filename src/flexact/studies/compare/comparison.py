@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,25 +15,43 @@ from typing import TYPE_CHECKING, Any
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.json_input import path_of
-from flexact.io.option_checks import check_seed, check_whole
 from flexact.io.result_folder import CONFIG, REPORT
-from flexact.studies.calling import called_from_python, in_python
-from flexact.studies.compare.cells import Grid
-from flexact.studies.compare.engines import engine_for
+from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.compare.functions import Build, Functions, Train
-from flexact.studies.compare.methods import USUAL, methods_of
-from flexact.studies.compare.setup import Setup
-from flexact.studies.compare.statistics import Summary, mean_agreement, picks_by_seed, summaries
-from flexact.studies.compare.study import Result, Store
-from flexact.studies.compare.table import table
-from flexact.studies.grid.choices import MAX_SEEDS
-from flexact.studies.grid.curves import read_curve
+from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
+from flexact.studies.compare.setup import Setup, engine_for
+from flexact.studies.compare.study import Store
+from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
+from flexact.studies.grid.cell_task import read_curve
 from flexact.studies.grid.run import run_and_report
+from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
 
 if TYPE_CHECKING:
     import pandas
+
+
+def in_python(message: str) -> str:
+    """A message about the options of a command, for those who call its function.
+
+    >>> in_python("--seeds must be at least 1; give --engine ray, or --overwrite. Continue with --resume.")
+    "seeds= must be at least 1; give engine='ray', or overwrite=True. Continue with the same call."
+    """
+    message = message.replace("--resume", "the same call")
+    message = re.sub(r"--(engine|device|address) (ray|local|inline|cpu|HOST:PORT)\b", r"\1='\2'", message)
+    message = re.sub(r"--(overwrite|retry-failed)\b", lambda flag: flag[1].replace("-", "_") + "=True", message)
+    return re.sub(r"--(out|seeds|methods|candidates|engine|jobs|device|address)\b", r"\1=", message)
+
+
+@contextmanager
+def called_from_python() -> Iterator[None]:
+    """Errors of the body name the arguments of a function instead of the options of a command."""
+    try:
+        yield
+    except FlexActError as error:
+        error.args = (in_python(str(error)),)
+        raise
 
 
 @dataclass(frozen=True)
@@ -85,7 +105,7 @@ class Compared:
         return frame
 
     def __str__(self) -> str:
-        return in_python(Store(self.folder).shown(table))
+        return in_python(Store(self.folder).table())
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows."""
@@ -169,7 +189,6 @@ def compare(
         warnings.warn(in_python(changes), stacklevel=3)
     page = run_and_report(
         store,
-        table,
         Progress(quiet, pieces="runs"),
         grids=[Grid(chosen, seeds=1, first_seed=seed) for seed in numbers],
         protocol=setup.protocol,

@@ -1,21 +1,24 @@
-"""The user's functions: checking them, finding them by name, and sending them to other processes."""
+"""The user's functions: found by name, checked, sent to other processes, and digests of their code."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import importlib
-import importlib.util
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from flexact.candidates import Candidate, registered_candidates, restore_candidates
-from flexact.errors import FlexActError, suggestion
-from flexact.studies.compare.sources import sources
+from flexact.errors import FlexActError, missing_extra, suggestion
 from flexact.surgery.choosing import Where
 
 Build = Callable[[], nn.Module]
@@ -24,7 +27,7 @@ Train = Callable[..., Any]
 
 
 class Functions:
-    """`build`, `train` and `where` of a comparison. Pickled by value where possible, so notebooks work too."""
+    """`build`, `train` and `where` of a comparison. Pickled by value, so that notebooks work too."""
 
     def __init__(self, build: Build, train: Train, where: Where = "all") -> None:
         for name, function, arguments in (("build", build, 0), ("train", train, 3)):
@@ -35,24 +38,16 @@ class Functions:
     def packed(self) -> bytes:
         """The functions and the registered candidates as bytes. Raises if they cannot be sent to another process."""
         if self._packed is None:
-            parts = (self.build, self.train, self.where, registered_candidates())
-            by_value = importlib.util.find_spec("cloudpickle") is not None
-            if not by_value and any(_is_in_notebook(one) for one in parts[:2]):
-                raise FlexActError(
-                    "build and train are defined in a notebook or on the command line of Python, and other processes "
-                    "cannot import them from there. Install cloudpickle, or give engine='inline'."
-                )
             try:
-                self._packed = importlib.import_module("cloudpickle" if by_value else "pickle").dumps(parts)
+                cloudpickle = importlib.import_module("cloudpickle")
+            except ImportError:
+                raise missing_extra("cloudpickle", "studies") from None
+            try:
+                self._packed = cloudpickle.dumps((self.build, self.train, self.where, registered_candidates()))
             except Exception as error:  # whatever the __reduce__ of the user's objects raises
-                remedy = (
-                    "Define what they use inside of them or in a module"
-                    if by_value
-                    else "Install cloudpickle, which sends lambdas and local functions too"
-                )
                 raise FlexActError(
                     f"build and train cannot be sent to another process ({type(error).__name__}: {error!s:.200}). "
-                    f"{remedy}, or give engine='inline'."
+                    "Define what they use inside of them or in a module, or give engine='inline'."
                 ) from None
         return self._packed
 
@@ -120,5 +115,87 @@ def _check(name: str, function: Any, arguments: int) -> None:
         pass  # it has no signature that Python can read
 
 
-def _is_in_notebook(function: Any) -> bool:
-    return getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+_VERSIONED = ("torch", "flexact", "builtins", "typing")
+"""Packages whose classes have no digest: config.json has their versions."""
+
+
+def sources(functions: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
+    """Digests by name: of the functions, of the classes of the model outside torch, and of what these use, which are
+    functions and classes of their own modules, and constants. Objects without a source are left out."""
+    found = _Digests(getattr(functions["train"], "__module__", ""))
+    for name, function in functions.items():
+        found.add(name, function)
+    for kind in dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__):
+        if kind.__module__.partition(".")[0] not in _VERSIONED:
+            found.add(found.name_of(kind.__module__, kind.__qualname__), kind)
+    return found.by_name
+
+
+class _Digests:
+    """Collects digests. home: the module whose names are shown without the module."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self.by_name: dict[str, str] = {}
+
+    def name_of(self, module: str, name: str) -> str:
+        return name if module == self._home else f"{module}.{name}"
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a constant, or a function or class and what it uses. Other values are left out."""
+        if name in self.by_name:
+            return
+        if isinstance(value, functools.partial):
+            self.add(f"the arguments of {name}", [list(value.args), value.keywords])
+            value = value.func
+        value = inspect.unwrap(value) if callable(value) else value
+        with suppress(OSError, TypeError):  # there is no source
+            if _is_constant(value):
+                self.by_name[name] = _digest(repr(value))
+            elif isinstance(value, (types.FunctionType, types.MethodType, type)):
+                self.by_name[name] = _digest(inspect.getsource(value))
+                for function in vars(value).values() if isinstance(value, type) else [value]:
+                    self._add_used(function)
+
+    def _add_used(self, function: Any) -> None:
+        """Add what a function uses by name: constants, and functions and classes of its own module."""
+        function = getattr(function, "fget", getattr(function, "__func__", function))
+        if not isinstance(function, types.FunctionType):
+            return
+        module = function.__module__
+        for name, value in _used(function):
+            if _is_constant(value) or getattr(value, "__module__", None) == module:
+                self.add(self.name_of(module, name), value)
+
+
+def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The names that a function refers to outside of itself, and their values."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The global names in the code of a function and of the functions inside of it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _is_constant(value: Any, depth: int = 4) -> bool:
+    """Whether a value is a number or text, or a list, tuple, dictionary or dataclass of such values."""
+    if isinstance(value, dict):
+        return _is_constant([*value.keys(), *value.values()], depth)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _is_constant([getattr(value, field.name, None) for field in dataclasses.fields(value)], depth)
+    if isinstance(value, (list, tuple)):
+        return depth > 0 and all(_is_constant(one, depth - 1) for one in value)
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,12 +1,86 @@
-"""What identifies a comparison: its functions, its network and Flex-Act's settings."""
+"""What a comparison runs: its methods, its cells, and the settings that identify it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+from flexact.candidates import ALIASES, ORIGINAL
 from flexact.config import FlexConfig
-from flexact.studies.grid.protocol import GridProtocol
+from flexact.errors import FlexActError
+from flexact.io.value_checks import check_names, check_seed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, candidate_of, fixed
+
+FLEXACT = "flexact"
+"""The network that picks while it trains."""
+ALONE = "flexact-alone"
+"""The picks of `FLEXACT`, trained from the start in a plain network."""
+NAMED: tuple[str, ...] = (ORIGINAL, FLEXACT, ALONE)
+USUAL: tuple[str, ...] = (ORIGINAL, FIXED, FLEXACT, ALONE)
+
+
+def methods_of(candidates: Sequence[str], asked: Sequence[str] = USUAL, original: str | None = None) -> tuple[str, ...]:
+    """The methods that names stand for, in the order of the table; "fixed" stands for each candidate at every site.
+
+    original: the candidate that the network has at every site already; "fixed" omits it: "original" covers it.
+
+    >>> methods_of(("original", "relu", "gelu"), original="relu")
+    ('original', 'fixed-gelu', 'flexact', 'flexact-alone')
+    """
+    if isinstance(asked, str):
+        raise FlexActError(f"methods must be a sequence of names such as {USUAL}; got {asked!r}.")
+    own = {_canonical(candidate): candidate for candidate in candidates}
+    asked = [fixed(own.get(_canonical(one), one)) if (one := candidate_of(name)) else name for name in asked]
+    every = [fixed(candidate) for candidate in candidates if candidate != ORIGINAL]
+    check_names("methods", asked, (ORIGINAL, FIXED, *every, FLEXACT, ALONE))
+    wanted = set(asked) | {one for one in every if FIXED in asked and one != fixed(original or "")}
+    if ALONE in wanted:
+        wanted.add(FLEXACT)  # which makes the picks
+    return tuple(one for one in (ORIGINAL, *every, FLEXACT, ALONE) if one in wanted)
+
+
+def _canonical(candidate: str) -> str:
+    """The name of a candidate that has aliases, in any case."""
+    return ALIASES.get(candidate.lower(), candidate.lower())
+
+
+@dataclass(frozen=True)
+class Cell(GridCell):
+    """One run of `train`.
+
+    >>> Cell("fixed-relu", 0).name
+    'fixed-relu-0'
+    """
+
+    method: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The selected methods and seeds.
+
+    >>> [cell.name for cell in Grid(("original", "fixed-relu"), seeds=1).cells]
+    ['original-0', 'fixed-relu-0']
+    """
+
+    methods: tuple[str, ...]
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": NAMED}
+
+    def known(self, kind: str) -> tuple[str, ...]:
+        """The named methods, and any fixed ones, as their candidates may be registered in another process only."""
+        return (*NAMED, *(method for method in self.methods if candidate_of(method)))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed. A cell that needs the picks of another one comes after it."""
+        return [Cell(method, seed) for seed in self.each_seed for method in self.methods]
 
 
 @dataclass(frozen=True)
@@ -34,3 +108,27 @@ class Protocol(GridProtocol):
     def flexact(self) -> FlexConfig:
         """Flex-Act's settings."""
         return FlexConfig.from_dict(self.config)
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed run has an error and no figures (NaN, 0)."""
+
+    method: str
+    seed: int
+    state: str
+    score: float = math.nan
+    """What `train` returned."""
+    seconds: float = 0.0
+    """Time spent in `train`."""
+    picks: str = ""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick."""
+    note: str = ""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.method, self.seed)

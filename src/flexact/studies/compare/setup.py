@@ -1,19 +1,105 @@
-"""Checks a comparison before its first run, and finds what identifies it."""
+"""Prepares a comparison: builds and checks the network, finds what identifies it, and chooses its engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import random
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, missing_extra
+from flexact.io.value_checks import check_known
 from flexact.routing.sites import sites_of
-from flexact.studies.compare.functions import Functions, name_of
-from flexact.studies.compare.networks import checked_network, digest
-from flexact.studies.compare.protocol import Protocol
+from flexact.studies.compare.functions import Build, Functions, name_of
+from flexact.studies.compare.protocol import ALONE, Protocol
+from flexact.studies.grid.cell_task import Engine, Task
+from flexact.studies.grid.engines import devices, streams_engine
+from flexact.studies.grid.engines import engine as grid_engine
+from flexact.studies.workers import Answer
 from flexact.surgery.choosing import Where
 from flexact.surgery.convert import convert
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, numpy and torch, and restore their states at the end."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), None if numpy is None else numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            if numpy is not None:
+                numpy.random.set_state(states[1])
+
+
+def network(build: Build, seed: int) -> nn.Module:
+    """The network of a seed, which is the same for every method."""
+    with seeded(seed):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise FlexActError(f"build() must return a torch.nn.Module; it returned {model!r:.80}.")
+    return model
+
+
+def described(model: nn.Module) -> list[str]:
+    """A network's modules, and the shapes of its parameters and buffers, without memory addresses."""
+    lines = re.sub(r" at 0x[0-9a-f]+", "", repr(model)).splitlines()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return lines + [
+        f"{name}: {one.dtype} {'uninitialized' if is_lazy(one) else tuple(one.shape)}" for name, one in tensors.items()
+    ]
+
+
+def digest(model: nn.Module) -> str:
+    """A digest of a network's architecture."""
+    return hashlib.sha256("\n".join(described(model)).encode()).hexdigest()[:16]
+
+
+def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
+    """A network of the first seed. Raises if `build` makes different architectures, and warns if it makes different
+    weights from one seed."""
+    first, again, other = (network(build, seed) for seed in (seeds[0], *seeds))
+    if first is again:
+        raise FlexActError("build() returned the same network twice; make a new one in each call.")
+    for one in (again, other):
+        if digest(one) != digest(first):
+            old, new = described(first), described(one)
+            differing = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), ("", ""))
+            shown = f"{differing[0].strip()!r}, then {differing[1].strip()!r}" if any(differing) else "more modules"
+            raise FlexActError(
+                f"build() made two different architectures ({shown}). A comparison needs the same network in every "
+                "run: make its random choices once, outside build()."
+            )
+    if not _same_weights(first, again):
+        warnings.warn(
+            "build() made different weights after the same seed of torch, numpy and random, so runs of one seed do not "
+            "start from the same network, and the paired differences contain that noise. Seed its generator.",
+            stacklevel=3,
+        )
+    return first
+
+
+def _same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(is_lazy(a) or a.is_meta or torch.equal(a, b) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -69,3 +155,63 @@ def _where_as_text(where: Where) -> str | list[str]:
     if isinstance(where, str):
         return where
     return name_of(where) if callable(where) else sorted(where)
+
+
+def config_of(file: Path | None, candidates: tuple[str, ...] | None, before: Mapping[str, Any] | None) -> FlexConfig:
+    """The settings in a file, those of the comparison to resume, or the defaults; with these candidates if given."""
+    if file is not None:
+        try:
+            config = FlexConfig.from_json(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise FlexActError(f"cannot read {file} ({error}). Give --config a file of FlexConfig.to_json().") from None
+    elif before is not None:
+        config = FlexConfig.from_dict(before["protocol"].get("config", {}))
+    else:
+        config = FlexConfig()
+    return config if candidates is None else replace(config, candidates=candidates)
+
+
+def where_of(names: Sequence[str] | None, before: Mapping[str, Any] | None) -> Where:
+    """The named sites, those of the comparison to resume, or all."""
+    found = (before or {"protocol": {}})["protocol"].get("where", "all") if names is None else list(names)
+    if isinstance(found, str) and ":" in found:
+        raise FlexActError(
+            f"this comparison chose its sites with the function {found}, which the command cannot call. Resume it with "
+            "flexact.compare(..., where=...)."
+        )
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+ENGINES = ("local", "inline", "ray")
+
+
+def engine_for(functions: Functions, name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
+    """An engine by its name. Functions that cannot be sent to another process run in this one, with a warning."""
+    check_known("engine", name, ENGINES)
+    if name != "inline":
+        try:
+            functions.packed()
+        except FlexActError as error:
+            if name == "ray" or (jobs or 1) > 1:
+                raise
+            warnings.warn(f"the runs are trained in this process, one at a time: {error}", stacklevel=4)
+        else:
+            own = grid_engine(name, device, jobs, address)
+            one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
+            return own if one_at_a_time else _picks_first(own)
+    if (jobs or 1) > 1:
+        raise FlexActError(f"engine='inline' trains one run at a time; got jobs={jobs}. Use engine='local'.")
+    return streams_engine(devices(device)[0], 1)
+
+
+def _picks_first(engine: Engine) -> Engine:
+    """The engine for parallel runs: runs that need the picks of other runs start after all others have ended.
+    If one runs at a time, the order of the cells is enough."""
+
+    def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
+        for alone in (False, True):
+            part = [task for task in tasks if (task.cell.method == ALONE) is alone]
+            if part and not beat():
+                engine(part, ended, beat)
+
+    return run

@@ -1,43 +1,26 @@
-"""The comparison as a grid study: the columns of its results.csv."""
+"""The comparison as a grid study: its training, its folder and its page."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from flexact.candidates import ORIGINAL
 from flexact.errors import FlexActError
-from flexact.studies.compare.cells import Cell, Grid
+from flexact.observe.figures.description import INK, Bars, Panel, candidate_colours, candidate_dash
+from flexact.observe.figures.picture import Picture
+from flexact.report.page import Section, markdown
 from flexact.studies.compare.functions import Functions
-from flexact.studies.compare.protocol import Protocol
+from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
+from flexact.studies.compare.table import differences, table
 from flexact.studies.compare.training import CellTraining, Outcome
+from flexact.studies.grid.cell_task import evaluated, read_curve
+from flexact.studies.grid.report import ALL_LAYERS, finished, mean_line
+from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy
-
-
-class Result(NamedTuple):
-    """One row of results.csv. A failed run has an error and no figures (NaN, 0)."""
-
-    method: str
-    seed: int
-    state: str
-    score: float = math.nan
-    """What `train` returned."""
-    seconds: float = 0.0
-    """Time spent in `train`."""
-    picks: str = ""
-    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick."""
-    note: str = ""
-    error: str = ""
-    device: str = ""
-    torch: str = ""
-    commit: str = ""
-    date: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.method, self.seed)
+from flexact.studies.grid.study import GridStudy, candidate_of
 
 
 def _no_training(*_: Any, **__: Any) -> Outcome:
@@ -55,9 +38,10 @@ STUDY = GridStudy(
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    table=table,
     train=_no_training,
     load=_no_data,
-    digest=lambda name, folder, partial: None,
+    sha256=lambda name, protocol, folder, partial: None,
     told=lambda row: f"{row.score:.4g}",
     operational=("source",),
 )
@@ -69,3 +53,62 @@ class Store(GridStore[Result]):
     def __init__(self, folder: Path, functions: Functions | None = None) -> None:
         train = _no_training if functions is None else CellTraining(functions)
         super().__init__(folder, dataclasses.replace(STUDY, train=train))
+
+
+_OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
+_SEED = "#8aa4b8"
+
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """The table and the figures. An unfinished comparison shows its finished runs."""
+    store = Store(folder)
+    done = finished(store)
+    pictures = [one for one in (paired_differences(done), learning_curves(store, done)) if one is not None]
+    return [Section("Scores, differences, costs and picks", markdown(store.table()), pictures)]
+
+
+def paired_differences(done: Sequence[Result]) -> Picture | None:
+    """The difference from the original network on each seed, and its mean, with a row per method."""
+    found = {method: differences(done, method) for method in _methods(done) if method != ORIGINAL}
+    found = {method: own for method, own in found.items() if own}
+    if not found:
+        return None
+    seeds = sorted({seed for own in found.values() for seed in own})
+    bars = [Bars("mean", [mean_and_deviation(list(own.values()))[0] for own in found.values()], ALL_LAYERS)]
+    bars += [Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED) for seed in seeds]
+    return Picture(
+        "differences",
+        "Paired differences",
+        "The score of each method minus that of the original network on the same seed, and the mean over seeds.",
+        [Panel("", "score minus that of the original", rows=list(found), bars=bars, marks=True)],
+        across=1,
+    )
+
+
+def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
+    """The mean score over the evaluations of each method, if `train` yields scores."""
+    candidates = [candidate for method in _methods(done) if (candidate := candidate_of(method))]
+    colours = candidate_colours(candidates)
+    lines = []
+    for method in _methods(done):
+        own = [evaluated(read_curve(store.cell_folder(row.cell)), "score") for row in done if row.method == method]
+        own = [curve for curve in own if curve]
+        if own:
+            candidate = candidate_of(method)
+            colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
+            dash = "solid" if candidate is None else candidate_dash(candidate)
+            lines.append(mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8))
+    if not lines:
+        return None
+    return Picture(
+        "curves",
+        "Learning curves: mean over seeds, band of one standard deviation",
+        "The scores that train yielded, in the order of its evaluations. While flexact picks, its score is that of the "
+        "network that is still picking; its run is longer by the steps of picking.",
+        [Panel("", "evaluation", "score", lines)],
+        across=1,
+    )
+
+
+def _methods(done: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(row.method for row in done))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import threading
 import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,16 +26,43 @@ from flexact.io.atomic_files import write_rows, write_whole
 from flexact.policy.schedule import Schedule
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
-from flexact.studies.compare.cells import Cell
 from flexact.studies.compare.functions import Functions
-from flexact.studies.compare.interrupting import interruptible
-from flexact.studies.compare.methods import FLEXACT
-from flexact.studies.compare.networks import digest, network, seeded
-from flexact.studies.compare.protocol import Protocol
-from flexact.studies.grid.curves import CURVE
-from flexact.studies.grid.fixed_methods import candidate_of
+from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
+from flexact.studies.compare.setup import digest, network, seeded
+from flexact.studies.grid.cell_task import CURVE
+from flexact.studies.grid.study import candidate_of
 from flexact.surgery.convert import convert
 from flexact.surgery.picks_file import load_picks
+
+
+class Interrupted(BaseException):
+    """Raised inside the training. Not an Exception, so that a training that catches its own errors ends too."""
+
+
+@contextmanager
+def interruptible(stop: Callable[[], bool]) -> Iterator[None]:
+    """Raise `Interrupted` in the body within about a second after `stop()` returns True; it leaves as FlexActError."""
+    thread, over = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if stop():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
+                return
+
+    watcher = threading.Thread(target=watch, name="flexact-stop", daemon=True)
+    watcher.start()
+    try:
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+            for _ in range(10):
+                time.sleep(0)  # a pending exception is raised here and not later
+    except Interrupted:
+        raise FlexActError("the training was stopped; it starts again when the comparison is resumed.") from None
+
 
 PICKS, TRACEBACK = "picks.json", "traceback.txt"
 """Files in a cell's folder: the picks of a flexact cell, and the traceback of a `train` that raised."""

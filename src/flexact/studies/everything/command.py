@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexact.io.markdown_tables import counted, markdown
-from flexact.io.option_checks import check_known
 from flexact.io.result_folder import CONFIG, TABLE
+from flexact.io.value_checks import check_known
 
 if TYPE_CHECKING:
     from flexact.studies.everything.stages import Stage

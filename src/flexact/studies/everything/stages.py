@@ -10,10 +10,10 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.methods import USUAL
 from flexact.studies.cifar.protocol import BUDGETS
-from flexact.studies.cifar.study import Grid as ImageGrid
-from flexact.studies.glue.study import Grid as TextGrid
-from flexact.studies.grid.choices import Choices
-from flexact.studies.picks.cells import Grid as PicksGrid
+from flexact.studies.cifar.protocol import Grid as ImageGrid
+from flexact.studies.glue.protocol import Grid as TextGrid
+from flexact.studies.grid.study import Choices
+from flexact.studies.picks.protocol import Grid as PicksGrid
 from flexact.studies.synthetic.studies import STUDIES
 
 MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from flexact.studies.everything.stages import Stage
-from flexact.studies.synthetic.names import DEFAULT, alpha_of
+from flexact.studies.synthetic.options import DEFAULT, alpha_of
 
 IMAGE_STEPS = 50_000 // 128
 """Steps of an epoch of CIFAR."""

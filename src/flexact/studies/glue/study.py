@@ -1,77 +1,27 @@
-"""The text study: its cells (tasks × methods × seeds) and the columns of its results.csv."""
+"""The text study as a grid: its training, its data, its folder and its page."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from statistics import fmean
+from typing import Any
 
-from flexact.studies.glue.data import TextData, check_rows, load
-from flexact.studies.glue.protocol import METHODS, Cell, Protocol
-from flexact.studies.glue.tasks import TASKS, USUAL
+from flexact.io.markdown_tables import PAPERS_ROW
+from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.picture import Picture
+from flexact.observe.history import DECISIONS, DROPS
+from flexact.report.page import Section, markdown, picture
+from flexact.studies.glue.data import TASKS, TextData, check_rows, load
+from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
+from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
-from flexact.studies.grid.choices import Choices
+from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, selection
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
-
-
-@dataclass(frozen=True)
-class Grid(Choices):
-    """The cells of a grid.
-
-    >>> [cell.name for cell in Grid(("rte",), ("fixed", "flexact-all"), seeds=1).cells]
-    ['rte-fixed-0', 'rte-flexact-all-0']
-    """
-
-    tasks: tuple[str, ...] = USUAL
-    methods: tuple[str, ...] = METHODS
-
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
-
-    @property
-    def cells(self) -> list[Cell]:
-        """All cells, seed by seed, so that an interrupted grid has all tasks and methods for the first seeds."""
-        return [Cell(task, method, seed) for seed in self.each_seed for task in self.tasks for method in self.methods]
-
-
-class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0).
-
-    The metrics are in percent, of the extracted network on the dev rows; NaN if the task does not have the metric.
-    """
-
-    task: str
-    method: str
-    seed: int
-    state: str
-    matthews: float = math.nan
-    f1: float = math.nan
-    accuracy: float = math.nan
-    pearson: float = math.nan
-    spearman: float = math.nan
-    split: str = ""
-    """The dev rows: the benchmark's own ("official"), or part of its dev file."""
-    loss: float = math.nan
-    epochs: int = 0
-    seconds: float = 0.0
-    step_ms: float = math.nan
-    picks: str = ""
-    error: str = ""
-    device: str = ""
-    torch: str = ""
-    commit: str = ""
-    date: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.task, self.method, self.seed)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The task's own metrics."""
-        return {name: getattr(self, name) for name in TASKS[self.task].metrics}
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
@@ -88,8 +38,10 @@ def _load(name: str, folder: Path, partial: bool) -> TextData:
     return load(name, folder)
 
 
-def _check(name: str, data: TextData, protocol: Protocol) -> None:
+def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
+    data = load(name, folder)
     check_rows(data.first(protocol.limit))
+    return data.sha256
 
 
 STUDY = GridStudy(
@@ -98,18 +50,62 @@ STUDY = GridStudy(
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    table=table,
     train=train_cell,
     load=_load,
     figures=figures,
-    check=_check,
+    sha256=_sha256,
     told=_summary,
+    data=Path("data/glue"),
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     operational=("checkpoint_minutes", "keep", "folder"),
 )
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
-class Store(GridStore[Result]):
-    """The folder of one grid."""
+COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Metrics and selection by depth of the cells that are done."""
+    store = Store(folder)
+    done = finished(store)
+    bars = _metrics(done)
+    body = markdown(store.table(), muted=PAPERS_ROW)
+    metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
+    histories = {cell: list(map(_shortened, records)) for cell, records in histories_of(store).items()}
+    return [metrics, *selection(histories, done, _title)]
+
+
+def _metrics(done: Sequence[Result]) -> Picture | None:
+    """The mean of each metric over seeds, with one bar per method."""
+    columns = columns_of(done)
+    methods = [method for method in METHODS if any(row.method == method for row in done)]
+    bars = []
+    for method in methods:
+        found = [scores(done, method, column) for column in columns]
+        values = [fmean(one.values()) if one else 0.0 for one in found]
+        bars.append(Bars(TITLES[method], values, COLOURS[method]))
+    panels = [Panel("Dev rows", "percent", rows=[heading(column) for column in columns], bars=bars)] if columns else []
+    return picture(
+        "metrics",
+        "Metrics by activation",
+        "The metrics of each task on its dev rows, of the extracted network, mean over seeds.",
+        panels,
+        across=1,
+    )
+
+
+def _title(cell: Cell) -> str:
+    return f"{TITLES[cell.method]} on {TASKS[cell.task].title}"
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of the picks with short names for the figure."""
+    sites = record["sites"]
+    short = {name: re.sub(r".*\.(\d+)\..*", r"layer \1", name) for name in sites}
+    if len(set(short.values())) < len(short):  # a layer has several sites
+        return record
+    named = [name for name in ("sites", DROPS, DECISIONS) if name in record]
+    return record | {name: {short[site]: value for site, value in record[name].items()} for name in named}

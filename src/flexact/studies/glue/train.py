@@ -16,9 +16,8 @@ import torch
 from flexact import convert
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
-from flexact.studies.glue.data import TextData
+from flexact.studies.glue.data import TextData, measured
 from flexact.studies.glue.encoder import build, transformers_package
-from flexact.studies.glue.metrics import measured
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
 from flexact.studies.glue.tokens import encoded
 
@@ -64,8 +63,7 @@ def train_cell(
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     transformers_package()
     from flexact.integrations.transformers import FlexActCallback
-    from flexact.studies.glue.cell_callback import CellCallback
-    from flexact.studies.glue.trainer import trainer_for
+    from flexact.studies.glue.trainer import CellCallback, trainer_for
 
     data = data.first(protocol.limit)
     train, dev = encoded(data, protocol.encoder, protocol.length)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flexact.studies.glue.data import OF_DEV, OFFICIAL
-from flexact.studies.glue.tasks import TASKS
+from flexact.studies.glue.data import OF_DEV, OFFICIAL, TASKS
 from flexact.studies.grid.effects import LEVEL, Effect, effects_table, explained, holm
 from flexact.studies.grid.statistics import p_value
 

@@ -1,21 +1,80 @@
-"""One cell as a task: what a worker of any engine runs, and how it answers."""
+"""One cell: its folder, and the task that a worker of any engine runs."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import math
-from collections.abc import Callable, Sequence
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from flexact.errors import FlexActError
-from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.study import LOCK, Cell, Load, Train
+from flexact.studies.grid.study import LOCK, Load, Train
 from flexact.studies.workers import Answer
+
+CURVE = "curve.csv"
+
+Curve = list[dict[str, Any]]
+"""The columns of each epoch: its number, and figures; a missing figure is NaN."""
+
+
+def read_curve(folder: Path) -> Curve:
+    """The complete lines of a cell's curve; none if there is no curve yet."""
+    path = folder / CURVE
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    rows = [row for row in csv.DictReader(lines) if (row.get("epoch") or "").isdigit()]
+    return [{name: _number(row[name]) for name in row if name} | {"epoch": int(row["epoch"])} for row in rows]
+
+
+def epochs_in(folder: Path) -> int:
+    """The number of epochs that a cell has completed."""
+    curve = read_curve(folder)
+    return int(curve[-1]["epoch"]) if curve else 0
+
+
+def evaluated(curve: Curve, measure: str) -> dict[int, float]:
+    """One column by epoch, for the epochs after which it was measured."""
+    return {line["epoch"]: line[measure] for line in curve if not math.isnan(line.get(measure, math.nan))}
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or "nan")
+    except ValueError:
+        return math.nan
+
+
+@contextmanager
+def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold a lock file. If another process still holds it after `patience` seconds, raise an error with the text
+    `busy`, in which "HOLDER" becomes the name of that process."""
+    try:
+        with FileLock(path).acquire(timeout=patience, poll_interval=0.1):
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+            yield
+    except Timeout:
+        raise FlexActError(busy.replace("HOLDER", path.read_text(encoding="utf-8") or "another process")) from None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock now."""
+    if not path.exists():
+        return False
+    try:
+        FileLock(path).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    return False
+
 
 PATIENCE = 60.0
 """Seconds to wait for the orphaned worker of a killed grid to release the cell's folder."""
@@ -29,7 +88,7 @@ class Stopped(FlexActError):
 class Task:
     """A cell and what its run needs. It is sent to other processes and machines."""
 
-    cell: Cell
+    cell: Any
     protocol: Any
     folder: Path
     """The cell's folder; on a cluster, every machine must see it under this path."""
@@ -51,11 +110,9 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     name = str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
-        with locked(task.folder / LOCK, PATIENCE):
-            data = loaded(task.load, task.cell.dataset, task.data, task.partial)
+        with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
+            data = loaded(task.load, task.cell.data_name, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
-    except Taken as taken:
-        return Answer("failed", error=f"{taken} is still running in {task.folder}; stop it.", device=name)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         return Answer(kind, error=_message(error), device=name)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
-from flexact.studies.calling import again
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import FAILED, Store, Table, place_of_data
+from flexact.studies.grid.store import FAILED, Store, place_of_data
+from flexact.studies.grid.study import GridProtocol
 from flexact.studies.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
 FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
-Policy = Annotated[
-    str | None, typer.Option(help="Flex-Act's policy: default (FlexConfig()) or paper.", show_default="default")
-]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
@@ -90,18 +87,44 @@ class GridCommand:
             raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
         return found
 
-    def carry_out(self, store: Store[Any], table: Table, engine: Engine | None = None, **options: Any) -> None:
+    def carry_out(
+        self,
+        store: Store[Any],
+        chosen: dict[str, Any],
+        data: Path | None,
+        settings: dict[str, Any] | None = None,
+        protocol: GridProtocol | None = None,
+        partial: bool | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
 
-        engine: by default the one that is asked for. options: further options of `grid.run.run`.
+        What is not given is that of the grid to resume, or the default of the study.
+
+        chosen: the fields of the study's grid that are given. settings: those of its protocol, unless `protocol` is
+        given. partial: whether partial data sets are accepted; None if the study has no such option. engine: by
+        default the one that is asked for.
         """
         from flexact.studies.grid.engines import engine as engine_named
         from flexact.studies.grid.run import Stopped, run_and_report
 
-        options |= {"resume": self.resume, "overwrite": self.overwrite, "retry_failed": self.retry_failed}
-        own = engine or engine_named(self.engine, self.device, self.jobs, self.address)
+        study, before = store.study, self.before(store)
+        settings = (settings or {}) if before is None else {**before["protocol"], **(settings or {})}
+        if protocol is None:
+            protocol = study.protocol(**settings) if before is None else study.protocol.from_dict(settings)
         try:
-            page = run_and_report(store, table, Progress(self.quiet, pieces="cells"), engine=own, **options)
+            page = run_and_report(
+                store,
+                Progress(self.quiet, pieces="cells"),
+                grids=study.grid.asked_for(chosen, before),
+                protocol=protocol,
+                data=data or place_of_data(before or {}) or study.data,
+                partial=None if partial is None else partial or bool((before or {}).get("data", {}).get("partial")),
+                engine=engine or engine_named(self.engine, self.device, self.jobs, self.address),
+                resume=self.resume,
+                overwrite=self.overwrite,
+                retry_failed=self.retry_failed,
+            )
         except Stopped as stopped:
             print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
             raise typer.Exit(128 + stopped.number) from None
@@ -121,35 +144,45 @@ class GridCommand:
             raise typer.Exit(1)
 
 
-def grid_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `GridCommand` after its own; it receives them as its first argument."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = inspect.signature(GridCommand, eval_str=True).parameters
-    out = shared["out"].replace(default=Path("runs", command.__name__))
+def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. After its own options come the fields of the protocol with a `Setting`, and the options of
+    `GridCommand`. It receives a `GridCommand` and the given settings as its first arguments."""
 
-    @functools.wraps(command)
-    def called(**options: Any) -> None:
-        grid = GridCommand(**{name: options.pop(name) for name in shared})
-        command(grid, **options)
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        settings = _setting_options(protocol)
+        shared = inspect.signature(GridCommand, eval_str=True).parameters
+        out = shared["out"].replace(default=Path("runs", command.__name__))
 
-    parameters = [*own, out, *list(shared.values())[1:]]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
-    return called
+        @functools.wraps(command)
+        def called(**options: Any) -> None:
+            grid = GridCommand(**{name: options.pop(name) for name in shared})
+            chosen = {one.name: options.pop(one.name) for one in settings}
+            command(grid, given(**{name: value for name, value in chosen.items() if value is not False}), **options)
 
+        parameters = [*own, *settings, out, *list(shared.values())[1:]]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+        return called
 
-def protocol_of(kind: type[GridProtocol], settings: dict[str, Any], before: dict[str, Any] | None) -> GridProtocol:
-    """The protocol with the given settings; the others are defaults, or those of the grid to resume."""
-    return kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
-
-
-def is_partial(given: bool, before: dict[str, Any] | None) -> bool:
-    """Whether partial data sets are accepted: if given, or if the grid to resume accepts them."""
-    return given or bool((before or {}).get("data", {}).get("partial"))
+    return decorated
 
 
-def folder_of_data(given: Path | None, before: dict[str, Any] | None, default: Path) -> Path:
-    """The folder of the data: the given one, that of the grid to resume, or the default."""
-    return given or place_of_data(before or {}) or default
+def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
+    """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
+    options = []
+    for name, hint in get_type_hints(protocol, include_extras=True).items():
+        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        for one in notes:
+            shown = one.default or str(getattr(protocol, name))
+            option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
+            given = Names if tuple in [get_origin(part) for part in get_args(kind)] else kind | None
+            default = None
+            if kind is bool:
+                option, given, default = typer.Option(f"--{name}", help=one.help), bool, False
+            annotation = Annotated[given, option]  # type: ignore[valid-type]
+            place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
+    return options
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -171,3 +204,11 @@ def names(given: Names) -> tuple[str, ...] | None:
     if given is None:
         return None
     return tuple(name for part in given for name in map(str.strip, part.split(",")) if name)
+
+
+def again() -> str:
+    """The command that resumes this run."""
+    program = Path(sys.argv[0])
+    called = [sys.executable, "-m", "flexact"] if program.name == "__main__.py" else [program.name]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--overwrite", "--resume")]
+    return shlex.join([*called, *arguments, "--resume"])

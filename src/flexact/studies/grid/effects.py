@@ -9,8 +9,7 @@ from typing import Any
 
 from flexact.errors import missing_extra
 from flexact.io.markdown_tables import markdown
-from flexact.studies.averages import mean_and_deviation
-from flexact.studies.grid.statistics import p_value, paired
+from flexact.studies.grid.statistics import mean_and_deviation, p_value, paired
 
 LEAST_FOR_WILCOXON = 6
 """The least number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""

@@ -17,16 +17,13 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import TABLE, VERSION
+from flexact.io.result_folder import TABLE
 from flexact.report.build import build, missing_packages
-from flexact.studies.grid.cell_task import Engine, Task, disk_is_full
-from flexact.studies.grid.choices import Choices
-from flexact.studies.grid.curves import epochs_in
-from flexact.studies.grid.protocol import GridProtocol
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store, Table
-from flexact.studies.grid.study import Cell
+from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
+from flexact.studies.grid.study import Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance, versions
+from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
 
 
@@ -60,17 +57,13 @@ def run(
     if resume:
         store.config()  # raises if there is no grid to resume, before a folder is created
     made = provenance()
-    config: dict[str, Any] = {
-        "flexact_study": VERSION,
-        "study": study.name,
-        "title": study.title,
-        "grids": [grid.to_dict() for grid in grids],
-        "protocol": protocol.to_dict(),
-        "data": ({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
-        "versions": versions(),
-        "commit": made["commit"],
-        "date": made["date"],
-    }
+    config = run_config(
+        study.name,
+        study.title,
+        grids=[grid.to_dict() for grid in grids],
+        protocol=protocol.to_dict(),
+        data=({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
+    )
     work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
@@ -81,21 +74,21 @@ def run(
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
-        names = dict.fromkeys(task.cell.dataset for task in left)
-        digests = {name: study.sha256_of(name, protocol, Path(data), bool(partial)) for name in names}
+        names = dict.fromkeys(task.cell.data_name for task in left)
+        digests = {name: study.sha256(name, protocol, Path(data), bool(partial)) for name in names}
         config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
-def run_and_report(store: Store[Any], table: Table, progress: Progress, **options: Any) -> str:
+def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:
     """Run a grid, write its table and build its page; return the path of the page, or why it was not built.
 
     A machine without the packages of the page still trains; the page can be built elsewhere.
     """
     run(store, progress=progress, **options)
-    write_whole(store.folder / TABLE, store.shown(table))
+    write_whole(store.folder / TABLE, store.table())
     if missing := ", ".join(missing_packages()):
         return (
             f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
@@ -110,7 +103,7 @@ class _Run:
     def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.kept: set[Cell] = set()
+        self.kept: set[GridCell] = set()
         self.failed = 0
         self.full = ""
         self.signal = 0
@@ -163,7 +156,7 @@ class _Run:
         if now - self.last_look >= 2.0:
             self.last_look = now
             for task in (task for task in self.tasks if task.cell not in self.kept):
-                if total := task.protocol.epochs_of(task.cell.dataset):
+                if total := task.protocol.epochs_of(task.cell.data_name):
                     self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
         return bool(self.signal or self.full)
 

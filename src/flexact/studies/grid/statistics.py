@@ -1,14 +1,37 @@
-"""Statistics over seeds: a paired t-test between two methods, and how tables show means and gains."""
+"""Statistics over seeds: means, paired t-tests, and how tables show means and gains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from flexact.errors import missing_extra
-from flexact.studies.averages import mean_and_deviation
+from flexact.studies.grid.store import DONE
 from flexact.studies.grid.study import Row
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; the deviation of one value is 0. A value that is not finite makes both not finite,
+    so a run that diverged is not hidden.
+
+    >>> mean_and_deviation([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
+
+
+def by_method(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
+    """Method → seed → row of the finished cells, with the seeds in order."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in sorted(rows, key=lambda row: row.seed):
+        if row.state == DONE:
+            found.setdefault(row.method, {})[row.seed] = row
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
-from flexact.studies.grid.curves import epochs_in
-from flexact.studies.grid.locks import is_locked
+from flexact.studies.grid.cell_task import epochs_in, is_locked
 from flexact.studies.grid.store import DONE, FAILED, Store
-from flexact.studies.grid.study import LOCK, Cell, Row
+from flexact.studies.grid.study import LOCK, GridCell, Row
 
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
@@ -20,7 +19,7 @@ KINDS = ("done", "running", "failed", "stopped", "missing")
 class State:
     """The state of a cell. kind: one of `KINDS`; a stopped cell can be resumed."""
 
-    cell: Cell
+    cell: GridCell
     kind: str
     detail: str
 
@@ -28,10 +27,10 @@ class State:
 def states(store: Store[Any]) -> list[State]:
     """The states of all cells of the folder's grids."""
     protocol, results = store.protocol(), store.results()
-    return [_state(store, cell, protocol.epochs_of(cell.dataset), results.get(cell)) for cell in store.asked()]
+    return [_state(store, cell, protocol.epochs_of(cell.data_name), results.get(cell)) for cell in store.asked()]
 
 
-def _state(store: Store[Any], cell: Cell, epochs: int, row: Any) -> State:
+def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> State:
     folder = store.cell_folder(cell)
     done = epochs_in(folder)
     epoch = f"epoch {done} of {epochs}" if epochs else ""
@@ -61,7 +60,7 @@ def table(store: Store[Any]) -> str:
 def _about(store: Store[Any]) -> str:
     """One line about the grid."""
     config, protocol = store.config(), store.protocol()
-    epochs = sorted({protocol.epochs_of(cell.dataset) for cell in store.asked()})
+    epochs = sorted({protocol.epochs_of(cell.data_name) for cell in store.asked()})
     length = " or ".join(map(str, epochs)) + (" epoch" if epochs == [1] else " epochs")
     parts = [
         str(config.get("title", store.study.title)),
@@ -72,7 +71,7 @@ def _about(store: Store[Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def not_done(results: Sequence[Row], asked: Sequence[Cell]) -> list[str]:
+def not_done(results: Sequence[Row], asked: Sequence[GridCell]) -> list[str]:
     """Paragraphs for a table: the cells that failed, and those that have not run yet."""
     ended = {row.cell for row in results}
     missing = [cell for cell in asked if cell not in ended]

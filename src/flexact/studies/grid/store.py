@@ -7,7 +7,7 @@ one counts. An incomplete last line, which a kill can leave, is ignored and late
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,8 +16,8 @@ from flexact.errors import FlexActError
 from flexact.io import csv_rows
 from flexact.io.atomic_files import made_folder, write_whole
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
-from flexact.studies.grid.locks import Taken, locked
-from flexact.studies.grid.study import Cell, GridStudy
+from flexact.studies.grid.cell_task import locked
+from flexact.studies.grid.study import GridCell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
@@ -27,8 +27,6 @@ DIGESTS, PLACE = "sha256", "folder"
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
 R = TypeVar("R", bound=Any)
-Table = Callable[[list[Any], Any, list[Any]], str]
-"""(rows, protocol, cells that were asked for) -> table.md."""
 
 
 class Store(Generic[R]):
@@ -37,7 +35,7 @@ class Store(Generic[R]):
     def __init__(self, folder: Path, study: GridStudy) -> None:
         self.folder, self.study = Path(folder), study
 
-    def cell_folder(self, cell: Cell) -> Path:
+    def cell_folder(self, cell: GridCell) -> Path:
         return self.folder / CELLS / cell.name
 
     @contextmanager
@@ -46,18 +44,17 @@ class Store(Generic[R]):
         if self.folder.exists() and not self.folder.is_dir():
             raise FlexActError(f"{self.folder} is a file; give --out a folder.")
         lock = self.folder / LOCK
+        busy = (
+            f"another grid is writing to {self.folder} (HOLDER); wait for it or stop it, or give --out another folder. "
+            "To use more devices, give one grid --jobs or --engine ray."
+        )
         try:
-            with made_folder(self.folder), locked(lock):
+            with made_folder(self.folder), locked(lock, busy):
                 try:
                     yield
                 finally:
                     if not (self.folder / CONFIG).exists():
                         lock.unlink()  # the grid did not start, and leaves nothing in the folder
-        except Taken as taken:
-            raise FlexActError(
-                f"another grid is writing to {self.folder} ({taken}); wait for it or stop it, or give --out another "
-                "folder. To use more devices, give one grid --jobs or --engine ray."
-            ) from None
         except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
             raise FlexActError(f"cannot write to {self.folder}: {error.strerror}; give another --out.") from None
 
@@ -110,9 +107,9 @@ class Store(Generic[R]):
         """The protocol of the folder's cells."""
         return self.study.protocol.from_dict(self.config().get("protocol", {}))
 
-    def shown(self, table: Table) -> str:
+    def table(self) -> str:
         """table.md of the folder in its present state."""
-        return table(list(self.results().values()), self.protocol(), self.asked())
+        return self.study.table(list(self.results().values()), self.protocol(), self.asked())
 
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""
@@ -126,7 +123,7 @@ class Store(Generic[R]):
         path = self.folder / RESULTS
         data = path.read_bytes() if path.is_file() else b""
         if b"\n" not in data:
-            write_whole(path, csv_rows.line(csv_rows.columns(self.study.row)))
+            write_whole(path, csv_rows.line(self.study.row._fields))
         elif not data.endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)
 

@@ -1,15 +1,214 @@
-"""The interface between a grid and its study."""
+"""The interface between a grid and its study: protocols, cells, the options that ask for them, and result rows."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
-from flexact.studies.grid.choices import Choices
-from flexact.studies.grid.protocol import GridProtocol
+from flexact.config import PAPER_CANDIDATES, FlexConfig
+from flexact.errors import FlexActError
+from flexact.io.value_checks import check_known, check_names, check_whole
+
+VERSION = 1
+POLICIES: tuple[str, ...] = ("default", "paper")
+PRECISIONS: tuple[str, ...] = ("bf16", "float32")
+_KEY = "flexact_protocol"
+
+Own = TypeVar("Own", bound="GridProtocol")
+
+
+class Setting(NamedTuple):
+    """The annotation of a protocol's field that is an option of its command: the help, the default in words if they say
+    more than the value, and the smallest value."""
+
+    help: str
+    default: str = ""
+    at_least: float | None = None
+
+
+@dataclass(frozen=True)
+class GridProtocol:
+    """Settings that are checked and can be saved as a dictionary."""
+
+    WHOLE: ClassVar[tuple[str, ...]] = ()
+    """The fields that are whole numbers of at least 1, or None if that is their default."""
+    FROM_ZERO: ClassVar[tuple[str, ...]] = ()
+    """The fields that are finite numbers of at least 0."""
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The fields that are one of several names."""
+
+    def __post_init__(self) -> None:
+        for name in self.WHOLE:
+            value = getattr(self, name)
+            if value is None and getattr(type(self), name) is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise FlexActError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        for name in self.FROM_ZERO:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise FlexActError(f"{name} must be a finite number of at least 0; got {value!r}.")
+        for name, known in self.CHOICES.items():
+            check_known(name, getattr(self, name), known)
+
+    def epochs_of(self, dataset: str) -> int:
+        """The epochs of a cell on a data set; 0 in a study whose cells have no curve over epochs."""
+        return 0
+
+    def about(self) -> list[str]:
+        """What `--status` prints about the protocol, besides its epochs."""
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types, with the version of the format."""
+        return {_KEY: VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls: type[Own], data: dict[str, Any]) -> Own:
+        """The inverse of `to_dict`; missing fields have their defaults."""
+        if not isinstance(data, dict) or data.get(_KEY) != VERSION:
+            raise FlexActError(
+                f"not a Protocol of this version: expected {{'{_KEY}': {VERSION}, ...}}; got {data!r:.80}."
+            )
+        settings = {name: value for name, value in data.items() if name != _KEY}
+        for name in settings:
+            check_known("field", name, [one.name for one in dataclasses.fields(cls)])
+        return cls(**settings)
+
+
+@dataclass(frozen=True)
+class PickingProtocol(GridProtocol):
+    """The protocol of a study whose methods pick activations with one policy."""
+
+    policy: Annotated[str, Setting("Flex-Act's policy: default (FlexConfig()) or paper.")] = "default"
+    candidates: tuple[str, ...] | None = None
+    """The candidates of every site; None for the study's own."""
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Other fields of the policy's `FlexConfig` to change."""
+    precision: str = "bf16"
+    """The precision on a GPU; a CPU computes in float32."""
+
+    OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
+    """The default candidates of each policy."""
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False}
+    """The fields that the study changes in every policy."""
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates is None:
+            object.__setattr__(self, "candidates", self.OWN_CANDIDATES[self.policy])
+        elif not isinstance(self.candidates, str):
+            object.__setattr__(self, "candidates", tuple(self.candidates))
+        self.config(seed=0)  # checks the candidates and the changes
+
+    def config(self, seed: int) -> FlexConfig:
+        """The policy of the methods that pick."""
+        if not isinstance(self.changes, dict):
+            raise FlexActError(f"changes must be a dictionary of FlexConfig's fields; got {self.changes!r}.")
+        base = FlexConfig() if self.policy == "default" else FlexConfig.paper()
+        fields = {**base.to_dict(), "candidates": self.candidates, "seed": seed, **self.OWN_CHANGES, **self.changes}
+        if isinstance(fields["policy"], dict):
+            fields["policy"] = base.to_dict()["policy"] | fields["policy"]
+        return FlexConfig.from_dict(fields)
+
+    def about(self) -> list[str]:
+        return [f"policy {self.policy}", f"candidates {', '.join(self.candidates or ())}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "candidates": list(self.candidates or ())}
+
+
+MAX_SEEDS = 1000
+
+Grid = TypeVar("Grid", bound="Choices")
+
+
+@dataclass(frozen=True)
+class Choices(ABC):
+    """The cells of a grid. A study adds fields for what it varies, as tuples of names."""
+
+    seeds: int = field(default=3, kw_only=True)
+    first_seed: int = field(default=0, kw_only=True)
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The study's fields, and the names that each can have."""
+
+    def __post_init__(self) -> None:
+        for kind in self.KNOWN:
+            check_names(kind, getattr(self, kind), self.known(kind))
+        check_whole("seeds", self.seeds, 1, MAX_SEEDS)
+        check_whole("first-seed", self.first_seed, 0, 2**40)
+
+    def known(self, kind: str) -> tuple[str, ...]:
+        """The names that a field can have."""
+        return self.KNOWN[kind]
+
+    @property
+    def each_seed(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
+    @abstractmethod
+    def cells(self) -> Sequence[Any]:
+        """Each cell once, in the order in which they run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The grid as plain JSON types."""
+        names = {kind: list(getattr(self, kind)) for kind in self.KNOWN}
+        return {**names, "seeds": self.seeds, "first_seed": self.first_seed}
+
+    @classmethod
+    def from_dict(cls: type[Grid], data: dict[str, Any]) -> Grid:
+        """The inverse of `to_dict`."""
+        try:
+            names = {kind: tuple(data[kind]) for kind in cls.KNOWN}
+            return cls(**names, seeds=data["seeds"], first_seed=data["first_seed"])
+        except (KeyError, TypeError):
+            raise FlexActError(f"not a grid of cells: {data!r:.80}.") from None
+
+    @classmethod
+    def asked_for(cls: type[Grid], chosen: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Grid]:
+        """The grids that options ask for.
+
+        chosen: the fields that are given. On resuming, each grid of the folder provides the others, and there is no new
+        grid if nothing is given.
+        before: config.json of the folder to resume; None for a new grid.
+        """
+        if before is None:
+            return [cls(**chosen)]
+        if not chosen:
+            return []
+        return list(dict.fromkeys(replace(cls.from_dict(one), **chosen) for one in before.get("grids", [])))
+
+
+FIXED = "fixed"
+"""Stands for the fixed methods of all candidates."""
+PREFIX = "fixed-"
+
+
+def fixed(candidate: str) -> str:
+    """Return the method with a candidate at every site.
+
+    >>> fixed("relu")
+    'fixed-relu'
+    """
+    return PREFIX + candidate
+
+
+def candidate_of(method: str) -> str | None:
+    """Return the candidate of a fixed method; None for any other method.
+
+    >>> candidate_of("fixed-relu"), candidate_of("race")
+    ('relu', None)
+    """
+    return method.removeprefix(PREFIX) if method.startswith(PREFIX) else None
+
 
 LOCK = "run.lock"
 """The file in a cell's folder that is locked while the cell runs."""
@@ -17,31 +216,17 @@ LOCK = "run.lock"
 Train = Callable[..., Any]
 """(cell, protocol, data, folder, device, stop=) -> outcome; resumes from a checkpoint in the folder."""
 Load = Callable[[str, Path, bool], Any]
-"""(name, folder of all data sets, whether it may have fewer rows than the official one) -> data set, whose `sha256`
-identifies it."""
+"""(name, folder of all data sets, whether it may have fewer rows than the official one) -> data set."""
 
 
-class Cell(Protocol):
-    """One run of a study: a method on a data set from one seed. It is hashable, and is sent to other processes."""
+class GridCell:
+    """One run of a study. Its subclass is a frozen dataclass, whose fields identify the run: `method`, `seed` and what
+    is trained."""
 
     @property
-    def dataset(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def name(self) -> str:
-        """A unique name, for file names."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The columns that identify the cell, in plain JSON types."""
-
-    def __hash__(self) -> int: ...
-
-
-class CellFields:
-    """The name and the columns of a cell that is a dataclass."""
+    def data_name(self) -> str:
+        """The name of the data set that the grid reads for the cell; empty if there is none."""
+        return ""
 
     @property
     def name(self) -> str:
@@ -53,22 +238,9 @@ class CellFields:
         return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
-class Row(Protocol):
-    """One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance. The
-    defaults are the figures of a failed cell."""
-
-    @property
-    def cell(self) -> Any: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def picks(self) -> str: ...
-    @property
-    def device(self) -> str: ...
+Row = Any
+"""One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance. The defaults
+are the figures of a failed cell. Its property `cell` is the cell."""
 
 
 def picked(picks: str) -> dict[str, str]:
@@ -100,26 +272,29 @@ class GridStudy:
     """The title of its page."""
     grid: type[Choices]
     protocol: type[GridProtocol]
-    row: type[Any]
+    row: type[Row]
     """The `Row` of its results.csv."""
+    table: Callable[[Sequence[Any], Any, Sequence[Any]], str]
+    """(rows, protocol, cells that were asked for) -> table.md."""
     train: Train
     load: Load
+    sha256: Callable[[str, Any, Path, bool], str | None]
+    """(name, protocol, folder, partial): the digest of a data set; None if there is none. Raises if it cannot be read,
+    or if the protocol cannot train on it."""
     told: Callable[[Any], str]
     """The result of a finished cell in a few words, from its row."""
     figures: Callable[[Any], dict[str, Any]] = columns_of
     """The columns of results.csv from an outcome."""
     checkpoint: str = LOCK
     """The pattern of a checkpoint's files in the cell's folder, or a file that every cell writes when it begins."""
+    data: Path = Path("data")
+    """The default folder of its data."""
     command: str = ""
     """Its command line if it is not `flexact reproduce` and its name."""
     operational: Sequence[str] = ("checkpoint_minutes",)
     """The fields of the protocol that do not affect results, and may change when a grid is resumed."""
     folders: Sequence[str] = ()
     """Folders that cells write besides their own; `--overwrite` removes them."""
-    check: Callable[[str, Any, Any], None] | None = None
-    """(name, data, protocol): raises if the protocol cannot train on the data."""
-    digest: Callable[[str, Path, bool], str | None] | None = None
-    """(name, folder, partial): the SHA-256 of what cells read, if that is not what `load` returns."""
 
     @property
     def called(self) -> str:
@@ -130,15 +305,6 @@ class GridStudy:
     def resumes(self) -> bool:
         """Whether a cell that was stopped resumes from a checkpoint."""
         return self.checkpoint != LOCK
-
-    def sha256_of(self, name: str, protocol: Any, folder: Path, partial: bool) -> str | None:
-        """Read a data set and return its digest; raises if it cannot be read or used."""
-        if self.digest is not None:
-            return self.digest(name, folder, partial)
-        found = self.load(name, folder, partial)
-        if self.check is not None:
-            self.check(name, found, protocol)
-        return str(found.sha256)
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""

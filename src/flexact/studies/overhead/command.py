@@ -42,8 +42,7 @@ def overhead(
 ) -> None:
     """Measure what routing costs in time, memory and parameters: the paper's overhead table."""
     from flexact.io.result_folder import TABLE
-    from flexact.studies.overhead.measurement import TRAIN, by_key
-    from flexact.studies.overhead.options import BASELINE, chosen
+    from flexact.studies.overhead.options import BASELINE, TRAIN, by_key, chosen
     from flexact.studies.overhead.study import run
 
     sizes = {"repeats": repeats, "batch": batch, "width": width}

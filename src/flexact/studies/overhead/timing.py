@@ -1,13 +1,10 @@
-"""Timing several contenders against each other.
-
-They run in turns, in an order that changes from round to round, so that whatever slows the machine down slows all of
-them. Ratios are taken within a round. On a GPU each burst of calls is timed by two events.
-"""
+"""Timing several contenders against each other, and the memory that a step needs."""
 
 from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -52,6 +49,9 @@ def interleaved(
     runs: Mapping[Key, Run], repeats: int, device: torch.device, burst_ms: float = 30.0
 ) -> tuple[dict[Key, list[float]], dict[Key, Exception]]:
     """Return the milliseconds per call of each contender, one value per round, and the errors of those that failed.
+
+    They run in turns, in an order that changes from round to round, so that whatever slows the machine down slows all
+    of them. On a GPU each burst of calls is timed by two events.
 
     burst_ms: about how long a contender runs per round.
     """
@@ -98,3 +98,34 @@ def _timed(run: Run, count: int, device: torch.device) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / count
+
+
+def allocated(device: torch.device) -> int:
+    """Return the bytes that are allocated now; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_mb(run: Callable[[], None], device: torch.device, before: int) -> float | None:
+    """Run something, and return its peak memory in MB beyond `before`, weights included; None without a GPU."""
+    if device.type != "cuda":
+        run()
+        return None
+    allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def release(device: torch.device) -> None:
+    """Free compiled code, graphs and cached memory of networks that are no longer referenced."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()

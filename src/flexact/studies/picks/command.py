@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flexact.studies.grid import command as shared
+from flexact.studies.picks.protocol import Protocol
 
 
-@shared.grid_command
+@shared.grid_command(Protocol)
 def picks(
     grid: shared.GridCommand,
+    settings: dict[str, Any],
     tasks: Annotated[
         shared.Names,
         typer.Option(
@@ -31,9 +33,6 @@ def picks(
     ] = None,
     seeds: shared.Seeds = None,
     first_seed: shared.FirstSeed = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a plain run, for a quick test.", show_default="each task's own")
-    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -44,19 +43,7 @@ def picks(
     partial: shared.Partial = False,
 ) -> None:
     """Run the benchmark of picks: ten tasks with fixed activations, Flex-Act, random picks and a race."""
-    from flexact.studies.picks.cells import Grid
-    from flexact.studies.picks.protocol import Protocol
     from flexact.studies.picks.study import Store
-    from flexact.studies.picks.table import table
 
-    store = Store(grid.out)
-    before = grid.before(store)
     chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    grid.carry_out(
-        store,
-        table,
-        grids=Grid.asked_for(chosen, before),
-        protocol=shared.protocol_of(Protocol, shared.given(steps=steps), before),
-        data=shared.folder_of_data(data, before, Path("data")),
-        partial=shared.is_partial(partial, before),
-    )
+    grid.carry_out(Store(grid.out), chosen, data, settings, partial=partial)

@@ -1,14 +1,47 @@
-"""What all cells of a benchmark share: their length, and Flex-Act's policy."""
+"""What the benchmark runs: its methods, its cells (tasks × methods × seeds), their length, and Flex-Act's policy."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
-from flexact.studies.grid.protocol import GridProtocol
+from flexact.errors import FlexActError, suggestion
+from flexact.io.value_checks import check_known, check_seed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, fixed
 from flexact.studies.picks.task import Task
+from flexact.studies.picks.tasks import TASKS
+
+ABLATED: dict[str, dict[str, Any]] = {
+    "flexact-sites": {"share": "site"},
+    "flexact-blend": {"pick_by": "blend"},
+    "flexact-trial": {"pick_by": "trial"},
+    "flexact-unrewound": {"rewind": False},
+}
+"""Flex-Act with one part of its policy changed."""
+CHOOSING: tuple[str, ...] = ("flexact", "flexact-alone", "flexact-one", *ABLATED, "random", "race")
+"""The methods that choose among a task's candidates."""
+REUSING: tuple[str, ...] = ("flexact-alone", "flexact-one", "race")
+"""Methods that usually reuse a plain run, or the picks, of another method."""
+EVERY_FIXED: tuple[str, ...] = tuple(
+    dict.fromkeys(fixed(candidate) for task in TASKS.values() for candidate in task.candidates)
+)
+KNOWN: tuple[str, ...] = (FIXED, *CHOOSING, *EVERY_FIXED)
+USUAL: tuple[str, ...] = (FIXED, "flexact", "flexact-alone", "flexact-one", "random", "race")
+
+
+def methods_of(task: Task, asked: Sequence[str] = KNOWN) -> list[str]:
+    """Return the requested methods that a task has; "fixed" stands for all its fixed methods.
+
+    >>> methods_of(TASKS["resnet-rectifiers"], ("race", "fixed", "fixed-tanh"))
+    ['fixed-relu', 'fixed-leaky_relu', 'fixed-gelu', 'fixed-silu', 'race']
+    """
+    own = [fixed(candidate) for candidate in task.candidates]
+    chosen = [method for method in own if FIXED in asked or method in asked]
+    return chosen + [method for method in CHOOSING if method in asked]
 
 
 @dataclass(frozen=True)
@@ -19,8 +52,9 @@ class Protocol(GridProtocol):
     True
     """
 
-    steps: int | None = None
-    """Steps of a plain run; None for each task's own number."""
+    steps: Annotated[int | None, Setting("Steps of a plain run, for a quick test.", "each task's own", at_least=1)] = (
+        None
+    )
 
     WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
 
@@ -35,3 +69,104 @@ class Protocol(GridProtocol):
 def policy(task: Task, seed: int, **changes: Any) -> FlexConfig:
     """Return the default policy with the task's candidates. changes: overrides of an ablation."""
     return FlexConfig(candidates=task.candidates, seed=seed, **changes)
+
+
+@dataclass(frozen=True)
+class Cell(GridCell):
+    """One run: a method on a task from one seed.
+
+    >>> Cell("tabular", "flexact", 0).name
+    'tabular-flexact-0'
+    """
+
+    task: str
+    method: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_known("task", self.task, TASKS)
+        own = methods_of(TASKS[self.task])
+        if self.method not in own:
+            raise FlexActError(
+                f"the task {self.task} has no method {self.method!r}{suggestion(self.method, own)} It has: "
+                f"{', '.join(own)}."
+            )
+        check_seed(self.seed)
+
+    @property
+    def data_name(self) -> str:
+        """The data set that the grid reads; the task's name if the task makes its own data."""
+        return TASKS[self.task].dataset or self.task
+
+
+@dataclass(frozen=True)
+class Grid(Choices):
+    """The selected tasks, methods and seeds.
+
+    >>> [cell.name for cell in Grid(("tabular",), ("flexact", "fixed-relu"), seeds=1).cells]
+    ['tabular-fixed-relu-0', 'tabular-flexact-0']
+    """
+
+    tasks: tuple[str, ...] = tuple(TASKS)
+    methods: tuple[str, ...] = USUAL
+
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": KNOWN}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self._pairs:
+            raise FlexActError(
+                f"none of the tasks {', '.join(self.tasks)} has one of the methods {', '.join(self.methods)}. A fixed "
+                "method exists for tasks with that candidate; name other --methods, such as fixed."
+            )
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, seed by seed, the longest tasks first. Cells that can reuse results of others end a seed."""
+        return [Cell(task, method, seed) for seed in self.each_seed for task, method in self._pairs]
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        tasks = [task for name, task in TASKS.items() if name in self.tasks]
+        first: dict[tuple[str, str], str] = {}
+        for task in tasks:
+            for method in methods_of(task, self.methods):
+                first.setdefault((_network(task), method), task.name)
+        pairs = [(task, method) for task in tasks for method in methods_of(task, self.methods)]
+        later = {(task.name, method): method in REUSING or _repeats(task, method, first) for task, method in pairs}
+        return sorted(later, key=lambda pair: later[pair])
+
+
+def _network(task: Task) -> str:
+    return task.network or task.name
+
+
+def _repeats(task: Task, method: str, first: Mapping[tuple[str, str], str]) -> bool:
+    """Return whether an earlier task of the grid trains the same fixed network."""
+    return method.startswith("fixed-") and first[_network(task), method] != task.name
+
+
+class Result(NamedTuple):
+    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+
+    task: str
+    method: str
+    seed: int
+    state: str
+    score: float = math.nan
+    """Score on the test data in the task's unit; higher is better."""
+    steps: int = 0
+    """Training steps, including those for picking."""
+    seconds: float = 0.0
+    """Training time, including picking, without setup and evaluation."""
+    picks: str = ""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a fixed method."""
+    error: str = ""
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.task, self.method, self.seed)

@@ -1,46 +1,25 @@
-"""The benchmark as a grid study: the columns of its results.csv, and the data of its tasks."""
+"""The benchmark as a grid study: its training, its data, its folder and its page."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from flexact.errors import FlexActError
+from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.picture import Picture
+from flexact.report.page import Section, markdown
 from flexact.studies.cifar_data.data import load
+from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy
-from flexact.studies.picks.cells import Cell, Grid
-from flexact.studies.picks.plain import FOLDER
-from flexact.studies.picks.protocol import Protocol
+from flexact.studies.grid.study import GridStudy, fixed
+from flexact.studies.picks.protocol import CHOOSING, Grid, Protocol, Result
+from flexact.studies.picks.table import ORIGINAL, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import train_cell
-
-
-class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
-
-    task: str
-    method: str
-    seed: int
-    state: str
-    score: float = math.nan
-    """Score on the test data in the task's unit; higher is better."""
-    steps: int = 0
-    """Training steps, including those for picking."""
-    seconds: float = 0.0
-    """Training time, including picking, without setup and evaluation."""
-    picks: str = ""
-    """Picks by site, such as "1=relu 3=gelu"; empty for a fixed method."""
-    error: str = ""
-    device: str = ""
-    torch: str = ""
-    commit: str = ""
-    date: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.task, self.method, self.seed)
+from flexact.studies.picks.train import FOLDER, train_cell
 
 
 def _score_text(row: Result) -> str:
@@ -52,7 +31,7 @@ def place_of(name: str, folder: Path, partial: bool) -> Path:
     return folder
 
 
-def _digest(name: str, data: Path, partial: bool) -> str | None:
+def _sha256(name: str, protocol: Protocol, data: Path, partial: bool) -> str | None:
     """Return the SHA-256 of a data set; None for a task that makes its own data."""
     if name in TASKS:
         return None
@@ -71,16 +50,52 @@ STUDY = GridStudy(
     grid=Grid,
     protocol=Protocol,
     row=Result,
+    table=table,
     train=train_cell,
     load=place_of,
-    digest=_digest,
+    sha256=_sha256,
     told=_score_text,
     folders=(FOLDER,),
 )
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one grid."""
 
 
-class Store(GridStore[Result]):
-    """The folder of one grid."""
+_COLOURS = (
+    *("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442", "#8c564b"),
+    *("#bcbd22", "#999999", "#009e73", "#0072b2"),
+)
+COLOURS = dict(zip((*CHOOSING, ORIGINAL), _COLOURS, strict=True))
+"""One colour per method, distinct for colour-blind readers."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, STUDY)
+
+def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
+    """Return the regrets and all tables. An unfinished grid shows its finished cells."""
+    store = Store(folder)
+    figure = regrets(summaries(finished(store)))
+    return [Section("Regret, scores and costs", markdown(store.table()), [] if figure is None else [figure])]
+
+
+def regrets(found: Sequence[Summary]) -> Picture | None:
+    """Draw the regret of each method that chooses and of the original activation, with a row per task."""
+    by_key = {
+        (one.task, ORIGINAL if one.method == fixed(TASKS[one.task].original) else one.method): one.regret
+        for one in found
+        if math.isfinite(one.regret)
+    }
+    tasks = [name for name in TASKS if any((name, method) in by_key for method in COLOURS)]
+    if not tasks:
+        return None
+    bars = [
+        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour)
+        for method, colour in COLOURS.items()
+        if any((task, method) in by_key for task in tasks)
+    ]
+    return Picture(
+        "regret",
+        "Regret by task",
+        "The distance of each method from the best fixed activation in hindsight (0), relative to the distance from "
+        "there to the median fixed activation (1). A method below 0 is better than every fixed activation.",
+        [Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars, marks=True)],
+        across=1,
+    )

@@ -1,21 +1,162 @@
-"""table.md of the benchmark: a summary over the tasks, then a table per task."""
+"""table.md of the benchmark: scores, regrets, tests against the original activation, and costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 
 from flexact.io.markdown_tables import markdown
-from flexact.studies.grid.fixed_methods import fixed
-from flexact.studies.grid.statistics import figure, gain_and_p, spread, times
+from flexact.studies.grid.statistics import (
+    Comparison,
+    by_method,
+    figure,
+    gain_and_p,
+    paired,
+    seconds_ratios,
+    spread,
+    times,
+)
 from flexact.studies.grid.status import not_done, several_devices
-from flexact.studies.picks.cells import Cell
-from flexact.studies.picks.protocol import Protocol
-from flexact.studies.picks.statistics import ORIGINAL, Overall, Reference, Summary, overall, reference, summaries
-from flexact.studies.picks.study import Result
+from flexact.studies.grid.study import fixed
+from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, methods_of
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
+
+SIGNIFICANT = 0.05
+ORIGINAL = "original"
+"""The name of each task's original activation in the overall summary."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The scores of the fixed candidates, against which regret is measured."""
+
+    scores: Mapping[str, Mapping[int, float]]
+    """Candidate → seed → score for the candidates with finished cells. The best candidate on average comes first."""
+    seeds: frozenset[int]
+    """The seeds that all of these candidates have."""
+
+    def means(self, seeds: Iterable[int]) -> list[float]:
+        """Return the mean score of each candidate over some seeds."""
+        return [fmean(own[seed] for seed in seeds) for own in self.scores.values()]
+
+    def regret(self, scores: Mapping[int, float]) -> float:
+        """Return the regret of scores by seed over the shared seeds: 0 is the best fixed candidate, 1 the median one.
+
+        Returns NaN without a shared seed.
+        """
+        shared = self.seeds & scores.keys()
+        means = self.means(shared) if shared else [math.nan]
+        best, middle = max(means), median(means)
+        return (best - fmean(scores[seed] for seed in shared)) / (best - middle) if best > middle else math.nan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method on one task."""
+
+    task: str
+    method: str
+    scores: Mapping[int, float]
+    """Score by seed."""
+    against: Comparison | None
+    """Comparison with the original activation. None for the original itself, and if no seed is shared."""
+    regret: float
+    steps_ratio: float
+    """Steps relative to a plain run of the original activation, as the mean over shared seeds."""
+    seconds_ratio: float
+    """The same ratio of seconds, over the seeds on which both ran on the same device."""
+
+
+@dataclass(frozen=True)
+class Overall:
+    """One method, averaged over all tasks on which it has a regret."""
+
+    method: str
+    tasks: int
+    mean_regret: float
+    largest_regret: float
+    worst_task: str
+    better: int
+    """Number of tasks with a mean score above that of the original activation."""
+    significantly_worse: int
+    """Number of tasks with a lower mean score and p < 0.05."""
+    steps_ratio: float
+    seconds_ratio: float
+
+
+def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
+    """Return the reference of a task; None if fewer than two fixed candidates were run, or if they share no seed."""
+    done = by_method(row for row in rows if row.task == task.name)
+    found = {name: _scores(done[fixed(name)]) for name in task.candidates if fixed(name) in done}
+    seeds = frozenset.intersection(*(frozenset(one) for one in found.values())) if found else frozenset()
+    if len(found) < 2 or not seeds:
+        return None
+    order = sorted(found, key=lambda name: -fmean(found[name][seed] for seed in seeds))
+    return Reference({name: found[name] for name in order}, seeds)
+
+
+def summaries(rows: Sequence[Result]) -> list[Summary]:
+    """Return a summary per task and method with a finished cell, in the order of the tasks and of their methods."""
+    return [one for task in TASKS.values() for one in _of_task(task, [row for row in rows if row.task == task.name])]
+
+
+def overall(found: Sequence[Summary]) -> list[Overall]:
+    """Return the overall results of each method that chooses, and of the original activation."""
+    every = {method: [one for one in found if one.method == method] for method in CHOOSING}
+    every[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
+    compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in every.items()}
+    return [_overall(method, own) for method, own in compared.items() if own]
+
+
+def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
+    done, known, found = by_method(rows), reference(task, rows), []
+    original = done.get(fixed(task.original), {})
+    for method in (method for method in methods_of(task) if method in done):
+        own, scores = done[method], _scores(done[method])
+        pairs = [(row, original[seed]) for seed, row in own.items() if seed in original]
+        found.append(
+            Summary(
+                task.name,
+                method,
+                scores,
+                None if method == fixed(task.original) else paired(scores, _scores(original)),
+                math.nan if known is None else known.regret(scores),
+                _mean(row.steps / base.steps for row, base in pairs),
+                _mean(seconds_ratios(pairs)),
+            )
+        )
+    return found
+
+
+def _overall(method: str, own: Sequence[Summary]) -> Overall:
+    worst = max(own, key=lambda one: one.regret)
+    tests = [one.against for one in own if one.against is not None]
+    return Overall(
+        method,
+        len(own),
+        fmean(one.regret for one in own),
+        worst.regret,
+        worst.task,
+        sum(test.gain > 0 for test in tests),
+        sum(test.gain < 0 and test.p is not None and test.p < SIGNIFICANT for test in tests),
+        _mean(one.steps_ratio for one in own if math.isfinite(one.steps_ratio)),
+        _mean(one.seconds_ratio for one in own if math.isfinite(one.seconds_ratio)),
+    )
+
+
+def _scores(rows: Mapping[int, Result]) -> dict[int, float]:
+    return {seed: row.score for seed, row in rows.items()}
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean; NaN if there are no values."""
+    held = list(values)
+    return fmean(held) if held else math.nan
+
 
 _EXPLAINED = (
     "Scores: mean ± standard deviation over seeds; higher is better. Difference and p (two-sided paired t-test): "

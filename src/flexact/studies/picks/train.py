@@ -3,26 +3,108 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
+import math
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flexact.config import FlexConfig
+from flexact.io.atomic_files import write_whole
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.grid.fixed_methods import candidate_of
-from flexact.studies.picks.cells import Cell
+from flexact.studies.grid.study import candidate_of
 from flexact.studies.picks.device_lock import DEVICE
-from flexact.studies.picks.methods import ABLATED
-from flexact.studies.picks.picking import Picked, flexact_run, picked_at_random, picked_by_flexact
-from flexact.studies.picks.plain import FOLDER, trained_alone
-from flexact.studies.picks.protocol import Protocol
-from flexact.studies.picks.race import picked_by_race
-from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.picking import Picked, flexact_run, further_steps, picked_at_random, picked_by_flexact
+from flexact.studies.picks.protocol import ABLATED, Cell, Protocol
+from flexact.studies.picks.setting import Picks, Setting
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.training import never
+from flexact.studies.picks.training import Diverged, never
+
+FOLDER = "plain"
+"""The folder of the cache in the grid's folder."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The cached result of a plain run."""
+
+    score: float
+    steps: int
+    seconds: float
+
+
+def trained_alone(setting: Setting, picks: Picks) -> Plain:
+    """Return the result of a network with these picks, which is trained once for all cells of a grid.
+
+    The result depends on the network, the seed, the picks, the steps and the device, so it is cached in the grid's
+    folder under a digest of these. Two cells that need it at the same time both train it.
+    """
+    path = setting.kept / f"{_digest(setting, picks)}.json"
+    try:
+        return Plain(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # missing, or from another version
+        steps = setting.task.steps
+    training = setting.plain(picks, steps)
+    training.run(steps, setting.stop)
+    result = Plain(training.evaluate(setting.problem.score), steps, training.seconds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_suffix(f".{setting.name}")  # another cell may write the same result
+    write_whole(own, json.dumps(asdict(result)) + "\n")
+    os.replace(own, path)
+    return result
+
+
+def _digest(setting: Setting, picks: Picks) -> str:
+    task, on_gpu = setting.task, setting.device.type == "cuda"
+    device = torch.cuda.get_device_name(setting.device) if on_gpu else setting.device.type
+    what = [task.network or task.name, setting.seed, task.steps, sorted(picks.items()), device]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+
+def rungs_of(count: int, steps: int) -> list[tuple[int, int]]:
+    """Return the number of networks per rung, and the steps of each network.
+
+    Every rung has the same share of all steps, and half of its networks advance to the next.
+
+    >>> rungs_of(7, 1200)
+    [(7, 57), (4, 100), (2, 200)]
+    """
+    rungs = math.ceil(math.log2(count))
+    found = []
+    for _ in range(rungs):
+        found.append((count, max(1, steps // rungs // count)))
+        count = (count + 1) // 2
+    return found
+
+
+def picked_by_race(setting: Setting) -> Picked:
+    """Return the winner as the pick of every site. Each network of a rung is a fresh run whose learning rate falls to
+    0. The better half by held-out loss advances; diverged networks come last."""
+    left = list(setting.task.candidates)
+    spent, seconds = 0, 0.0
+    for count, steps in rungs_of(len(left), further_steps(setting)):
+        losses = {}
+        for candidate in left[:count]:
+            losses[candidate], took = _raced(setting, candidate, steps)
+            spent += steps
+            seconds += took
+        left = sorted(losses, key=lambda candidate: losses[candidate])[: (count + 1) // 2]
+    return Picked(setting.everywhere(left[0]), spent, seconds)
+
+
+def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:
+    """Return the held-out loss of a short run (infinite if it diverged), and its seconds."""
+    training = setting.plain(setting.everywhere(candidate), steps)
+    training.run(steps, setting.stop)
+    try:
+        return training.evaluate(setting.problem.held_out_loss), training.seconds
+    except Diverged:
+        return math.inf, training.seconds
 
 
 @dataclass(frozen=True)

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.result_folder import TABLE
-from flexact.studies.calling import again
-from flexact.studies.grid.command import Names, Overwrite, Quiet, names
+from flexact.studies.grid.command import Names, Overwrite, Quiet, again, names
 from flexact.studies.progress import Progress
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.studies import Study
 
-_POLICY = (
-    "Policy of the flexact-a… models and of the corrections: paper (our interpretation of the paper), literal (its "
-    "formulas taken literally) or default (FlexConfig())."
-)
-_HIDDEN = (
-    "Width of a two-layer teacher and student; the student starts from its teacher's weights and must find the hidden "
-    "activation. 0 for the paper's single unit."
-)
-
 
 def command_of(study: Study) -> Callable[..., None]:
-    """Return the command of `flexact reproduce` that runs a study."""
+    """Return the command of `flexact reproduce` that runs a study. Its first options are the fields of `Options`."""
 
     def command(
-        seeds: Annotated[int, typer.Option(help="Number of seeds.")] = study.seeds,
-        first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-        epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 100,
-        policy: Annotated[str, typer.Option(help=_POLICY)] = "paper",
         truths: Annotated[
             Names, typer.Option(help="The functions to find, separated by commas.", show_default="the paper's")
         ] = None,
         candidates: Annotated[Names, typer.Option(help="The candidates.", show_default="the paper's five")] = None,
         models: Annotated[Names, typer.Option(help="The models to train.", show_default="all of the study")] = None,
-        slope: Annotated[float, typer.Option(help="K in y = a(K·x₁).")] = 5.0,
-        label_noise: Annotated[float, typer.Option(help="Standard deviation of the noise on the labels.")] = 0.0,
-        distractors: Annotated[int, typer.Option(help="Number of uninformative inputs.")] = 3,
-        target_scale: Annotated[float, typer.Option(help="Factor on the labels.")] = 1.0,
-        hidden: Annotated[int, typer.Option(help=_HIDDEN)] = 0,
         out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs", study.name),
         resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False,
         overwrite: Overwrite = False,
@@ -52,24 +34,17 @@ def command_of(study: Study) -> Callable[..., None]:
         jobs: Annotated[
             int | None, typer.Option(min=1, help="Number of processes.", show_default="one per core")
         ] = None,
+        **settings: Any,
     ) -> None:
         from flexact.report.build import build, check_packages
         from flexact.studies.synthetic.runner import run
 
         chosen = PAPER_CANDIDATES if candidates is None else names(candidates) or ()
         options = Options(
-            seeds=seeds,
-            first_seed=first_seed,
-            epochs=epochs,
-            policy=policy,
+            **settings,
             truths=study.truths if truths is None else names(truths) or (),
             candidates=chosen,
             models=study.models(chosen) if models is None else names(models) or (),
-            slope=slope,
-            label_noise=label_noise,
-            distractors=distractors,
-            target_scale=target_scale,
-            hidden=hidden,
         )
         progress = Progress(quiet)
         check_packages()
@@ -84,4 +59,9 @@ def command_of(study: Study) -> Callable[..., None]:
             print((out / TABLE).read_text(encoding="utf-8"))
             print(f"Page: {page}")
 
+    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+    every = inspect.signature(Options, eval_str=True).parameters.values()
+    others = [option for option in every if option.name not in {one.name for one in own}]
+    others = [option.replace(default=study.seeds) if option.name == "seeds" else option for option in others]
+    command.__signature__ = inspect.Signature([*others, *own])  # type: ignore[attr-defined]  # which typer reads
     return command

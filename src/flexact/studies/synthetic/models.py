@@ -19,8 +19,7 @@ from flexact.candidates import known_names, lookup
 from flexact.config import Correction, FlexConfig, Policy
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
-from flexact.studies.synthetic.names import DEFAULT, KAN, alpha_of
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import DEFAULT, KAN, Options, alpha_of
 from flexact.studies.synthetic.replicas import LEARNING_RATE
 
 CORRECTIONS: tuple[str, ...] = get_args(Correction)
@@ -85,7 +84,9 @@ def rate(model: str, options: Options) -> Callable[[float], float]:
     ends at 0, because its row shows the least error that it can reach. At a constant rate of 0.01, Sigmoid is
     2.8 % above its least error on Tanh after 100 epochs, because its best weights are infinite.
     """
-    return _constant if policy(model, options) is not None else _falling
+    if policy(model, options) is not None:
+        return lambda progress: 1.0
+    return lambda progress: _FALLING_FROM * (1 - progress)
 
 
 def rate_text(model: str, options: Options) -> str:
@@ -114,14 +115,6 @@ def check(options: Options, usual: Sequence[str]) -> None:
             f"{picking[0]} picks from {', '.join(options.candidates)}, and can never find the truth "
             f"{', '.join(missing)}. Add it to --candidates, or change --truths or --models."
         )
-
-
-def _constant(progress: float) -> float:
-    return 1.0
-
-
-def _falling(progress: float) -> float:
-    return _FALLING_FROM * (1 - progress)
 
 
 def _chosen(options: Options) -> FlexConfig:

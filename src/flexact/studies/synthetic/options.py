@@ -1,23 +1,83 @@
-"""The options of a synthetic study."""
+"""The options of a synthetic study, and the names of models, truths and corrections."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Annotated, Any
+
+import typer
 
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.option_checks import check_known, check_names, check_once, check_whole
-from flexact.studies.synthetic.names import canonical
+from flexact.io.value_checks import check_known, check_names, check_once, check_whole
 from flexact.studies.synthetic.replicas import Cell, Task
 
-Policy = Literal["default", "paper", "literal"]
-POLICIES: tuple[str, ...] = get_args(Policy)
+DEFAULT = "flexact-default"
+"""The model of `FlexConfig()`."""
+KAN = "kan"
+"""The model that is a Kolmogorov-Arnold layer."""
+
+TITLES = {
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "leaky_relu": "LeakyReLU",
+    "identity": "Identity",
+    "none": "no correction",
+    "clip_logit_gradient": "logit-gradient clipping",
+    "clipped_norm_kl": "KL from clipped norms",
+    "output_norm": "output normalisation",
+    "grad_norm_kl": "KL from gradient norms",
+}
+"""The paper's names of its truths and corrections."""
+
+_ALPHA = re.compile(r"flexact-a(\d+)(\.\d+)?")
+
+
+def title(name: str) -> str:
+    """Return the title of a truth or a correction; any other name is returned unchanged."""
+    return TITLES.get(name, name)
+
+
+def alpha_of(model: str) -> float | None:
+    """Return α of a model that is named after it; None for any other model.
+
+    >>> alpha_of("flexact-a0.3"), alpha_of("relu")
+    (0.3, None)
+    """
+    found = _ALPHA.fullmatch(model)
+    return float(found[1] + (found[2] or "")) if found else None
+
+
+def canonical(model: str) -> str:
+    """Return the canonical name of a model, without redundant zeros.
+
+    >>> canonical("flexact-a0.0"), canonical("flexact-a0.30"), canonical("relu")
+    ('flexact-a0', 'flexact-a0.3', 'relu')
+    """
+    found = _ALPHA.fullmatch(model)
+    if not found:
+        return model
+    fraction = (found[2] or "").rstrip("0").rstrip(".")
+    return f"flexact-a{found[1].lstrip('0') or '0'}{fraction}"
+
+
+POLICIES: tuple[str, ...] = ("default", "paper", "literal")
+
+_POLICY = (
+    "Policy of the flexact-a… models and of the corrections: paper (our interpretation of the paper), literal (its "
+    "formulas taken literally) or default (FlexConfig())."
+)
+_HIDDEN = (
+    "Width of a two-layer teacher and student; the student starts from its teacher's weights and must find the hidden "
+    "activation. 0 for the paper's single unit."
+)
 
 MOST_SEEDS = 10_000
 MOST_EPOCHS = 100_000
@@ -31,18 +91,18 @@ class Options:
     [Cell(truth='relu', seed=7), Cell(truth='relu', seed=8), Cell(truth='tanh', seed=7), Cell(truth='tanh', seed=8)]
     """
 
-    seeds: int = 5
-    first_seed: int = 0
-    epochs: int = 100
-    policy: str = "paper"
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 5
+    first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 100
+    policy: Annotated[str, typer.Option(help=_POLICY)] = "paper"
     truths: tuple[str, ...] = PAPER_CANDIDATES
     candidates: tuple[str, ...] = PAPER_CANDIDATES
     models: tuple[str, ...] = ()
-    slope: float = 5.0
-    label_noise: float = 0.0
-    distractors: int = 3
-    target_scale: float = 1.0
-    hidden: int = 0
+    slope: Annotated[float, typer.Option(help="K in y = a(K·x₁).")] = 5.0
+    label_noise: Annotated[float, typer.Option(help="Standard deviation of the noise on the labels.")] = 0.0
+    distractors: Annotated[int, typer.Option(help="Number of uninformative inputs.")] = 3
+    target_scale: Annotated[float, typer.Option(help="Factor on the labels.")] = 1.0
+    hidden: Annotated[int, typer.Option(help=_HIDDEN)] = 0
 
     def __post_init__(self) -> None:
         check_whole("seeds", self.seeds, 1, MOST_SEEDS)

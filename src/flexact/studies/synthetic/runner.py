@@ -13,18 +13,17 @@ import torch
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
-from flexact.io.result_folder import TABLE, VERSION
+from flexact.io.result_folder import TABLE
 from flexact.observe.selection import selection
 from flexact.routing.layer import FlexAct
 from flexact.studies.progress import Progress
-from flexact.studies.provenance import provenance, versions
+from flexact.studies.provenance import run_config
 from flexact.studies.synthetic import models as named
-from flexact.studies.synthetic.names import title
-from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.options import Options, title
 from flexact.studies.synthetic.replicas import BATCH, GRID, Trained, target, train
 from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
 from flexact.studies.synthetic.studies import Study
-from flexact.studies.workers import Answer, Pool, Stop, cores, one_thread, report, run_tasks
+from flexact.studies.workers import Answer, Pool, Stop, cores, one_thread, run_tasks
 
 HISTORY_POINTS = 100
 """Maximum number of epochs in history.csv, besides the start."""
@@ -62,9 +61,6 @@ def run(
     with progress.over([_cost(group) for group in left], done=len(store.done)):
         indexes = {group: index for index, group in enumerate(left)}
 
-        def reported(group: Group, epoch: int) -> None:
-            progress.at(indexes[group], epoch / options.epochs)
-
         def ended(group: Group, answer: Answer) -> None:
             if answer.kind != "done":
                 raise FlexActError(
@@ -76,29 +72,31 @@ def run(
 
         processes = min(jobs or cores(), len(left))
         if processes > 1 and (jobs or len(left) * options.epochs > _SMALL):
-            pool = Pool(["cpu"] * processes, _train_in_worker, reported)
-            run_tasks(pool, left, ended, beat=pool.forward_reports)
+            run_tasks(Pool(["cpu"] * processes, _train_in_worker), left, ended, beat=lambda: False)
         else:
             with one_thread():
-                for group in left:
-                    ended(group, Answer("done", train_group(group, functools.partial(reported, group))))
+                for index, group in enumerate(left):
+                    ended(group, Answer("done", train_group(group, functools.partial(progress.at, index))))
     write_whole(folder / TABLE, study.table(options, store.results))
     return store
 
 
 def _train_in_worker(group: Group, device: str, stop: Stop) -> Answer:
     """Train one model in a worker process, in one thread."""
+
+    def after_epoch(share: float) -> None:
+        if stop():
+            raise InterruptedError("the worker was asked to stop")
+
     with one_thread():
         try:
-            return Answer("done", train_group(group, report))
-        except OSError:
-            raise  # the parent process has ended
+            return Answer("done", train_group(group, after_epoch))
         except Exception as error:
             return Answer("failed", error=f"{type(error).__name__}: {error}")
 
 
-def train_group(group: Group, report: Callable[[int], None]) -> Part:
-    """Train one model on all its cells."""
+def train_group(group: Group, after_epoch: Callable[[float], None]) -> Part:
+    """Train one model on all its cells. after_epoch: called with the completed share."""
     options = group.options
     activation = named.activation(group.model, options)
     history: list[list[dict[str, float]]] = []
@@ -108,14 +106,14 @@ def train_group(group: Group, report: Callable[[int], None]) -> Part:
         if isinstance(activation, FlexAct):
             history.append([row.probabilities for row in selection(activation)])
 
-    def after_epoch(epoch: int) -> None:
+    def end_epoch(epoch: int) -> None:
         if epoch in epochs:
             note()
-        report(epoch)
+        after_epoch(epoch / options.epochs)
 
     note()
     rate = named.rate(group.model, options)
-    trained = train(options.task, options.cells, activation, options.epochs, after_epoch, rate)
+    trained = train(options.task, options.cells, activation, options.epochs, end_epoch, rate)
     picks = [(group.model, 1.0)] * len(options.cells)
     if isinstance(activation, FlexAct):
         picks = [(row.pick or "undecided", row.probability) for row in selection(activation)]
@@ -131,24 +129,19 @@ def train_group(group: Group, report: Callable[[int], None]) -> Part:
 def configuration(study: Study, options: Options) -> dict[str, Any]:
     """Return the content of config.json: the options, and everything else that the results depend on."""
     policies = {model: named.policy(model, options) for model in options.models}
-    made = provenance()
-    return {
-        "flexact_study": VERSION,
-        "study": study.name,
-        "title": study.title,
-        "options": options.to_dict(),
-        "policies": {model: config.to_dict() for model, config in policies.items() if config is not None},
-        "training": {
+    return run_config(
+        study.name,
+        study.title,
+        options=options.to_dict(),
+        policies={model: config.to_dict() for model, config in policies.items() if config is not None},
+        training={
             "optimizer": "Adam",
             "batch": BATCH,
             "samples": options.task.samples,
             "learning_rate": {model: named.rate_text(model, options) for model in options.models},
         },
-        "versions": versions(),
-        "device": f"cpu ({platform.machine()}, {cores()} cores)",
-        "commit": made["commit"],
-        "date": made["date"],
-    }
+        device=f"cpu ({platform.machine()}, {cores()} cores)",
+    )
 
 
 def _kept_epochs(epochs: int) -> set[int]:

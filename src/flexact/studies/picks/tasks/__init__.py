@@ -1,4 +1,4 @@
-"""The ten tasks, one file each. The longest tasks come first, which is the order in which a grid runs them. Tasks in
+"""The ten tasks. The longest tasks come first, which is the order in which a grid runs them. Tasks in
 other files of this folder are discovered and come after them."""
 
 from __future__ import annotations
@@ -7,19 +7,19 @@ import importlib
 import pkgutil
 
 from flexact.studies.picks.task import Task
-from flexact.studies.picks.tasks import autoencoder, convnet, coordinates, deep_mlp, gpt, physics, resnet, tabular, vit
+from flexact.studies.picks.tasks import cifar, gpt, physics, regression
 
 _OURS = (
-    resnet.RECTIFIERS,
-    resnet.SEVEN,
-    vit.TASK,
+    cifar.RESNET_RECTIFIERS,
+    cifar.RESNET_SEVEN,
+    cifar.VIT,
     gpt.TASK,
     physics.TASK,
-    convnet.TASK,
-    deep_mlp.TASK,
-    autoencoder.TASK,
-    coordinates.TASK,
-    tabular.TASK,
+    cifar.CONVNET,
+    cifar.DEEP_MLP,
+    cifar.AUTOENCODER,
+    regression.COORDINATES,
+    regression.TABULAR,
 )
 
 

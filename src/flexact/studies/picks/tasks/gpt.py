@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact.studies.picks.task import Problem, Task
-from flexact.studies.picks.tasks.transformer import Block
+from flexact.studies.picks.tasks.parts import Block
 
 DIM, DEPTH, HEADS, CONTEXT, BATCH = 128, 4, 4, 64, 32
 BYTES = 8_000_000

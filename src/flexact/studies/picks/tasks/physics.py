@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.studies.picks.task import Problem, Task
-from flexact.studies.picks.tasks.regression import mlp
+from flexact.studies.picks.tasks.parts import mlp
 
 VISCOSITY = 0.02
 POOL, HELD_OUT, BATCH, EDGE, WIDTH, QUADRATURE = 20_000, 1_000, 512, 64, 64, 80

@@ -1,13 +1,18 @@
-"""Warnings about picks with little or no evidence, and about training loops that leave something out."""
+"""Checks of a Schedule's arguments and saved state, and warnings about picks with little or no evidence."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from flexact.io.value_checks import MOST_STEPS
+from torch import Tensor
+
+from flexact.errors import FlexActError
+from flexact.io import value_checks
+from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
-from flexact.policy.running_gradient import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import SiteRouter
 
@@ -15,11 +20,67 @@ SHORTEST = 150
 """Minimum steps of a round, or of the last rung of a trial; with fewer, picks are close to random."""
 
 
+def checked_steps(total_steps: Any, network_steps: Any) -> int:
+    """Return whichever of the two is given. Raise unless exactly one is."""
+    if (total_steps is None) == (network_steps is None):
+        raise FlexActError(
+            f"a Schedule needs either total_steps or network_steps; got {total_steps!r:.80} and {network_steps!r:.80}. "
+            "Give total_steps, the optimizer steps of the whole run."
+        )
+    name, given = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
+    return value_checks.steps(name, given)
+
+
+def check_loss(loss: Any) -> None:
+    """Raise if a loss is not a single number."""
+    is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
+    if loss is not None and not is_number:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
+
+
+def is_known_nonfinite(loss: Tensor | float | None) -> bool:
+    """Return whether a loss in host memory is NaN or infinite; False for a loss on a device, to avoid a sync."""
+    on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
+    return loss is not None and not on_device and not math.isfinite(float(loss))
+
+
+def check_run(state: Any, version: int, total_steps: int) -> None:
+    """Raise if a state has another version, or is from a run with another number of steps."""
+    if not isinstance(state, dict):
+        raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
+    integers = ("version", "step", "total_steps", "steps_lost")
+    missing = [key for key in integers if not isinstance(state.get(key), int)]
+    if missing:
+        raise FlexActError(f"not a Schedule's state: {', '.join(missing)} missing or not an integer in {state!r:.200}.")
+    if state["version"] != version:
+        raise FlexActError(
+            f"the saved run has version {state['version']}, but this flexact only reads version {version}. Resume it "
+            "with the flexact that wrote it."
+        )
+    if state["total_steps"] != total_steps:
+        raise FlexActError(
+            f"the saved run has {state['total_steps']} steps, but this one {total_steps}; create the Schedule with "
+            f"total_steps={state['total_steps']} to resume it."
+        )
+    if not 0 <= state["step"] <= total_steps:
+        raise FlexActError(f"step {state['step']} is outside a run of {total_steps} steps.")
+
+
+def check_drops(saved: Any, drops: list[int]) -> None:
+    """Raise if the saved run drops its candidates at other steps."""
+    if saved != drops:
+        raise FlexActError(
+            f"the saved run drops candidates at the steps {saved!r:.80}, but this one drops them at {drops}. Resume it "
+            "with the FlexConfig and the number of steps that it was started with."
+        )
+
+
 def warn_if_short(plan: Plan) -> None:
     """Warn if a run that commits has too few steps to compare its candidates."""
     if plan.rungs:
         steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
-        needed = trial_steps(rungs(plan.k, plan.config, MOST_STEPS))
+        needed = trial_steps(rungs(plan.k, plan.config, value_checks.MOST_STEPS))
     else:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
@@ -63,7 +124,7 @@ def warn_of_arbitrary_picks(
 
     stepped: the sites whose logits have been stepped by an optimizer. acts: whether the policy acts before steps.
     """
-    count, paced = len(router.sites), router.config.policy.logit_step == "paced"
+    count = len(router.sites)
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
         # If the logits have moved, an optimizer without torch's hooks has stepped them.
         message = (
@@ -75,14 +136,14 @@ def warn_of_arbitrary_picks(
             f"no optimizer has stepped the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) yet, "
             "so what they drop now is arbitrary. Give it flexact.param_groups(model), or exclude them in convert."
         )
-    elif paced and (idle := _without_gradient(router, running)):
+    elif router.config.policy.moves_logits and (idle := _without_gradient(router, running)):
         message = (
             f"{len(idle)} of {count} sites have received no gradient so far ({', '.join(idle[:5])}), so their picks "
             "are arbitrary. If the forward never calls them, exclude them in convert."
         )
     else:
         return
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=5)
 
 
 def _left_out(router: SiteRouter, stepped: Collection[FlexAct]) -> list[str]:

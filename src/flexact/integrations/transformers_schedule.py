@@ -1,4 +1,4 @@
-"""The state of a schedule in the checkpoints of `transformers.Trainer`."""
+"""The Schedule of a `transformers.Trainer`: its state in checkpoints, and the learning rate after its rewind."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
@@ -65,3 +66,31 @@ def _start(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many types
         raise FlexActError(f"{path}, which the rewind needs, is missing or corrupt ({type(error).__name__}).") from None
+
+
+def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule) -> None:
+    """Let the Trainer create a new learning-rate schedule, with warm-up, for the steps that remain after a rewind.
+
+    Does nothing before a rewind, or if the user passed an LR scheduler, which the rewind itself has reset. If the run
+    was resumed after its rewind, the new scheduler resumes from the saved state.
+    """
+    if schedule.rewound_at is None or not getattr(trainer, "_created_lr_scheduler", False):
+        return
+    saved = trainer.lr_scheduler
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        _set_rate(group, float(group.get("initial_lr", group["lr"])))
+    trainer.lr_scheduler = None
+    trainer.create_scheduler(schedule.total_steps - schedule.rewound_at, optimizer)
+    trainer.callback_handler.lr_scheduler = trainer.lr_scheduler
+    if schedule.steps_done > schedule.rewound_at:
+        trainer.lr_scheduler.load_state_dict(saved.state_dict())
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            _set_rate(group, rate)
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,237 @@
+"""The rows of a selection: the pick of a site and its evidence, in plain JSON types and as a table of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
+
+from flexact.candidates import known_names
+from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
+from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
+from flexact.policy.evidence import SIGNIFICANT, Contest
+
+TIE = 1e-6
+"""Probabilities that differ by at most this are equal."""
+_DROPPED, _DROPPED_IN_TEXT = "dropped at", "dropped (at step)"
+_LEAST = 24
+"""Minimum width, in characters, of the names of sites and of the list of drops."""
+_NUMBER = float | int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One site, or one channel of it: its pick, and by how much that leads."""
+
+    site: str
+    channel: int | None
+    original: str | None
+    """The original activation, if it is a candidate; otherwise None."""
+    pick: str | None
+    """The candidate that leads now. None while those left are equally likely, as before training and in a trial."""
+    probability: float
+    runner_up: str | None
+    """The second likeliest candidate. Once the row is committed: the one that was dropped last, and of several the one
+    with the smallest margin in standard errors."""
+    margin: float
+    """The probability of the pick minus that of the next remaining candidate."""
+    committed: bool
+    decided: bool
+    """Whether the row is committed on significant evidence: that its pick is better than the original or, if that was
+    kept or is unknown, than the runner-up."""
+    probabilities: dict[str, float]
+    dropped: dict[str, int]
+    """The step at which each dropped candidate was dropped."""
+    evidence: dict[str, Contest]
+    """The margin of each dropped candidate when it was dropped; candidates dropped without evidence are left out. For
+    the original: in the round of a blend in which it first was significantly behind."""
+    trying: str | None = None
+    """In a trial: the candidate that is being trained."""
+
+    @property
+    def key(self) -> str:
+        """The site, or `site:channel` for a channel."""
+        return self.site if self.channel is None else f"{self.site}:{self.channel}"
+
+    @property
+    def lead(self) -> Contest | None:
+        """The evidence against the runner-up; None before the commitment, and where there is none."""
+        return self.evidence.get(self.runner_up) if self.committed and self.runner_up is not None else None
+
+    @property
+    def over_original(self) -> Contest | None:
+        """The evidence against the original, if the pick is another candidate; None if there is none."""
+        return None if self.original in (None, self.pick) else self.deciding
+
+    @property
+    def deciding(self) -> Contest | None:
+        """The evidence on which `decided` rests; None before the commitment, and where there is none."""
+        rival = self.runner_up if self.original in (None, self.pick) else self.original
+        return self.evidence.get(rival) if self.committed and rival is not None else None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the row is committed without significant evidence."""
+        return self.committed and not self.decided
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        fields: dict[str, Any] = plain(asdict(self))
+        if self.trying is None:
+            del fields["trying"]
+        return fields
+
+    @classmethod
+    def from_dict(cls, number: int, data: Any) -> Row:
+        """The inverse of `to_dict`, with every field checked. number: the number of the row, for error messages."""
+        kinds = get_type_hints(cls)
+        if not isinstance(data, dict) or data.keys() | {"trying"} != kinds.keys():
+            raise FlexActError(f"row {number} of a selection needs the fields {', '.join(kinds)}; got {data!r:.80}.")
+        fields = {}
+        for name, value in data.items():
+            try:
+                fields[name] = _restored(value, kinds[name])
+            except TypeError:
+                raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.") from None
+        return cls(**fields)
+
+
+def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
+    """Sites that picked together as one row each, with its name: that of the site, or how many sites they are."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(repr(replace(row, site="", channel=None)), []).append(row)
+    return [(one[0].key if len(one) == 1 else counted(len(one), "site"), one[0]) for one in groups.values()]
+
+
+def plain(value: Any) -> Any:
+    """The same with None for every number that is not finite, which JSON cannot have."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _restored(value: Any, kind: Any) -> Any:
+    """The inverse of `plain`; raises TypeError unless a value is of this type. Booleans do not count as numbers."""
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {_restored(key, str): _restored(one, get_args(kind)[1]) for key, one in value.items()}
+    if kind is Contest and isinstance(value, dict):
+        found = Contest(**value)
+        margin = math.inf if found.margin is None else found.margin
+        return Contest(*map(_restored, (margin, found.standard_error, found.steps), (_NUMBER, _NUMBER, int)))
+    if kind is float:
+        kind, value = _NUMBER, math.nan if value is None else value
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError
+    return value
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The cells by title, without the names of the sites. The columns are those that the phase of the run calls for:
+    probabilities while candidates are in the contest, the evidence for the pick after the commitment."""
+    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
+    columns = {"pick": [_pick(row) for row in rows]}
+    if contested or not rows:
+        columns["probability"] = ["-" if row.committed else f"{row.probability:.3f}" for row in rows]
+        columns["margin"] = ["-" if row.committed else f"{row.margin:.3f}" for row in rows]
+    if committed:
+        leads = [row.lead for row in rows]
+        columns["lead"] = ["-" if lead is None else str(lead) for lead in leads]
+        columns["z"] = ["-" if lead is None else f"{lead.z:.1f}" for lead in leads]
+        columns["steps"] = ["-" if lead is None else str(lead.steps) for lead in leads]
+    columns["runner-up"] = [row.runner_up or "-" for row in rows]
+    if any(row.over_original is not None for row in committed):
+        against = [row.over_original for row in rows]
+        columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
+    columns[_DROPPED] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
+    return columns
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line per row and a legend, at most 120 characters wide unless the names of the sites are too long."""
+    columns = columns_of(rows)
+    del columns[_DROPPED]  # cut below to what there is room for
+    names = [printable(row.key) for row in rows]
+    dropped = [drops_by_step(row.dropped) for row in rows]
+    room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items()) - len(GAP)
+    for_dropped = min(_LEAST, max(len(_DROPPED_IN_TEXT), *map(_length, dropped), 0))
+    names = cut(names, max(_LEAST, room - for_dropped))
+    columns = {"site": names, **columns}
+    room -= width("site", names)
+    columns[_DROPPED_IN_TEXT] = [_latest(groups, max(_LEAST, room)) for groups in dropped]
+    return "\n".join([*aligned(columns), *legend(rows)])
+
+
+def _pick(row: Row) -> str:
+    if row.trying is not None:
+        return f"trying {row.trying}"
+    if row.pick is None:
+        return "undecided"
+    return row.pick + (" ?" if not row.committed else "" if row.decided else " (undecided)")
+
+
+def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
+    """What was dropped, by step.
+
+    >>> drops_by_step({"sine": 500, "elu": 350, "tanh": 350})
+    ['elu tanh (350)', 'sine (500)']
+    """
+    by_step: dict[int, list[str]] = {}
+    for name, step in sorted(dropped.items(), key=lambda item: item[1]):
+        by_step.setdefault(step, []).append(name)
+    return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
+
+
+def _length(groups: Sequence[str]) -> int:
+    return len(", ".join(groups))
+
+
+def _latest(groups: Sequence[str], room: int) -> str:
+    """As many of the last drops as there is room for."""
+    if not groups:
+        return "-"
+    first = 0
+    while first < len(groups) - 1 and _length(groups[first:]) + (2 if first else 0) > room:
+        first += 1
+    return ("… " if first else "") + ", ".join(groups[first:])
+
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """The explanations that these rows call for."""
+    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
+    compared = [row for row in contested if row.trying is None]
+    told = {
+        "? not committed yet": any(row.pick is not None for row in compared),
+        "undecided: no candidate leads yet": any(row.pick is None for row in compared),
+        "trying: the candidate that the trial trains now": any(row.trying is not None for row in contested),
+        "lead: the pick's advantage over the runner-up when the runner-up was dropped, ± standard error; z: their "
+        "ratio": any(row.lead is not None for row in committed),
+        "z (original): the lead over the original activation, in standard errors": any(
+            row.over_original is not None for row in committed
+        ),
+        f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
+        "original was kept": any(not row.decided for row in committed),
+        "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was "
+        "not significant, or the mixing weights and the evidence disagree.": any(
+            row.lead is not None and row.lead.margin < 0 for row in committed
+        ),
+    }
+    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
+
+
+def _misleading_names(rows: Sequence[Row]) -> list[str]:
+    """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
+    functions = {name.replace("_", "") for name in known_names()}
+    found: dict[str, str] = {}
+    for row in rows:
+        attribute = row.site.rpartition(".")[2]
+        name = attribute.lower().replace("_", "").rstrip("0123456789")
+        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
+            found.setdefault(row.site, row.pick)
+    if not found:
+        return []
+    site, pick = next(iter(found.items()))
+    more = f", and {counted(len(found) - 1, 'other')} likewise" if len(found) > 1 else ""
+    return [f"extract keeps module names: the module named {printable(site)} is now a {pick}{more}"]

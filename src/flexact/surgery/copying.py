@@ -1,0 +1,46 @@
+"""Copies of a model, and running them without a trace."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """Return a deep copy of a model, which shares some tensors with it."""
+    with _DetachedCopies():
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+class _DetachedCopies(TorchFunctionMode):
+    """Lets deepcopy copy tensors with a gradient history by value, such as a result that a module has cached."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is Tensor.__deepcopy__ and not args[0].is_leaf:
+            tensor, memo = args
+            return memo.setdefault(id(tensor), tensor.detach().clone())
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def same_random_state(model: nn.Module) -> Iterator[None]:
+    """Restore the random states of torch, Python and numpy."""
+    numpy: Any = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        with torch.random.fork_rng({parameter.device for parameter in model.parameters() if parameter.is_cuda}):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
