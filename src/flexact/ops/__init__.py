@@ -92,10 +92,24 @@ def _backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -
     return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, delta, h, blending, need_logits)
 
 
+def _forward_keeping(h: Tensor, blending: Blending, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+    if closed_form.keeps(h) and not dispatch.compiles(h):
+        return closed_form.forward(h, blending, kept)
+    return _forward(h, blending)
+
+
+def _backward_from(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    if kept:
+        return closed_form.backward(delta, h, blending, need_logits, kept)
+    return _backward(delta, h, blending, need_logits)
+
+
 def _run_compiled_or_eager(
     compiled: Callable[..., tuple[Tensor, Tensor]], eager: Callable[..., tuple[Tensor, Tensor]], h: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run the compiled function if h is large enough, and fall back to the eager one if compilation fails."""
+    """Run the compiled function if it is in use, and fall back to the eager one if compilation fails."""
     if dispatch.compiles(h):
         try:
             return compiled(h, *rest)
@@ -106,7 +120,9 @@ def _run_compiled_or_eager(
     return eager(h, *rest)
 
 
-_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
+_plain = operators.RoutedActivation(
+    "routed_activation", torch.library.custom_op, _forward, _backward, (_forward_keeping, _backward_from)
+)
 
 
 @_plain.operator.register_fake

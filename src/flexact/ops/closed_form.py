@@ -1,13 +1,17 @@
-"""The routed activation in closed form, in plain torch: saves only the input, with one pass per direction.
+"""The routed activation in closed form, in plain torch.
 
-The tensor is processed in blocks that stay in the CPU's cache while every candidate is evaluated on them, so memory is
-read and written once regardless of the number of candidates. Half precision is computed in float32. Sums are taken
-block by block in a fixed order, so results are deterministic.
+Tensors are processed in blocks that stay in the CPU's cache while every candidate is evaluated on them. Half precision
+is computed in float32. Sums are taken block by block in a fixed order, so results are deterministic.
+
+The gradients need the values of the candidates and their blended slope. The forward computes both anyway, so the
+backward takes half the time if they were kept, which needs K + 1 more tensors of the size of the input. Otherwise the
+backward computes them again, with the same results bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,50 +22,87 @@ from flexact.ops.blending import Blending
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
+MOST_KEPT = 1 << 20
+"""Maximum number of elements of a CPU tensor for which the values are kept (4 MiB per candidate in float32)."""
 
 
-def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics."""
+def keeps(h: Tensor) -> bool:
+    """Return whether an eager forward keeps what the backward needs. It depends on device and size only.
+
+    Other devices than a CPU always keep it: a plain blend does so too, and would be faster than evaluating twice.
+    """
+    return h.device.type != "cpu" or h.numel() <= MOST_KEPT
+
+
+def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics.
+
+    kept: a list to which the blended slope and the values of each block are appended, for `backward`.
+    """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
     x = torch.empty_like(h)
-    sweep = _Sweep(h, blending)
-    sums = torch.zeros_like(weights, dtype=torch.float64)
+    sweep, sums = _Sweep(h, blending), _Sums(blending)
     for block_h, block_x in sweep.blocks(h, x):
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
-        for k, candidate, weight in sweep.candidates:
-            if _is_zero(weight) and not statistics:
+        slope = None if kept is None else torch.zeros_like(source)
+        values, totals = [], []
+        for candidate, weight in sweep.candidates:
+            if _is_zero(weight) and slope is None and not statistics:
                 continue
             value = candidate.function(source)
             sweep.add(mixed, value, weight)
+            if slope is None and not statistics:
+                continue
+            derivative = candidate.derivative(source, value)
+            if slope is not None:
+                sweep.add(slope, derivative, weight)
+                values.append(value)
             if statistics:
-                sums[:, k] += sweep.total(candidate.derivative(source, value).abs())
-        block_x.copy_(mixed)
+                totals.append(sweep.total(derivative.abs()))
+        if mixed is not block_x:
+            block_x.copy_(mixed)
+        if kept is not None and slope is not None:
+            kept += [slope, *values]
+        sums.add(totals)
     if not statistics:
         return x, weights.new_empty(0)
-    return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
+    return x, sums.by_candidate(max(h.numel() // weights.shape[0], 1))
 
 
-def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed."""
+def backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed.
+
+    kept: what `forward` kept, if it did.
+    """
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
-    sweep = _Sweep(h, blending)
-    inner = torch.zeros_like(weights, dtype=torch.float64)
+    sweep, inner, remaining = _Sweep(h, blending), _Sums(blending), iter(kept)
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
-        source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
-        slope = block_gradient.to(sweep.dtype).zero_()
-        for k, candidate, weight in sweep.candidates:
-            if _is_zero(weight) and not need_logits:
-                continue
-            value = candidate.function(source)
-            if need_logits:
-                inner[:, k] += sweep.inner(upstream, value)
-            if not _is_zero(weight):
-                sweep.add(slope, candidate.derivative(source, value), weight)
-        block_gradient.copy_(slope.mul_(upstream))
+        upstream = block_delta.to(sweep.dtype)
+        products = []
+        if kept:
+            slope, *values = itertools.islice(remaining, 1 + len(sweep.candidates))
+            products = [sweep.inner(upstream, value) for value in values] if need_logits else []
+        else:
+            source, slope = block_h.to(sweep.dtype), torch.zeros_like(upstream)
+            for candidate, weight in sweep.candidates:
+                if _is_zero(weight) and not need_logits:
+                    continue
+                value = candidate.function(source)
+                if need_logits:
+                    products.append(sweep.inner(upstream, value))
+                if not _is_zero(weight):
+                    sweep.add(slope, candidate.derivative(source, value), weight)
+        inner.add(products)
+        if gradient.dtype == sweep.dtype:
+            torch.mul(slope, upstream, out=block_gradient)
+        else:
+            block_gradient.copy_(slope * upstream)
     if not need_logits:
         return gradient, weights.new_empty(0)
-    return gradient, logit_gradient(inner.to(weights.dtype), blending)
+    return gradient, logit_gradient(inner.by_candidate(), blending)
 
 
 def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
@@ -94,6 +135,15 @@ def flattened(h: Tensor, blending: Blending) -> Tensor:
     return h.as_strided((h.numel(),), (1,)).view((-1, channels, inner) if h.numel() else (0, channels, 1))
 
 
+def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
+    """Return sums of the alive candidates, (rows, alive), as (rows, K), with 0 for the others."""
+    if len(blending.alive) == blending.weights.shape[1]:
+        return sums.to(blending.weights.dtype)
+    found = torch.zeros_like(blending.weights)
+    found[:, list(blending.alive)] = sums.to(found.dtype)
+    return found
+
+
 class _Sweep:
     """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
 
@@ -107,16 +157,19 @@ class _Sweep:
             shape = (1,) if self.by_layer else (-1, 1)
             weights = [column.to(self.dtype).reshape(shape) for column in blending.weights.unbind(1)]
             self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
-        self.candidates = [(k, lookup(blending.keys[k]), weights[k]) for k in blending.alive]
+        self.candidates = [(lookup(blending.keys[k]), weights[k]) for k in blending.alive]
 
-    def blocks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
         """Return matching blocks of tensors that share one dense layout: flat, or (outer, channels, inner)."""
         if self.by_layer:
             flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
         else:
             flat = [flattened(tensor, self.blending) for tensor in tensors]
-        dim, size = 0 if self.by_layer or flat[0].shape[0] > 1 else 2, max(flat[0].numel(), 1)
+        size = flat[0].numel()
         block = BLOCK * torch.get_num_threads() if self.on_cpu else size
+        if size <= block:
+            return [tuple(flat)]
+        dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
         length = max(1, block * flat[0].shape[dim] // size)
         return zip(*(torch.split(tensor, length, dim) for tensor in flat), strict=True)
 
@@ -132,6 +185,26 @@ class _Sweep:
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.dot(left, right) if self.by_layer else self.total(left * right)
+
+
+class _Sums:
+    """Adds up the sums of the alive candidates over the blocks, in double precision."""
+
+    def __init__(self, blending: Blending) -> None:
+        self._blending = blending
+        self._total: Tensor | None = None
+
+    def add(self, found: list[Tensor]) -> None:
+        """Add the sums of a block: one tensor per alive candidate, or none at all."""
+        if found:
+            table = torch.stack(found, -1).double()
+            self._total = table if self._total is None else self._total + table
+
+    def by_candidate(self, divisor: int = 1) -> Tensor:
+        """Return the sums divided by a number, (rows, K)."""
+        assert self._total is not None
+        total = self._total.view(self._blending.weights.shape[0], -1)
+        return by_candidate(total if divisor == 1 else total / divisor, self._blending)
 
 
 def _is_zero(weight: Tensor | float) -> bool:
