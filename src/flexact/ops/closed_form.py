@@ -41,7 +41,8 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
     """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
     x = torch.empty_like(h)
-    sweep, sums = _Sweep(h, blending), _Sums(blending)
+    sweep = Sweep(h, blending)
+    sums: list[list[Tensor]] = []
     for block_h, block_x in sweep.blocks(h, x):
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
         slope = None if kept is None else torch.zeros_like(source)
@@ -63,10 +64,10 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
             block_x.copy_(mixed)
         if kept is not None and slope is not None:
             kept += [slope, *values]
-        sums.add(totals)
+        sums.append(totals)
     if not statistics:
         return x, weights.new_empty(0)
-    return x, sums.by_candidate(max(h.numel() // weights.shape[0], 1))
+    return x, sweep.table(sums, h.numel() // weights.shape[0])
 
 
 def backward(
@@ -78,7 +79,8 @@ def backward(
     """
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
-    sweep, inner, remaining = _Sweep(h, blending), _Sums(blending), iter(kept)
+    sweep, remaining = Sweep(h, blending), iter(kept)
+    inner: list[list[Tensor]] = []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         upstream = block_delta.to(sweep.dtype)
         products = []
@@ -95,14 +97,14 @@ def backward(
                     products.append(sweep.inner(upstream, value))
                 if not _is_zero(weight):
                     sweep.add(slope, candidate.derivative(source, value), weight)
-        inner.add(products)
+        inner.append(products)
         if gradient.dtype == sweep.dtype:
             torch.mul(slope, upstream, out=block_gradient)
         else:
             block_gradient.copy_(slope * upstream)
     if not need_logits:
         return gradient, weights.new_empty(0)
-    return gradient, logit_gradient(inner.by_candidate(), blending)
+    return gradient, logit_gradient(sweep.table(inner), blending)
 
 
 def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
@@ -144,7 +146,7 @@ def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
     return found
 
 
-class _Sweep:
+class Sweep:
     """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
 
     def __init__(self, h: Tensor, blending: Blending) -> None:
@@ -159,12 +161,13 @@ class _Sweep:
             self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
         self.candidates = [(lookup(blending.keys[k]), weights[k]) for k in blending.alive]
 
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Return a view of a dense tensor: flat, or (outer, channels, inner)."""
+        return tensor.as_strided((tensor.numel(),), (1,)) if self.by_layer else flattened(tensor, self.blending)
+
     def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        """Return matching blocks of tensors that share one dense layout: flat, or (outer, channels, inner)."""
-        if self.by_layer:
-            flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-        else:
-            flat = [flattened(tensor, self.blending) for tensor in tensors]
+        """Return matching blocks of tensors that share one dense layout, as `flat` views."""
+        flat = [self.flat(tensor) for tensor in tensors]
         size = flat[0].numel()
         block = BLOCK * torch.get_num_threads() if self.on_cpu else size
         if size <= block:
@@ -180,31 +183,24 @@ class _Sweep:
         elif weight != 0:
             total.add_(values, alpha=weight)
 
+    def table(self, blocks: list[list[Tensor]], divisor: int = 1) -> Tensor:
+        """Return the sums over all blocks, divided by a number, as (rows, K).
+
+        blocks: for each block the sums of the alive candidates. They are added in double precision.
+        """
+        total = torch.stack(blocks[0], -1)
+        if len(blocks) > 1 or divisor > 1:
+            total = total.double()
+        for block in blocks[1:]:
+            total += torch.stack(block, -1)
+        total = total.view(self.blending.weights.shape[0], -1)
+        return by_candidate(total / divisor if divisor > 1 else total, self.blending)
+
     def total(self, values: Tensor) -> Tensor:
         return values.sum() if self.by_layer else values.sum((0, 2))
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.dot(left, right) if self.by_layer else self.total(left * right)
-
-
-class _Sums:
-    """Adds up the sums of the alive candidates over the blocks, in double precision."""
-
-    def __init__(self, blending: Blending) -> None:
-        self._blending = blending
-        self._total: Tensor | None = None
-
-    def add(self, found: list[Tensor]) -> None:
-        """Add the sums of a block: one tensor per alive candidate, or none at all."""
-        if found:
-            table = torch.stack(found, -1).double()
-            self._total = table if self._total is None else self._total + table
-
-    def by_candidate(self, divisor: int = 1) -> Tensor:
-        """Return the sums divided by a number, (rows, K)."""
-        assert self._total is not None
-        total = self._total.view(self._blending.weights.shape[0], -1)
-        return by_candidate(total if divisor == 1 else total / divisor, self._blending)
 
 
 def _is_zero(weight: Tensor | float) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from flexact.ops import differentiable
+from flexact.ops import derivatives, differentiable, higher_order
 from flexact.ops.blending import Blending, packed, unpacked
 
 Forward = Callable[[Tensor, Blending], tuple[Tensor, Tensor]]
@@ -71,7 +71,7 @@ class _Eager(torch.autograd.Function):
         ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: EagerForward, backward: EagerBackward
     ) -> tuple[Tensor, Tensor]:
         weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
-        ctx.run_backward = backward
+        ctx.run_backward, ctx.terms = backward, None
         ctx.set_materialize_grads(False)  # the statistics have no gradient
         kept: list[Tensor] = []
         x, gathered = forward(h, blending, kept)
@@ -87,7 +87,10 @@ class _Eager(torch.autograd.Function):
         h, logits, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
-            return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
+            if not derivatives.known(blending):
+                return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
+            ctx.terms = ctx.terms or higher_order.Terms(h, blending, kept)
+            return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None, None
         gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits, kept)
         return gradient if need_h else None, to_logits if need_logits else None, None, None, None
 
