@@ -45,7 +45,7 @@ class Terms:
             elif len(known) == 1:
                 known.append([lookup(key).derivative(self.source, a) for key, a in zip(keys, known[0], strict=True)])
             else:
-                pairs = [derivatives.higher(key, self.source, a) for key, a in zip(keys, known[0], strict=True)]
+                pairs = [derivatives.higher(key, self.source, *of) for key, *of in zip(keys, *known, strict=True)]
                 known += [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
         return self._orders[n]
 
@@ -155,6 +155,5 @@ class _Derivative:
         value = self.candidate.function(h)
         if self.n == 0:
             return value
-        if self.n == 1:
-            return self.candidate.derivative(h, value)
-        return derivatives.higher(self.candidate.name, h, value)[self.n - 2]
+        slope = self.candidate.derivative(h, value)
+        return slope if self.n == 1 else derivatives.higher(self.candidate.name, h, value, slope)[self.n - 2]

@@ -87,7 +87,7 @@ class _Eager(torch.autograd.Function):
         h, logits, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
-            if not derivatives.known(blending):
+            if ctx.terms is None and not derivatives.known(blending):
                 return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
             ctx.terms = ctx.terms or higher_order.Terms(h, blending, kept)
             return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None, None
