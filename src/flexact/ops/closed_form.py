@@ -11,19 +11,25 @@ backward computes them again, with the same results bit by bit.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
+from flexact.ops import shared_sigmoid
 from flexact.ops.blending import Blending
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
 MOST_KEPT = 1 << 20
 """Maximum number of elements of a CPU tensor for which the values are kept (4 MiB per candidate in float32)."""
+SHARED_FROM = 1 << 14
+"""Minimum number of elements of a CPU tensor for which candidates share a sigmoid; smaller ones have more overhead."""
+
+Function = Callable[[Tensor], Tensor]
+Derivative = Callable[[Tensor, Tensor], Tensor]
 
 
 def keeps(h: Tensor) -> bool:
@@ -47,19 +53,19 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
         slope = None if kept is None else torch.zeros_like(source)
         values, totals = [], []
-        for candidate, weight in sweep.candidates:
-            if _is_zero(weight) and slope is None and not statistics:
+        for function, derivative, weight in sweep.functions(source):
+            if slope is None and not statistics and _is_zero(weight):
                 continue
-            value = candidate.function(source)
+            value = function(source)
             sweep.add(mixed, value, weight)
             if slope is None and not statistics:
                 continue
-            derivative = candidate.derivative(source, value)
+            own_slope = derivative(source, value)
             if slope is not None:
-                sweep.add(slope, derivative, weight)
+                sweep.add(slope, own_slope, weight)
                 values.append(value)
             if statistics:
-                totals.append(sweep.total(derivative.abs()))
+                totals.append(sweep.total(own_slope.abs()))
         if mixed is not block_x:
             block_x.copy_(mixed)
         if kept is not None and slope is not None:
@@ -85,18 +91,18 @@ def backward(
         upstream = block_delta.to(sweep.dtype)
         products = []
         if kept:
-            slope, *values = itertools.islice(remaining, 1 + len(sweep.candidates))
+            slope, *values = itertools.islice(remaining, 1 + len(blending.alive))
             products = [sweep.inner(upstream, value) for value in values] if need_logits else []
         else:
             source, slope = block_h.to(sweep.dtype), torch.zeros_like(upstream)
-            for candidate, weight in sweep.candidates:
+            for function, derivative, weight in sweep.functions(source):
                 if _is_zero(weight) and not need_logits:
                     continue
-                value = candidate.function(source)
+                value = function(source)
                 if need_logits:
                     products.append(sweep.inner(upstream, value))
                 if not _is_zero(weight):
-                    sweep.add(slope, candidate.derivative(source, value), weight)
+                    sweep.add(slope, derivative(source, value), weight)
         inner.append(products)
         if gradient.dtype == sweep.dtype:
             torch.mul(slope, upstream, out=block_gradient)
@@ -159,7 +165,24 @@ class Sweep:
             shape = (1,) if self.by_layer else (-1, 1)
             weights = [column.to(self.dtype).reshape(shape) for column in blending.weights.unbind(1)]
             self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
-        self.candidates = [(lookup(blending.keys[k]), weights[k]) for k in blending.alive]
+        self.weights = [weights[k] for k in blending.alive]
+        self._candidates = [lookup(blending.keys[k]) for k in blending.alive]
+        self._shares = (
+            self.on_cpu
+            and self.dtype == torch.float32
+            and h.numel() >= SHARED_FROM
+            and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self._candidates])
+        )
+
+    def functions(self, source: Tensor) -> list[tuple[Function, Derivative, Tensor | float]]:
+        """Return function, derivative and weight of each alive candidate, for a block in `dtype`."""
+        pairs = [(candidate.function, candidate.derivative) for candidate in self._candidates]
+        if self._shares:
+            shared = shared_sigmoid.SharedSigmoid(source)
+            for i, candidate in enumerate(self._candidates):
+                if candidate.name in shared_sigmoid.NAMES:
+                    pairs[i] = shared.pair(candidate.name)
+        return [(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
 
     def flat(self, tensor: Tensor) -> Tensor:
         """Return a view of a dense tensor: flat, or (outer, channels, inner)."""

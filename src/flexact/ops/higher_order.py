@@ -8,6 +8,7 @@ gradient, autograd differentiates the plain blend of those formulas (`differenti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,23 +38,28 @@ class Terms:
 
     def order(self, n: int) -> list[Tensor]:
         """Return the n-th derivative of each alive candidate, flat."""
-        keys = [self.blending.keys[k] for k in self.blending.alive]
-        while len(self._orders) <= n:
-            known = self._orders
+        known = self._orders
+        while len(known) <= n:
             if not known:
-                known.append([lookup(key).function(self.source) for key in keys])
+                known.append([function(self.source) for function, _, _ in self._functions])
             elif len(known) == 1:
-                known.append([lookup(key).derivative(self.source, a) for key, a in zip(keys, known[0], strict=True)])
+                slopes = [derivative for _, derivative, _ in self._functions]
+                known.append([slope(self.source, a) for slope, a in zip(slopes, known[0], strict=True)])
             else:
+                keys = [self.blending.keys[k] for k in self.blending.alive]
                 pairs = [derivatives.higher(key, self.source, *of) for key, *of in zip(keys, *known, strict=True)]
                 known += [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
-        return self._orders[n]
+        return known[n]
+
+    @functools.cached_property
+    def _functions(self) -> list[tuple[closed_form.Function, closed_form.Derivative, Tensor | float]]:
+        return self.sweep.functions(self.source)
 
     def blend(self, n: int) -> Tensor:
         """Return B_n in the shape of h; in float32 for half precision. Each call returns a new tensor object."""
         if n not in self._blends:
             total = torch.zeros_like(self.source)
-            for (_, weight), term in zip(self.sweep.candidates, self.order(n), strict=True):
+            for weight, term in zip(self.sweep.weights, self.order(n), strict=True):
                 self.sweep.add(total, term, weight)
             self._blends[n] = total
         return self._blends[n].as_strided(self._shape, self._stride)
