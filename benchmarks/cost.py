@@ -178,7 +178,9 @@ class Row(NamedTuple):
 def measure(name: str, case: Case, repeats: int, device: torch.device) -> Row:
     """Time one network in its three forms."""
     forms = {form: Form(case, form, device) for form in ("plain", "picking", "committed")}
-    times, errors = interleaved({form: own.step for form, own in forms.items()}, repeats, device, clock=time.process_time)
+    times, errors = interleaved(
+        {form: own.step for form, own in forms.items()}, repeats, device, clock=time.process_time
+    )
     for error in errors.values():
         raise error
     picking, committed = (ratios(times[form], times["plain"]) for form in ("picking", "committed"))

@@ -9,8 +9,8 @@ Proposition 1,
 Its entries sum to zero, so it is also the gradient with respect to log π. No graph runs through the sampling, and
 recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
-CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form, in eager mode
-or through torch.compile. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
+CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form.
+`flexact.ops.dispatch` makes the choice, gives its reason and can override it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -
 
 
 def _forward_keeping(h: Tensor, blending: Blending, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if closed_form.keeps(h) and not dispatch.compiles(h):
+    if closed_form.keeps(h) and not dispatch.compiles():
         return closed_form.forward(h, blending, kept)
     return _forward(h, blending)
 
@@ -110,7 +110,7 @@ def _run_compiled_or_eager(
     compiled: Callable[..., tuple[Tensor, Tensor]], eager: Callable[..., tuple[Tensor, Tensor]], h: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     """Run the compiled function if it is in use, and fall back to the eager one if compilation fails."""
-    if dispatch.compiles(h):
+    if dispatch.compiles():
         try:
             return compiled(h, *rest)
         except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example

@@ -33,8 +33,8 @@ class Terms:
         self.source, self._shape, self._stride = self.sweep.flat(h).to(self.sweep.dtype), h.shape, h.stride()
         self._orders: list[list[Tensor]] = []
         self._blends: dict[int, Tensor] = {}
-        if len(kept) == 1 + len(blending.alive):  # of a single block
-            self._blends[1], self._orders = kept[0], [list(kept[1:])]
+        if len(kept) == self.sweep.kept_per_block:  # of a single block
+            self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
 
     def order(self, n: int) -> list[Tensor]:
         """Return the n-th derivative of each alive candidate, flat."""
@@ -83,6 +83,7 @@ def gradients(
     need_h, need_logits = ctx.needs_input_grad[:2]
     recording = torch.is_grad_enabled()
     to_h = to_logits = None
+    slope: Tensor
     if need_h:
         if not recording:
             slope = terms.blend(n + 1)
@@ -92,10 +93,8 @@ def gradients(
             slope = _plain_blend(h, logits, terms.blending, n + 1)
         to_h = (delta.to(slope.dtype) * slope).to(h.dtype)
     if need_logits and _is_wanted(ctx.next_functions[1][0]):
-        if recording:
-            to_logits = _LogitGradient.apply(delta, h, logits, terms, n)  # type: ignore[no-untyped-call]
-        else:
-            to_logits = terms.logit_gradient(delta, n)
+        graph = _LogitGradient.apply(delta, h, logits, terms, n) if recording else None  # type: ignore[no-untyped-call]
+        to_logits = graph if recording else terms.logit_gradient(delta, n)
     return to_h, to_logits
 
 
@@ -119,7 +118,8 @@ class _Blend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
-        return *gradients(ctx, delta, *ctx.saved_tensors, ctx.terms, ctx.n), None, None
+        h, logits = ctx.saved_tensors
+        return *gradients(ctx, delta, h, logits, ctx.terms, ctx.n), None, None
 
 
 class _LogitGradient(torch.autograd.Function):

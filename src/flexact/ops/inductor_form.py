@@ -1,7 +1,6 @@
 """The closed form as a single expression that torch.compile fuses into one loop over the tensor.
 
-On a CPU it is faster than the blocks of `closed_form`, but needs a C++ compiler and some seconds of compilation per set
-of candidates. By default it runs for large tensors only.
+It needs a C++ compiler on a CPU, and some seconds of compilation per set of candidates, so it only runs on request.
 """
 
 from __future__ import annotations
