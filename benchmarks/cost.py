@@ -232,12 +232,14 @@ def site_call(repeats: int) -> Iterator[Row]:
     def arithmetic() -> None:
         relu(h).backward(delta)
         x, slope = torch.zeros_like(flat), torch.zeros_like(flat)
+        values = []
         for one in candidates:
-            value = one.function(flat)
-            own = one.derivative(flat, value)
-            x.add_(value, alpha=0.2)
+            values.append(one.function(flat))
+            own = one.derivative(flat, values[-1])
+            x.add_(values[-1], alpha=0.2)
             slope.add_(own, alpha=0.2)
             own.abs().sum()
+        for value in values:
             torch.dot(upstream, value)
         slope.mul_(upstream)
 
