@@ -4,8 +4,8 @@
 
 Each network is trained on one random batch in three forms that run in turns: unconverted, while it picks, and committed
 to its original activation. While it picks it runs a blend, or the candidates of a trial one after another, so a step of
-a trial also costs more or less than the original's because its candidate does. A ratio is the median of the ratios within
-a round, with the 10th and 90th percentiles. `whole run` is the time of picking and of 8,000 steps with the picks,
+a trial also costs more or less than the original's because its candidate does. A ratio is the median of the ratios
+within a round, with the 10th and 90th percentiles. `whole run` is the time of picking and of 8,000 steps with the pick,
 relative to 8,000 steps of the unconverted network. On a CPU, times are CPU times of one thread, so other programs do
 not count. On a GPU, ResNet-18 and -34 are measured as in `flexact reproduce overhead`. A row whose value is above its
 goal was not reached.

@@ -3,9 +3,9 @@
 Tensors are processed in blocks that stay in the CPU's cache while every candidate is evaluated on them. Half precision
 is computed in float32. Sums are taken block by block in a fixed order, so results are deterministic.
 
-The gradients need the values of the candidates and their blended slope. The forward computes both anyway, so the
-backward takes a tenth of the time if they were kept, in up to K + 1 tensors of the size of the input. Otherwise it
-computes them again, with the same results bit by bit.
+The gradients need the values of the candidates and their blended slope. A forward can keep both, in up to K + 1 tensors
+of the size of the input, and the backward then only multiplies. Otherwise the backward computes them again, with the
+same results bit by bit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from flexact.ops.blending import Blending
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
-MOST_KEPT = 1 << 20
-"""Maximum number of elements of a CPU tensor for which the values are kept (4 MiB per candidate in float32)."""
+MOST_KEPT = 1 << 19
+"""Maximum number of elements of a CPU tensor for which the values are kept (2 MiB per candidate in float32). Of larger
+tensors, writing and reading the values takes longer than computing them again."""
 SHARED_FROM = 1 << 14
 """Minimum number of elements of a CPU tensor for which candidates share a sigmoid; smaller ones have more overhead."""
 
