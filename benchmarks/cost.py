@@ -302,7 +302,7 @@ def main() -> None:
         parts += [first_step(device), site_call(arguments.repeats) if device.type == "cpu" else resnets(10)]
     start, rows = time.perf_counter(), []
     for row in itertools.chain.from_iterable(parts):
-        rows.append(row._asdict() | {"reached": row.reached} | made)
+        rows.append(row._asdict() | {"reached": "" if math.isinf(row.goal) else row.reached} | made)
         write_rows(out, rows)  # after every row, so that a run that is cut off leaves what it has
         mark = "" if math.isinf(row.goal) else f"goal {row.goal:.3g}: {'reached' if row.reached else 'not reached'}"
         spread_of = "" if math.isnan(row.low) else f" ({row.low:.3g} to {row.high:.3g})"
