@@ -1,11 +1,14 @@
 """What Flex-Act costs per step and per run, against the same network without it.
 
-    python benchmarks/cost.py [--device cpu] [--out results/cost/cpu.csv] [--repeats 15] [--only mlp,gpt]
+    PYTHONPATH=src python3 benchmarks/cost.py [--device cpu] [--out FILE] [--repeats 15] [--only mlp,gpt]
 
-Each network is trained on one random batch in three forms that run in turns: unconverted, while it picks (a blend, or
-the original's part of a trial), and committed to its original activation. The figures are medians of ratios within a
-round. `whole_run` is the time of picking and of 8,000 steps with the picks, relative to 8,000 steps of the unconverted
-network. A row that misses its goal says so.
+Each network is trained on one random batch in three forms that run in turns: unconverted, while it picks, and committed
+to its original activation. While it picks it runs a blend, or the candidates of a trial one after another, so a step of
+a trial also costs more or less than the original's because its candidate does. A ratio is the median of the ratios
+within a round, with the 10th and 90th percentiles. `whole run` is the time of picking and of 8,000 steps with the pick,
+relative to 8,000 steps of the unconverted network. On a CPU, times are CPU times of one thread, so other programs do
+not count. On a GPU, ResNet-18 and -34 are measured as in `flexact reproduce overhead`. A row whose value is above its
+goal was not reached.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
+from flexact.candidates import lookup
 from flexact.io.atomic_files import write_rows
+from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
+from flexact.studies.overhead import study
+from flexact.studies.overhead.measurement import PEAK, TRAIN
+from flexact.studies.overhead.options import chosen
 from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.provenance import processor, provenance
 
@@ -110,6 +119,7 @@ class Case(NamedTuple):
 
 
 CUSTOM = flexact.FlexConfig(candidates=("original", "relu", "silu", "scaled_sigmoid"))
+TRIAL = flexact.FlexConfig(candidates=("tanh", "gelu", "silu", "elu", "relu"))  # begins with the original
 BLEND = flexact.FlexConfig(candidates=("tanh", "sine", "silu", "gelu"), pick_by="blend")
 
 
@@ -119,11 +129,14 @@ def _transformer(*, attends: bool) -> nn.Sequential:
 
 CASES = {
     "mlp": Case(lambda: _mlp((64, 64, 64, 10), nn.ReLU), (64, 64), math.inf, 1.4),
+    "mlp-blend": Case(
+        lambda: _mlp((64, 64, 64, 10), nn.ReLU), (64, 64), math.inf, 1.4, config=flexact.FlexConfig(pick_by="blend")
+    ),
     "mixer": Case(lambda: _transformer(attends=False), (32, 64, 64), 1.3, 1.3),
     "gpt": Case(lambda: _transformer(attends=True), (32, 64, 64), 1.3, 1.3),
     "gpt-custom": Case(lambda: _transformer(attends=True), (32, 64, 64), 1.25, 1.3, config=CUSTOM),
     "unet": Case(UNet, (8, 3, 64, 64), 1.3, 1.3),
-    "physics-trial": Case(lambda: _mlp((1, 64, 64, 64, 1), nn.Tanh), (512, 1), 1.5, 1.5, _second_derivative),
+    "physics-trial": Case(lambda: _mlp((1, 64, 64, 64, 1), nn.Tanh), (512, 1), 1.5, 1.5, _second_derivative, TRIAL),
     "physics-blend": Case(lambda: _mlp((1, 64, 64, 64, 1), nn.Tanh), (512, 1), 1.5, 1.5, _second_derivative, BLEND),
 }
 
@@ -161,53 +174,140 @@ class Form:
 
 
 class Row(NamedTuple):
-    """One network: ratios to the unconverted one, with their 10th and 90th percentiles."""
+    """One measurement: the median with its 10th and 90th percentiles."""
 
     case: str
-    plain_ms: float
-    picking: float
-    picking_p10: float
-    picking_p90: float
-    committed: float
-    whole_run: float
-    goal_picking: float
-    goal_run: float
-    reached: bool
+    quantity: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    plain_ms: float = math.nan
+    """The step of the unconverted network."""
+    goal: float = math.inf
+
+    @property
+    def reached(self) -> bool:
+        return self.value <= self.goal
 
 
-def measure(name: str, case: Case, repeats: int, device: torch.device) -> Row:
+def steps(name: str, case: Case, repeats: int, device: torch.device) -> Iterator[Row]:
     """Time one network in its three forms."""
     forms = {form: Form(case, form, device) for form in ("plain", "picking", "committed")}
-    times, errors = interleaved({form: own.step for form, own in forms.items()}, repeats, device)
+    runs = {form: own.step for form, own in forms.items()}
+    times, errors = interleaved(runs, repeats, device, clock=time.process_time)
     for error in errors.values():
         raise error
+    plain = spread(times["plain"]).median
     picking, committed = (ratios(times[form], times["plain"]) for form in ("picking", "committed"))
     whole = committed.median + picking.median * forms["picking"].picking_steps / NETWORK_STEPS
-    plain = spread(times["plain"]).median
-    reached = picking.median <= case.goal_picking and whole <= case.goal_run
-    return Row(name, plain, *picking, committed.median, whole, case.goal_picking, case.goal_run, reached)
+    yield Row(name, "step while picking, ratio", *picking, plain, case.goal_picking)
+    yield Row(name, "step once committed, ratio", *committed, plain)
+    yield Row(name, "whole run of 8,000 steps, ratio", whole, plain_ms=plain, goal=case.goal_run)
+
+
+def first_step(device: torch.device) -> Iterator[Row]:
+    """Time the first step of a site with a custom candidate on more than 2^20 elements."""
+    site = flexact.FlexAct(candidates=("relu", "silu", "scaled_sigmoid")).to(device)
+    h = torch.randn(2**20 + 1, device=device, requires_grad=True)
+    start = time.perf_counter()
+    site(h).sum().backward()
+    float(site.logits.grad.sum())  # type: ignore[union-attr]  # waits for a GPU
+    yield Row("custom candidate, 2^20 + 1 elements", "first step, s", time.perf_counter() - start, goal=1.0)
+
+
+def site_call(repeats: int) -> Iterator[Row]:
+    """Time forward and backward of a site on 64 x 64 elements beyond its arithmetic: its candidates' values and slopes,
+    two weighted sums, the statistics, the inner products and a plain activation's own autograd."""
+    plain, relu = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), nn.ReLU()
+    network = flexact.convert(plain, config=flexact.FlexConfig(pick_by="blend"))
+    flexact.Schedule(network, network_steps=10**8)
+    network(torch.randn(64, 64))  # draws the probabilities of this step, which all calls of a step share
+    (site,) = sites_of(network)
+    candidates = [lookup(key) for key in site.keys]
+    h, delta = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
+    flat, upstream = h.detach().flatten(), delta.flatten()
+
+    def routed() -> None:
+        site(h).backward(delta)
+        site.router.gathered.clear()
+
+    def arithmetic() -> None:
+        relu(h).backward(delta)
+        x, slope = torch.zeros_like(flat), torch.zeros_like(flat)
+        values = []
+        for one in candidates:
+            values.append(one.function(flat))
+            own = one.derivative(flat, values[-1])
+            x.add_(values[-1], alpha=0.2)
+            slope.add_(own, alpha=0.2)
+            own.abs().sum()
+        for value in values:
+            torch.dot(upstream, value)
+        slope.mul_(upstream)
+
+    runs = {"routed": routed, "arithmetic": arithmetic}
+    times, _ = interleaved(runs, repeats, torch.device("cpu"), clock=time.process_time)
+    beyond = [1e3 * (a - b) for a, b in zip(times["routed"], times["arithmetic"], strict=True)]
+    own = statistics.median(times["arithmetic"])
+    yield Row("one site, 64 x 64 elements", "call beyond its arithmetic, us", *spread(beyond), own, 60.0)
+
+
+RESNET_GOALS = {
+    ("all", "fused_bn", "eager", TRAIN): 1.15,
+    ("penultimate", "fused_bn", "eager", TRAIN): 1.03,
+    ("all", "fused", "eager", TRAIN): 1.25,
+    ("all", "fused_bn", "compiled", TRAIN): 1.05,
+    ("all", "fused_bn", "eager", PEAK): 1.02,
+    ("all", "fused", "eager", PEAK): 1.15,
+}
+
+
+def resnets(repeats: int) -> Iterator[Row]:
+    """Time ResNet-18 and -34 on a GPU, each with the goals of its rows. Without Triton, the goal is plain torch."""
+    for network, modes in (("resnet18", ("eager", "compiled")), ("resnet34", ("eager",))):
+        rows = study.measure(network, chosen("cuda", quick=False, modes=modes, repeats=repeats))
+        plain = {row.cell: row for row in rows if row.quantity == TRAIN}
+        for row in rows:
+            if row.error:
+                print(f"{row.cell}: {row.error}")
+            if row.ratio is None or row.placement == row.cell.baseline.placement:
+                continue
+            goal = RESNET_GOALS.get((row.placement, row.way, row.mode, row.quantity), math.inf)
+            twin = plain.get(row.cell._replace(way="plain"))
+            if row.way == "closed_form" and row.quantity == TRAIN and twin is not None and twin.ratio is not None:
+                goal = twin.ratio
+            base = plain[row.cell.baseline].value if row.quantity == TRAIN else None
+            name = f"{network}, {row.placement}, {row.way}, {row.mode}"
+            low, high = row.ratio_p10 or math.nan, row.ratio_p90 or math.nan
+            yield Row(name, f"{row.quantity}, ratio", row.ratio, low, high, base or math.nan, goal)
+    dispatch.use("auto")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--out", type=Path, default=Path("results/cost/cpu.csv"), help="where the CSV goes")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=torch.device, default=device)
+    parser.add_argument("--out", type=Path, help="where the CSV goes [default: results/cost/DEVICE.csv]")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (medians are taken)")
-    parser.add_argument("--only", default=",".join(CASES), help="names of networks, with commas between them")
+    parser.add_argument("--only", help="names of networks, with commas between them")
     arguments = parser.parse_args()
+    device, out = arguments.device, arguments.out or Path(f"results/cost/{arguments.device.type}.csv")
     torch.set_num_threads(1)
     made = provenance()
-    if arguments.device.type == "cpu":
+    if device.type == "cpu":
         made["device"] = f"{processor()}, one thread"
+    names = arguments.only.split(",") if arguments.only else list(CASES)
+    parts = [steps(name, CASES[name], arguments.repeats, device) for name in names]
+    if not arguments.only:
+        parts += [first_step(device), site_call(arguments.repeats) if device.type == "cpu" else resnets(10)]
     start, rows = time.perf_counter(), []
-    for name, case in CASES.items():
-        if name in arguments.only.split(","):
-            rows.append(measure(name, case, arguments.repeats, arguments.device))
-            print(
-                "  ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in rows[-1]), flush=True
-            )
-    write_rows(arguments.out, [row._asdict() | made for row in rows])
-    print(f"{arguments.out}: {time.perf_counter() - start:.0f} s")
+    for row in itertools.chain.from_iterable(parts):
+        rows.append(row._asdict() | {"reached": "" if math.isinf(row.goal) else row.reached} | made)
+        write_rows(out, rows)  # after every row, so that a run that is cut off leaves what it has
+        mark = "" if math.isinf(row.goal) else f"goal {row.goal:.3g}: {'reached' if row.reached else 'not reached'}"
+        spread_of = "" if math.isnan(row.low) else f" ({row.low:.3g} to {row.high:.3g})"
+        print(f"{row.case:<40}{row.quantity:<36}{row.value:.3g}{spread_of}  {mark}", flush=True)
+    print(f"{out}: {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

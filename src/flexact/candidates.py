@@ -90,7 +90,7 @@ BUILT_IN = (
     Candidate("sigmoid", torch.sigmoid, lambda h, a: _aten.sigmoid_backward(_one(h), a), nn.Sigmoid),
     Candidate("tanh", torch.tanh, lambda h, a: _aten.tanh_backward(_one(h), a), nn.Tanh),
     Candidate("identity", lambda h: h, lambda h, a: torch.ones_like(h), nn.Identity),
-    Candidate("gelu", F.gelu, lambda h, a: _aten.gelu_backward(_one(h), h), nn.GELU),
+    Candidate("gelu", F.gelu, lambda h, a: _aten.gelu_backward(torch.ones_like(h), h), nn.GELU),  # oneDNN copies `_one`
     Candidate("silu", F.silu, lambda h, a: _aten.silu_backward(_one(h), h), nn.SiLU),
     Candidate("mish", F.mish, lambda h, a: _aten.mish_backward(_one(h), h), nn.Mish),
     Candidate("elu", F.elu, lambda h, a: _aten.elu_backward(_one(h), 1, 1, 1, False, h), nn.ELU),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flexact.candidates import lookup
 from flexact.ops import _plain, closed_form, reference, routed_activation
+from flexact.ops.blending import Blending
 
 FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 SIXTEEN = (
@@ -304,15 +305,40 @@ def saved_bytes(forward: object) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def test_saves_only_its_input_and_small_tensors() -> None:
-    h, logits = torch.randn(16, 8, 8, 8, requires_grad=True), torch.zeros(1, 5, requires_grad=True)
-    p, alive = torch.full((1, 5), 0.2), torch.ones(1, 5, dtype=torch.bool)
+def saved_by_both(h: Tensor) -> tuple[int, int]:
+    """Return the bytes that the routed activation and the plain blend save for the backward."""
+    logits, p, alive = torch.zeros(1, 5, requires_grad=True), torch.full((1, 5), 0.2), torch.ones(1, 5).bool()
     ours = saved_bytes(
         lambda: routed_activation(h, logits.flatten(), p, p, torch.ones(()), FIVE, range(5), statistics=True)
     )
-    plain = saved_bytes(lambda: reference.routed_activation(h, logits, torch.zeros(1, 5), 1.0, FIVE, alive))
+    return ours, saved_bytes(lambda: reference.routed_activation(h, logits, torch.zeros(1, 5), 1.0, FIVE, alive))
+
+
+def test_a_large_tensor_saves_only_its_input_and_small_tensors() -> None:
+    h = torch.randn(closed_form.MOST_KEPT + 1, requires_grad=True)
+    ours, plain = saved_by_both(h)
     assert ours <= h.untyped_storage().nbytes() + 100
     assert ours <= plain / 4
+
+
+def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
+    h = torch.randn(16, 8, 8, 8, requires_grad=True)
+    ours, plain = saved_by_both(h)
+    assert ours <= 4 * h.untyped_storage().nbytes() + 100  # with the slope, sigmoid and tanh
+    assert ours < plain
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
+def test_gradients_from_kept_values_are_those_of_recomputed_ones_bit_by_bit(dtype: torch.dtype, rows: int) -> None:
+    h, delta = torch.randn(700, 6, 40).to(dtype), torch.randn(700, 6, 40).to(dtype)  # several blocks
+    p = torch.softmax(torch.randn(rows, 5), -1)
+    blending = Blending(p, p, torch.tensor(0.7), FIVE, (0, 1, 3, 4), 1, True)
+    kept: list[Tensor] = []
+    for kept_one, one in zip(closed_form.forward(h, blending, kept), closed_form.forward(h, blending), strict=True):
+        assert torch.equal(kept_one, one)
+    found = closed_form.backward(delta, h, blending, True, kept)
+    assert all(map(torch.equal, found, closed_form.backward(delta, h, blending, True)))
 
 
 def test_input_and_upstream_gradient_are_never_written_to() -> None:

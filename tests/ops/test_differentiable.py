@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import BUILT_IN
-from flexact.ops import routed_activation
+from flexact.ops import differentiable, routed_activation
+from flexact.ops.blending import Blending
 
 NAMES = [candidate.name for candidate in BUILT_IN]
 KINKS = (0.0, 0.5, -0.5, 1.0, -1.0, -2.0, 3.0, -3.0, 6.0)
@@ -31,3 +32,26 @@ def test_second_derivatives_are_the_numerical_ones(name: str) -> None:
     h = away_from_kinks(12).requires_grad_()
     logits = torch.tensor([0.4, -0.3], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(routed, (h, logits))
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_gradient_of_a_second_derivative_is_that_of_the_plain_blend(hard: bool, rows: int) -> None:
+    """As in a physics-informed network: u″ by autograd.grad twice, then the gradients of h and of the logits."""
+    names, tau = ("tanh", "gelu", "silu", "sine"), torch.tensor(0.7, dtype=torch.float64)
+    torch.manual_seed(0)
+    start, given = torch.randn(5, 3, dtype=torch.float64), torch.randn(rows, 4, dtype=torch.float64)
+    p = torch.softmax(given / tau, -1)
+    weights = torch.nn.functional.one_hot(p.argmax(-1), 4).to(p.dtype) if hard else p
+    found = []
+    for plain in (False, True):
+        h, logits = start.clone().requires_grad_(), given.flatten().requires_grad_()
+        if plain:
+            blending = Blending(weights, p, tau, names, (0, 1, 2, 3), 1, False)
+            x = differentiable.routed_activation(h.sin(), logits, blending)
+        else:
+            x = routed_activation(h.sin(), logits, weights, p, tau, names, range(4))[0]
+        (slope,) = torch.autograd.grad(x.sum(), h, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), h, create_graph=True)
+        found.append(torch.autograd.grad((curvature + x).square().sum(), (h, logits)))
+    torch.testing.assert_close(*found)

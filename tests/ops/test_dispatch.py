@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -59,22 +60,29 @@ def test_cpu_tensors_take_the_closed_form_even_under_tritons_interpreter(
 ) -> None:
     fresh.setenv("TRITON_INTERPRET", interpreter)
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert dispatch.active("cpu") == dispatch.active(CPU) == ("compiled", "")
+    assert dispatch.active("cpu") == dispatch.active(CPU) == ("closed_form", "")
+
+
+def test_nothing_is_compiled_unless_that_was_asked_for(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert not dispatch.compiles()
+    dispatch.use("compiled")
+    assert dispatch.compiles()
+    assert dispatch.active(CPU) == ("compiled", "")
+    dispatch.use("closed_form")
+    assert not dispatch.compiles()
+    dispatch.use("compiled")
     without_compiler(fresh)
+    assert not dispatch.compiles()
     assert dispatch.active(CPU) == ("closed_form", "there is no C++ compiler")
 
 
-def test_only_large_tensors_are_compiled_unless_that_was_asked_for(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    small, large = torch.empty(4), torch.empty(1).expand(dispatch.COMPILED_FROM)
-    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, True)
-    dispatch.use("compiled")
-    assert (dispatch.compiles(small), dispatch.compiles(large)) == (True, True)
-    dispatch.use("closed_form")
-    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, False)
-    dispatch.use("auto")
-    without_compiler(fresh)
-    assert (dispatch.compiles(small), dispatch.compiles(large)) == (False, False)
+def test_a_large_tensor_with_a_custom_candidate_does_not_wait_for_a_compiler() -> None:
+    flexact.register_candidate("test_dispatch_bump", lambda h: torch.exp(-h * h))
+    site = flexact.FlexAct(candidates=("relu", "tanh", "test_dispatch_bump"))
+    start = time.process_time()
+    site(torch.randn(2**20 + 1, requires_grad=True)).sum().backward()
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")

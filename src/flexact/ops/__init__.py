@@ -9,8 +9,8 @@ Proposition 1,
 Its entries sum to zero, so it is also the gradient with respect to log π. No graph runs through the sampling, and
 recomputing the forward of a site, as activation checkpointing does, cannot change the sample.
 
-CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form, in eager mode
-or through torch.compile. `flexact.ops.dispatch` makes the choice, gives its reason and can override it.
+CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all others to the closed form.
+`flexact.ops.dispatch` makes the choice, gives its reason and can override it.
 """
 
 from __future__ import annotations
@@ -92,11 +92,25 @@ def _backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -
     return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, delta, h, blending, need_logits)
 
 
+def _forward_keeping(h: Tensor, blending: Blending, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+    if closed_form.keeps(h) and not dispatch.compiles():
+        return closed_form.forward(h, blending, kept)
+    return _forward(h, blending)
+
+
+def _backward_from(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    if kept:
+        return closed_form.backward(delta, h, blending, need_logits, kept)
+    return _backward(delta, h, blending, need_logits)
+
+
 def _run_compiled_or_eager(
     compiled: Callable[..., tuple[Tensor, Tensor]], eager: Callable[..., tuple[Tensor, Tensor]], h: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run the compiled function if h is large enough, and fall back to the eager one if compilation fails."""
-    if dispatch.compiles(h):
+    """Run the compiled function if it is in use, and fall back to the eager one if compilation fails."""
+    if dispatch.compiles():
         try:
             return compiled(h, *rest)
         except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
@@ -106,7 +120,9 @@ def _run_compiled_or_eager(
     return eager(h, *rest)
 
 
-_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
+_plain = operators.RoutedActivation(
+    "routed_activation", torch.library.custom_op, _forward, _backward, (_forward_keeping, _backward_from)
+)
 
 
 @_plain.operator.register_fake

@@ -1,67 +1,121 @@
-"""The routed activation in closed form, in plain torch: saves only the input, with one pass per direction.
+"""The routed activation in closed form, in plain torch.
 
-The tensor is processed in blocks that stay in the CPU's cache while every candidate is evaluated on them, so memory is
-read and written once regardless of the number of candidates. Half precision is computed in float32. Sums are taken
-block by block in a fixed order, so results are deterministic.
+Tensors are processed in blocks that stay in the CPU's cache while every candidate is evaluated on them. Half precision
+is computed in float32. Sums are taken block by block in a fixed order, so results are deterministic.
+
+The gradients need the values of the candidates and their blended slope. A forward can keep both, in up to K + 1 tensors
+of the size of the input, and the backward then only multiplies. Otherwise the backward computes them again, with the
+same results bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
+from flexact.ops import shared_sigmoid
 from flexact.ops.blending import Blending
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
+MOST_KEPT = 1 << 19
+"""Maximum number of elements of a CPU tensor for which the values are kept (2 MiB per candidate in float32). Of larger
+tensors, writing and reading the values takes longer than computing them again."""
+SHARED_FROM = 1 << 14
+"""Minimum number of elements of a CPU tensor for which candidates share a sigmoid; smaller ones have more overhead."""
+
+CHEAP = frozenset({"relu", "leaky_relu", "identity", "relu6", "hardtanh", "hardswish"})
+"""The candidates whose values are never kept, because computing them again takes no longer than reading them."""
+
+Function = Callable[[Tensor], Tensor]
+Derivative = Callable[[Tensor, Tensor], Tensor]
 
 
-def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics."""
+def keeps(h: Tensor) -> bool:
+    """Return whether an eager forward keeps what the backward needs. It depends on device and size only.
+
+    Other devices than a CPU always keep it: a plain blend does so too, and would be faster than evaluating twice.
+    """
+    return h.device.type != "cpu" or h.numel() <= MOST_KEPT
+
+
+def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics.
+
+    kept: a list to which the blended slope and the values of each block are appended, for `backward`.
+    """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
     x = torch.empty_like(h)
-    sweep = _Sweep(h, blending)
-    sums = torch.zeros_like(weights, dtype=torch.float64)
+    sweep = Sweep(h, blending)
+    sums: list[list[Tensor]] = []
     for block_h, block_x in sweep.blocks(h, x):
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
-        for k, candidate, weight in sweep.candidates:
-            if _is_zero(weight) and not statistics:
+        slope = None if kept is None else torch.zeros_like(source)
+        values, totals = [], []
+        for function, derivative, weight in sweep.functions(source):
+            if slope is None and not statistics and _is_zero(weight):
                 continue
-            value = candidate.function(source)
+            value = function(source)
             sweep.add(mixed, value, weight)
+            if slope is None and not statistics:
+                continue
+            own_slope = derivative(source, value)
+            if slope is not None:
+                sweep.add(slope, own_slope, weight)
+                values.append(value)
             if statistics:
-                sums[:, k] += sweep.total(candidate.derivative(source, value).abs())
-        block_x.copy_(mixed)
+                totals.append(sweep.total(own_slope.abs()))
+        if mixed is not block_x:
+            block_x.copy_(mixed)
+        if kept is not None and slope is not None:
+            kept += [slope, *sweep.without_cheap(values)]
+        sums.append(totals)
     if not statistics:
         return x, weights.new_empty(0)
-    return x, (sums / max(h.numel() // weights.shape[0], 1)).to(weights.dtype)
+    return x, sweep.table(sums, h.numel() // weights.shape[0])
 
 
-def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed."""
+def backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed.
+
+    kept: what `forward` kept, if it did.
+    """
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
-    sweep = _Sweep(h, blending)
-    inner = torch.zeros_like(weights, dtype=torch.float64)
+    sweep, remaining = Sweep(h, blending), iter(kept)
+    inner: list[list[Tensor]] = []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
-        slope = block_gradient.to(sweep.dtype).zero_()
-        for k, candidate, weight in sweep.candidates:
-            if _is_zero(weight) and not need_logits:
-                continue
-            value = candidate.function(source)
+        products = []
+        if kept:
+            slope, *values = itertools.islice(remaining, sweep.kept_per_block)
             if need_logits:
-                inner[:, k] += sweep.inner(upstream, value)
-            if not _is_zero(weight):
-                sweep.add(slope, candidate.derivative(source, value), weight)
-        block_gradient.copy_(slope.mul_(upstream))
+                products = [sweep.inner(upstream, value) for value in sweep.with_cheap(values, source)]
+        else:
+            slope = torch.zeros_like(upstream)
+            for function, derivative, weight in sweep.functions(source):
+                if _is_zero(weight) and not need_logits:
+                    continue
+                value = function(source)
+                if need_logits:
+                    products.append(sweep.inner(upstream, value))
+                if not _is_zero(weight):
+                    sweep.add(slope, derivative(source, value), weight)
+        inner.append(products)
+        if gradient.dtype == sweep.dtype:
+            torch.mul(slope, upstream, out=block_gradient)
+        else:
+            block_gradient.copy_(slope * upstream)
     if not need_logits:
         return gradient, weights.new_empty(0)
-    return gradient, logit_gradient(inner.to(weights.dtype), blending)
+    return gradient, logit_gradient(sweep.table(inner), blending)
 
 
 def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
@@ -94,7 +148,16 @@ def flattened(h: Tensor, blending: Blending) -> Tensor:
     return h.as_strided((h.numel(),), (1,)).view((-1, channels, inner) if h.numel() else (0, channels, 1))
 
 
-class _Sweep:
+def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
+    """Return sums of the alive candidates, (rows, alive), as (rows, K), with 0 for the others."""
+    if len(blending.alive) == blending.weights.shape[1]:
+        return sums.to(blending.weights.dtype)
+    found = torch.zeros_like(blending.weights)
+    found[:, list(blending.alive)] = sums.to(found.dtype)
+    return found
+
+
+class Sweep:
     """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
 
     def __init__(self, h: Tensor, blending: Blending) -> None:
@@ -107,16 +170,51 @@ class _Sweep:
             shape = (1,) if self.by_layer else (-1, 1)
             weights = [column.to(self.dtype).reshape(shape) for column in blending.weights.unbind(1)]
             self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
-        self.candidates = [(k, lookup(blending.keys[k]), weights[k]) for k in blending.alive]
+        self.weights = [weights[k] for k in blending.alive]
+        self._candidates = [lookup(blending.keys[k]) for k in blending.alive]
+        self._shares = (
+            self.on_cpu
+            and self.dtype == torch.float32
+            and h.numel() >= SHARED_FROM
+            and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self._candidates])
+        )
 
-    def blocks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Return matching blocks of tensors that share one dense layout: flat, or (outer, channels, inner)."""
-        if self.by_layer:
-            flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-        else:
-            flat = [flattened(tensor, self.blending) for tensor in tensors]
-        dim, size = 0 if self.by_layer or flat[0].shape[0] > 1 else 2, max(flat[0].numel(), 1)
+    def functions(self, source: Tensor) -> list[tuple[Function, Derivative, Tensor | float]]:
+        """Return function, derivative and weight of each alive candidate, for a block in `dtype`."""
+        pairs = [(candidate.function, candidate.derivative) for candidate in self._candidates]
+        if self._shares:
+            shared = shared_sigmoid.SharedSigmoid(source)
+            for i, candidate in enumerate(self._candidates):
+                if candidate.name in shared_sigmoid.NAMES:
+                    pairs[i] = shared.pair(candidate.name)
+        return [(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
+
+    def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
+        """Return the values of the candidates that are not `CHEAP`."""
+        return [value for one, value in zip(self._candidates, values, strict=True) if one.name not in CHEAP]
+
+    def with_cheap(self, values: list[Tensor], source: Tensor) -> list[Tensor]:
+        """Return the values of all candidates from those `without_cheap`."""
+        others = iter(values)
+        return [one.function(source) if one.name in CHEAP else next(others) for one in self._candidates]
+
+    @property
+    def kept_per_block(self) -> int:
+        """The number of tensors that `forward` keeps for each block: the slope and values."""
+        return 1 + sum(one.name not in CHEAP for one in self._candidates)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Return a view of a dense tensor: flat, or (outer, channels, inner)."""
+        return tensor.as_strided((tensor.numel(),), (1,)) if self.by_layer else flattened(tensor, self.blending)
+
+    def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+        """Return matching blocks of tensors that share one dense layout, as `flat` views."""
+        flat = [self.flat(tensor) for tensor in tensors]
+        size = flat[0].numel()
         block = BLOCK * torch.get_num_threads() if self.on_cpu else size
+        if size <= block:
+            return [tuple(flat)]
+        dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
         length = max(1, block * flat[0].shape[dim] // size)
         return zip(*(torch.split(tensor, length, dim) for tensor in flat), strict=True)
 
@@ -126,6 +224,19 @@ class _Sweep:
             total.addcmul_(values.masked_fill(weight == 0, 0) if self.some_zero else values, weight)
         elif weight != 0:
             total.add_(values, alpha=weight)
+
+    def table(self, blocks: list[list[Tensor]], divisor: int = 1) -> Tensor:
+        """Return the sums over all blocks, divided by a number, as (rows, K).
+
+        blocks: for each block the sums of the alive candidates. They are added in double precision.
+        """
+        total = torch.stack(blocks[0], -1)
+        if len(blocks) > 1 or divisor > 1:
+            total = total.double()
+        for block in blocks[1:]:
+            total += torch.stack(block, -1)
+        total = total.view(self.blending.weights.shape[0], -1)
+        return by_candidate(total / divisor if divisor > 1 else total, self.blending)
 
     def total(self, values: Tensor) -> Tensor:
         return values.sum() if self.by_layer else values.sum((0, 2))

@@ -9,6 +9,8 @@ noise g, p(ℓ) = softmax(log p(ℓ₀) + (ℓ − ℓ₀)/τ) equals softmax((l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,12 +31,20 @@ def is_wrapped(tensor: Tensor) -> bool:
 
 def routed_activation(h: Tensor, logits: Tensor, blending: Blending) -> Tensor:
     """See `flexact.ops.routed_activation`."""
-    weights, probabilities, temperature, keys, alive, channel_dim, _ = blending
+    functions = {k: lookup(blending.keys[k]).function for k in blending.alive}
+    return blended(h, logits, blending, functions).to(h.dtype)
+
+
+def blended(
+    h: Tensor, logits: Tensor, blending: Blending, functions: Mapping[int, Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """Return the blend of these functions of h, in float32 for half precision. functions: by index of the candidate."""
+    weights, probabilities, temperature, _, _, channel_dim, _ = blending
     moved = (logits - logits.detach()).view(probabilities.shape) / temperature.detach()
     p = torch.softmax(probabilities.detach().log() + moved, dim=-1)
     mixed = weights.detach() + (p - p.detach())  # when hard: straight-through
     wide = h if h.dtype == torch.float64 else h.float()
-    return blend(wide, mixed, {k: lookup(keys[k]).function for k in alive}, channel_dim).to(h.dtype)
+    return blend(wide, mixed, functions, channel_dim)
 
 
 def gradients(

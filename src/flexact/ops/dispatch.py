@@ -2,8 +2,9 @@
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "closed_form": plain torch, for any tensor.
-- "compiled": the closed form through torch.compile. It is several times as fast on a CPU, after some seconds of
-  compilation per set of candidates, and the default there for large tensors if a C++ compiler is installed.
+- "compiled": the closed form through torch.compile, only on request. Each set of candidates takes some seconds to
+  compile (20 s for five candidates), for which training waits. A compilation in the background would change the
+  rounding at a step that depends on the machine's load, so that runs would not be reproducible.
 
 The environment variable FLEXACT_KERNELS overrides the default, and `use` overrides both.
 """
@@ -18,7 +19,6 @@ import warnings
 from typing import Literal, NamedTuple, cast, get_args
 
 import torch
-from torch import Tensor
 
 from flexact.errors import FlexActError, suggestion
 
@@ -31,8 +31,6 @@ OLDEST_CARD = (7, 5)
 """Minimum compute capability: the first with the instruction tanh.approx."""
 MOST_CANDIDATES = 16
 """Maximum number of candidates per site in the Triton kernels."""
-COMPILED_FROM = 2**20
-"""Minimum number of elements for which a CPU uses "compiled" by default."""
 
 
 class Active(NamedTuple):
@@ -73,8 +71,8 @@ def active(device: torch.device | str) -> Active:
     choice = wanted()
     if choice == "closed_form":
         return Active(choice, "closed_form was requested")
-    if choice == "compiled" or (choice == "auto" and device.type == "cpu"):
-        reason = _broken.get("compiled") or ("" if has_compiler() else "there is no C++ compiler")
+    if choice == "compiled":
+        reason = why_not_compiled()
         return Active("closed_form", reason) if reason else Active("compiled", "")
     if choice == "auto" and device.type != "cuda":
         return Active("closed_form", "")
@@ -84,10 +82,14 @@ def active(device: torch.device | str) -> Active:
     return Active("closed_form", f"triton was requested, but {reason}" if choice == "triton" else reason)
 
 
-def compiles(h: Tensor) -> bool:
-    """Return whether h is computed by "compiled". It depends on the size only, so that runs are reproducible."""
-    large_enough = h.numel() >= COMPILED_FROM or wanted() == "compiled"
-    return large_enough and active(h.device).name == "compiled"
+def compiles() -> bool:
+    """Return whether the closed form runs through torch.compile."""
+    return wanted() == "compiled" and not why_not_compiled()
+
+
+def why_not_compiled() -> str:
+    """Return why "compiled" cannot run on this machine; empty if it can."""
+    return _broken.get("compiled") or ("" if has_compiler() else "there is no C++ compiler")
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """The closed form as a single expression that torch.compile fuses into one loop over the tensor.
 
-On a CPU it is faster than the blocks of `closed_form`, but needs a C++ compiler and some seconds of compilation per set
-of candidates. By default it runs for large tensors only.
+It needs a C++ compiler on a CPU, and some seconds of compilation per set of candidates, so it only runs on request.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from flexact.candidates import lookup
 from flexact.ops.blending import Blending
-from flexact.ops.closed_form import dense, flattened, logit_gradient, with_layout_of
+from flexact.ops.closed_form import by_candidate, dense, flattened, logit_gradient, with_layout_of
 
 _numbers = itertools.count()
 
@@ -29,7 +28,7 @@ def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     x = _with_layout(x, h)
     if not statistics:
         return x, weights.new_empty(0)
-    return x, _by_candidate(sums / max(h.numel() // weights.shape[0], 1), blending)
+    return x, by_candidate(sums / max(h.numel() // weights.shape[0], 1), blending)
 
 
 def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
@@ -40,19 +39,12 @@ def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) ->
     gradient = _with_layout(gradient, h)
     if not need_logits:
         return gradient, blending.weights.new_empty(0)
-    return gradient, logit_gradient(_by_candidate(sums, blending), blending)
+    return gradient, logit_gradient(by_candidate(sums, blending), blending)
 
 
 def _with_layout(flat: Tensor, like: Tensor) -> Tensor:
     """Return the flat tensor with the shape and strides of `like`."""
     return flat.reshape(-1).as_strided(like.shape, like.stride())
-
-
-def _by_candidate(sums: Tensor, blending: Blending) -> Tensor:
-    """Return sums of the alive candidates as (rows, K), with 0 for the others."""
-    found = torch.zeros_like(blending.weights)
-    found[:, list(blending.alive)] = sums.to(found.dtype)
-    return found
 
 
 def _run(

@@ -13,30 +13,45 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from flexact.ops import differentiable
+from flexact.ops import derivatives, differentiable, higher_order
 from flexact.ops.blending import Blending, packed, unpacked
 
 Forward = Callable[[Tensor, Blending], tuple[Tensor, Tensor]]
 Backward = Callable[[Tensor, Tensor, Blending, bool], tuple[Tensor, Tensor]]
-
+EagerForward = Callable[[Tensor, Blending, list[Tensor]], tuple[Tensor, Tensor]]
+"""A forward that may append tensors to a list, to keep them for its backward."""
+EagerBackward = Callable[[Tensor, Tensor, Blending, bool, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
 """torch.library.custom_op or torch.library.triton_op."""
 
 
 class RoutedActivation:
-    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`."""
+    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`.
 
-    def __init__(self, name: str, decorator: Decorator, forward: Forward, backward: Backward) -> None:
-        self._run = (forward, backward)
+    keeping: a forward and a backward for eager mode, where the one can keep tensors for the other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        decorator: Decorator,
+        forward: Forward,
+        backward: Backward,
+        keeping: tuple[EagerForward, EagerBackward] | None = None,
+    ) -> None:
+        self._forward = forward
+        self._eager = keeping or (lambda h, blending, _: forward(h, blending), lambda *given: backward(*given[:4]))
         self.operator, self.backward_operator = _define(name, decorator, forward, backward)
 
     def __call__(self, h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
         """Return the routed activation of h and its statistics. See `flexact.ops.routed_activation`."""
         if is_traced(h):
             x, gathered = self.operator(h, logits, *packed(blending))
+        elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
+            x, gathered = _Eager.apply(h, logits, blending, *self._eager)  # type: ignore[no-untyped-call]
         else:
-            x, gathered = _Eager.apply(h, logits, blending, *self._run)  # type: ignore[no-untyped-call]
+            x, gathered = self._forward(h.detach(), blending)
         return x, gathered
 
 
@@ -53,13 +68,14 @@ def is_traced(tensor: Tensor) -> bool:
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: Forward, backward: Backward
+        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: EagerForward, backward: EagerBackward
     ) -> tuple[Tensor, Tensor]:
         weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
-        ctx.run_backward = backward
-        ctx.save_for_backward(h, logits, weights, probabilities, temperature)
+        ctx.run_backward, ctx.terms = backward, None
         ctx.set_materialize_grads(False)  # the statistics have no gradient
-        x, gathered = forward(h, blending)
+        kept: list[Tensor] = []
+        x, gathered = forward(h, blending, kept)
+        ctx.save_for_backward(h, logits, weights, probabilities, temperature, *kept)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
@@ -68,11 +84,14 @@ class _Eager(torch.autograd.Function):
         if delta is None:
             return (None,) * 5
         need_h, need_logits = ctx.needs_input_grad[:2]
-        h, logits, weights, probabilities, temperature = ctx.saved_tensors
+        h, logits, weights, probabilities, temperature, *kept = ctx.saved_tensors
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, False)
         if torch.is_grad_enabled():  # the backward runs with create_graph=True
-            return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
-        gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits)
+            if ctx.terms is None and not derivatives.known(blending):
+                return *differentiable.gradients(delta, h, logits, (need_h, need_logits), blending), None, None, None
+            ctx.terms = ctx.terms or higher_order.Terms(h, blending, kept)
+            return *higher_order.gradients(ctx, delta, h, logits, ctx.terms), None, None, None
+        gradient, to_logits = ctx.run_backward(delta, h, blending, need_logits, kept)
         return gradient if need_h else None, to_logits if need_logits else None, None, None, None
 
 

@@ -88,7 +88,7 @@ def chosen(device: str | None, quick: bool, **given: Any) -> Options:
         ways += ("fused", "fused_bn")
         values: dict[str, Any] = {"modes": MODES, "repeats": 20, "batch": 128, "width": 64}
     else:
-        if dispatch.active("cpu").name == "compiled":
+        if not dispatch.why_not_compiled():
             ways += ("compiled_form",)
         values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
     values |= {"models": tuple(BLOCKS), "ways": ways}

@@ -46,7 +46,11 @@ def ratios(values: Sequence[float], baseline: Sequence[float]) -> Spread:
 
 
 def interleaved(
-    runs: Mapping[Key, Run], repeats: int, device: torch.device, burst_ms: float = 30.0
+    runs: Mapping[Key, Run],
+    repeats: int,
+    device: torch.device,
+    burst_ms: float = 30.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[Key, list[float]], dict[Key, Exception]]:
     """Return the milliseconds per call of each contender, one value per round, and the errors of those that failed.
 
@@ -54,13 +58,14 @@ def interleaved(
     of them. On a GPU each burst of calls is timed by two events.
 
     burst_ms: about how long a contender runs per round.
+    clock: the clock for other devices than a GPU; with time.process_time, other programs on the machine do not count.
     """
     bursts: dict[Key, int] = {}
     failed: dict[Key, Exception] = {}
     for key, run in runs.items():
         try:
             run()
-            one = _timed(run, 1, device)
+            one = _timed(run, 1, device, clock)
             bursts[key] = max(1, min(MOST_IN_A_BURST, round(burst_ms / max(one, 1e-6))))
         except Exception as error:
             failed[key] = error
@@ -75,7 +80,7 @@ def interleaved(
                 try:
                     if bursts[key] > 1:
                         runs[key]()  # brings its weights and code back into the caches
-                    times[key].append(_timed(runs[key], bursts[key], device))
+                    times[key].append(_timed(runs[key], bursts[key], device, clock))
                 except Exception as error:
                     failed[key] = error
         finally:
@@ -83,13 +88,13 @@ def interleaved(
     return {key: values for key, values in times.items() if key not in failed}, failed
 
 
-def _timed(run: Run, count: int, device: torch.device) -> float:
+def _timed(run: Run, count: int, device: torch.device, clock: Callable[[], float]) -> float:
     """Return the milliseconds per call over `count` calls."""
     if device.type != "cuda":
-        start = time.perf_counter()
+        start = clock()
         for _ in range(count):
             run()
-        return (time.perf_counter() - start) * 1e3 / count
+        return (clock() - start) * 1e3 / count
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
     begin.record()

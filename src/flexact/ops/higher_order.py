@@ -1,0 +1,165 @@
+"""Derivatives of the routed activation beyond the first, in closed form: what its backward does if create_graph=True.
+
+B_n(h, ℓ) = Σ_k w_k σ_k⁽ⁿ⁾(h) is the n-th derivative of the activation. Its own derivative with respect to h is
+B_{n+1}, and the one with respect to the logits is Proposition 1 with σ_k⁽ⁿ⁾ in place of σ_k. So one autograd function,
+`_Blend`, covers all orders with known formulas (`derivatives`). Beyond them, and for the derivatives of a logit
+gradient, autograd differentiates the plain blend of those formulas (`differentiable`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexact.candidates import Candidate, lookup
+from flexact.ops import closed_form, derivatives, differentiable
+from flexact.ops.blending import Blending
+
+
+class Terms:
+    """σ_k⁽ⁿ⁾(h) of the alive candidates at one call, computed once for each order n when it is first needed.
+
+    kept: what `closed_form.forward` kept of this call, if it did.
+    """
+
+    def __init__(self, h: Tensor, blending: Blending, kept: Sequence[Tensor] = ()) -> None:
+        self.blending = blending
+        h = closed_form.dense(h.detach())
+        self.sweep = closed_form.Sweep(h, blending)
+        self.source, self._shape, self._stride = self.sweep.flat(h).to(self.sweep.dtype), h.shape, h.stride()
+        self._orders: list[list[Tensor]] = []
+        self._blends: dict[int, Tensor] = {}
+        if len(kept) == self.sweep.kept_per_block:  # of a single block
+            self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
+
+    def order(self, n: int) -> list[Tensor]:
+        """Return the n-th derivative of each alive candidate, flat."""
+        known = self._orders
+        while len(known) <= n:
+            if not known:
+                known.append([function(self.source) for function, _, _ in self._functions])
+            elif len(known) == 1:
+                slopes = [derivative for _, derivative, _ in self._functions]
+                known.append([slope(self.source, a) for slope, a in zip(slopes, known[0], strict=True)])
+            else:
+                keys = [self.blending.keys[k] for k in self.blending.alive]
+                pairs = [derivatives.higher(key, self.source, *of) for key, *of in zip(keys, *known, strict=True)]
+                known += [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+        return known[n]
+
+    @functools.cached_property
+    def _functions(self) -> list[tuple[closed_form.Function, closed_form.Derivative, Tensor | float]]:
+        return self.sweep.functions(self.source)
+
+    def blend(self, n: int) -> Tensor:
+        """Return B_n in the shape of h; in float32 for half precision. Each call returns a new tensor object."""
+        if n not in self._blends:
+            total = torch.zeros_like(self.source)
+            for weight, term in zip(self.sweep.weights, self.order(n), strict=True):
+                self.sweep.add(total, term, weight)
+            self._blends[n] = total
+        return self._blends[n].as_strided(self._shape, self._stride)
+
+    def logit_gradient(self, delta: Tensor, n: int) -> Tensor:
+        """Return the gradient of ⟨δ, B_n⟩ with respect to the logits, (rows·K,)."""
+        if delta.stride() != self._stride:
+            delta = torch.empty_strided(self._shape, self._stride, dtype=delta.dtype, device=delta.device).copy_(delta)
+        upstream = self.sweep.flat(delta).to(self.sweep.dtype)
+        inner = [self.sweep.inner(upstream, term) for term in self.order(n)]
+        return closed_form.logit_gradient(self.sweep.table([inner]), self.blending)
+
+
+def gradients(
+    ctx: Any, delta: Tensor, h: Tensor, logits: Tensor, terms: Terms, n: int = 0
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of ⟨δ, B_n(h, ℓ)⟩ w.r.t. h and ℓ, with a graph if one is recorded; None if not needed.
+
+    ctx: the node of B_n, whose first two inputs are h and the logits.
+    """
+    need_h, need_logits = ctx.needs_input_grad[:2]
+    recording = torch.is_grad_enabled()
+    to_h = to_logits = None
+    slope: Tensor
+    if need_h:
+        if not recording:
+            slope = terms.blend(n + 1)
+        elif n + 1 < derivatives.MOST:
+            slope = _Blend.apply(h, logits, terms, n + 1)  # type: ignore[no-untyped-call]
+        else:
+            slope = _plain_blend(h, logits, terms.blending, n + 1)
+        to_h = (delta.to(slope.dtype) * slope).to(h.dtype)
+    if need_logits and _is_wanted(ctx.next_functions[1][0]):
+        graph = _LogitGradient.apply(delta, h, logits, terms, n) if recording else None  # type: ignore[no-untyped-call]
+        to_logits = graph if recording else terms.logit_gradient(delta, n)
+    return to_h, to_logits
+
+
+def _is_wanted(node: Any) -> bool:
+    """Return whether the running backward pass needs the gradient of a node. `needs_input_grad` does not tell: it is
+    also True for the logits if autograd.grad is asked for the gradient of a network's input alone."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf that was passed to autograd.grad
+        return True
+
+
+class _Blend(torch.autograd.Function):
+    """B_n for n ≥ 1."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, logits: Tensor, terms: Terms, n: int) -> Tensor:
+        ctx.save_for_backward(h, logits)
+        ctx.terms, ctx.n = terms, n
+        return terms.blend(n)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
+        h, logits = ctx.saved_tensors
+        return *gradients(ctx, delta, h, logits, ctx.terms, ctx.n), None, None
+
+
+class _LogitGradient(torch.autograd.Function):
+    """The gradient of ⟨δ, B_n⟩ with respect to the logits. Its own derivatives are those of the plain blend."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, h: Tensor, logits: Tensor, terms: Terms, n: int) -> Tensor:
+        ctx.save_for_backward(delta, h, logits)
+        ctx.blending, ctx.n = terms.blending, n
+        return terms.logit_gradient(delta, n)
+
+    @staticmethod
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
+        recording = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in ctx.saved_tensors]
+            delta, h, logits = inputs
+            blend = _plain_blend(h, logits, ctx.blending, ctx.n)
+            (found,) = torch.autograd.grad(blend, logits, delta.to(blend.dtype), create_graph=True)
+            to_inputs = torch.autograd.grad(
+                found, inputs, direction, create_graph=recording, allow_unused=True, materialize_grads=True
+            )
+        return *(t if need else None for t, need in zip(to_inputs, ctx.needs_input_grad, strict=False)), None, None
+
+
+def _plain_blend(h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
+    """Return B_n as differentiable torch operations, in float32 for half precision."""
+    keys = {k: blending.keys[k] for k in blending.alive}
+    return differentiable.blended(h, logits, blending, {k: _Derivative(lookup(key), n) for k, key in keys.items()})
+
+
+class _Derivative:
+    """The n-th derivative of a built-in candidate as a function."""
+
+    def __init__(self, candidate: Candidate, n: int) -> None:
+        self.candidate, self.n = candidate, n
+
+    def __call__(self, h: Tensor) -> Tensor:
+        value = self.candidate.function(h)
+        if self.n == 0:
+            return value
+        slope = self.candidate.derivative(h, value)
+        return slope if self.n == 1 else derivatives.higher(self.candidate.name, h, value, slope)[self.n - 2]
