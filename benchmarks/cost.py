@@ -33,8 +33,7 @@ from flexact.io.atomic_files import write_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of
 from flexact.studies.overhead import study
-from flexact.studies.overhead.measurement import PEAK, TRAIN
-from flexact.studies.overhead.options import chosen
+from flexact.studies.overhead.options import PEAK, TRAIN, chosen
 from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.provenance import processor, provenance
 
