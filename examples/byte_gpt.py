@@ -66,7 +66,7 @@ def train(data: Tensor, seed: int, steps: int, picks: bool) -> tuple[nn.Module, 
     model = GPT()
     batches = torch.randint(len(data) - CONTEXT - 1, (steps, BATCH), generator=torch.Generator().manual_seed(seed))
     model = flexact.convert(model, config=CONFIG) if picks else model
-    optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.05), lr=RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     schedule = flexact.Schedule(model, network_steps=steps, optimizer=optimizer, rewinds=[rate]) if picks else None
     losses = [0.0] * steps

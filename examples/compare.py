@@ -30,7 +30,7 @@ def train(model: nn.Module, seed: int, make_schedule: Callable[..., flexact.Sche
     images, labels = load_digits(return_X_y=True)
     x, test_x, y, test_y = map(torch.tensor, train_test_split(images / 16, labels, test_size=0.25, random_state=seed))
     loader = DataLoader(TensorDataset(x.float(), y), batch_size=64, shuffle=True)
-    optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.01), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     steps = EPOCHS * len(loader)
     schedule = None
     if make_schedule is not None:  # this network picks, which takes further steps

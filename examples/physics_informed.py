@@ -62,7 +62,7 @@ def train(seed: int, steps: int, picks: bool) -> nn.Module:
     batches = torch.rand(steps, POINTS, 2, generator=generator) * torch.tensor([2.0, 1.0]) - torch.tensor([1.0, 0.0])
     if picks:
         model = flexact.convert(model, config=flexact.FlexConfig(candidates=CANDIDATES))
-    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     schedule = flexact.Schedule(model, network_steps=steps, optimizer=optimizer, rewinds=[rate]) if picks else None
     for step in range(schedule.total_steps if schedule else steps):

@@ -54,7 +54,7 @@ def train(places: Tensor, colours: Tensor, seed: int, steps: int, picks: bool) -
     if picks:
         config = flexact.FlexConfig(candidates=("original", "gelu", "tanh", "sine", "siren"))
         model = flexact.convert(model, config=config)
-    optimizer = torch.optim.Adam(flexact.param_groups(model), lr=RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     schedule = flexact.Schedule(model, network_steps=steps, optimizer=optimizer, rewinds=[rate]) if picks else None
     for step in range(schedule.total_steps if schedule else steps):

@@ -346,10 +346,16 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
             raise FlexActError(
                 f"candidates are given by name; got {name!r:.60}. Register it with flexact.register_candidate first."
             )
-    names = [name if name == ORIGINAL else lookup(name).name for name in names]  # aliases resolved
+    given, names = names, [name if name == ORIGINAL else lookup(name).name for name in names]  # aliases resolved
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise FlexActError(f"each candidate may be named once; repeated: {', '.join(repeated)}.")
+        aliases = {
+            f"{alias} is another name of {name}"
+            for alias, name in zip(given, names, strict=True)
+            if name in repeated and alias != name
+        }
+        told = "; ".join([", ".join(repeated), *sorted(aliases)])
+        raise FlexActError(f"each candidate may be named once; repeated: {told}.")
     if len(names) < 2:
         raise FlexActError(
             f"a pick needs at least two candidates; got {len(names)}: {names}. Use a single activation directly."

@@ -196,8 +196,8 @@ def test_the_map_has_a_line_a_stage_and_is_as_opaque_as_the_evidence_is_sure() -
     (panel,) = network(_decided()).panels
     assert panel.rows == ["stage", "head"]
     assert panel.grid is not None
-    assert panel.grid.categories == [("tanh", candidate_colours(["tanh"])["tanh"])]
-    assert [[value for value in row if not math.isnan(value)] for row in panel.grid.values] == [[0.0, 0.0], [0.0, 0.0]]
+    assert panel.grid.categories == [("tanh", candidate_colours(["tanh"])["tanh"]), ("undecided", GREY)]
+    assert [[value for value in row if not math.isnan(value)] for row in panel.grid.values] == [[0.0, 0.0], [0.0, 1.0]]
     sure, unsure = panel.grid.opacity[1][:2]
     assert sure == pytest.approx(0.2 + 0.8 * (2 * NormalDist().cdf(1.96) - 1))
     assert unsure == 0.2

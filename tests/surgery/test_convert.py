@@ -144,6 +144,8 @@ def test_an_unknown_where_suggests_the_nearest_name_and_lists_what_was_seen() ->
     assert "decoder.0: Tanh" in str(e.value)
     with pytest.raises(FlexActError, match="did you mean 'penultimate'"):
         convert(model, "penultimat")
+    with pytest.raises(FlexActError, match=r"where='relu'.* Functions to pick from are given by name: cand"):
+        convert(model, ("relu", "tanh"))
 
 
 @pytest.mark.parametrize("where", ["layer9", ["1", "layer9"], [], lambda name, module: False, [3]])

@@ -229,13 +229,20 @@ def test_where_and_per_call_are_those_of_convert() -> None:
         flexact.inspect(model, "4")
     with pytest.raises(FlexActError, match=r"inspect needs a torch\.nn\.Module"):
         flexact.inspect(nn.ReLU)
-    with pytest.raises(FlexActError, match="FlexAct sites already"):
+    with pytest.raises(FlexActError, match=r"FlexAct sites already.*flexact\.selection\(model\) shows the sites"):
         flexact.inspect(flexact.convert(model))
     shared = nn.ReLU()
     twice = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
     (row,) = flexact.inspect(twice, example_inputs=torch.randn(1, 2)).rows
     assert (row.names, row.calls) == (("1", "3"), 2)
     assert flexact.inspect(twice, per_call=True).converted == ["1", "3"]
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(64, 8), (torch.randn(64, 8), 3)])
+def test_inputs_in_the_place_of_where_are_named_and_not_printed(inputs: Any) -> None:
+    with pytest.raises(FlexActError) as refused:
+        flexact.inspect(nn.Sequential(nn.Linear(8, 2), nn.ReLU()), inputs)
+    assert str(refused.value) == "where must select activations; got a tensor. Give inputs by name: example_inputs=..."
 
 
 def test_a_model_without_activations_and_one_that_is_an_activation() -> None:

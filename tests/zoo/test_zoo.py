@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 import flexact
-from flexact.activations import is_activation_function, is_method
+from flexact.activations import _METHODS, is_activation_function
 from flexact.routing.sites import sites_of
 from zoo import EXPECTED
 
@@ -59,7 +59,7 @@ class Instead(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        is_one = is_activation_function(function) or (is_method(name) and function is getattr(Tensor, name, None))
+        is_one = is_activation_function(function) or (name in _METHODS and function is getattr(Tensor, name, None))
         if not is_one:
             return function(*args, **(kwargs or {}))
         given = kwargs or {}

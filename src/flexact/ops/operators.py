@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from flexact.ops import derivatives, differentiable, higher_order
 from flexact.ops.blending import Blending, packed, unpacked
@@ -56,12 +57,18 @@ class RoutedActivation:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether torch.compile, a dispatch mode or another tracer records the operations on a tensor."""
+    """Return whether torch.compile, a dispatch mode or another tracer sees the operations on a tensor."""
+    return is_recorded(tensor) or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Return whether the operations on a tensor go into a graph. A dispatch mode that only watches them, such as a
+    counter of operations, leaves them to run."""
     return (
         torch.compiler.is_compiling()
         or type(tensor) not in (Tensor, torch.nn.Parameter)
-        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
+        or (torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None)
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from flexact.activations import is_kind_of_activation
+from flexact.candidates import known_names
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
@@ -82,7 +83,9 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
         matched = {id(one) for one in found for name in one.answers_to if _matches(name, pattern)}
         if not matched:
             known = [*HIDDEN, *(name for one in found for name in one.answers_to)]
-            raise FlexActError(f"no activation matched where={pattern!r}{suggestion(pattern, known)} {findings.told()}")
+            hint = suggestion(pattern, known)
+            hint += " Functions to pick from are given by name: candidates=..." * (pattern in known_names())
+            raise FlexActError(f"no activation matched where={pattern!r}{hint} {findings.told()}")
         chosen |= matched
     if not patterns:
         raise FlexActError(f"where is empty.  {findings.told()}")
@@ -133,7 +136,7 @@ def check_where(where: Any) -> None:
     if isinstance(where, nn.Module) or not (isinstance(where, (str, Sequence, Set)) or callable(where)):
         raise FlexActError(
             f"where must be 'all', 'penultimate', names or patterns, or a function of a name and a module; got "
-            f"{where!r}."
+            f"{where!r:.80}."
         )
 
 

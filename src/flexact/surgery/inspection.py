@@ -10,12 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from flexact.activations import function_name, is_kind_of_activation, key_of
 from flexact.candidates import ORIGINAL
-from flexact.errors import missing_extra
+from flexact.errors import FlexActError, missing_extra
 from flexact.io.text_tables import aligned, cut, printable
+from flexact.routing.layer import FlexAct
 from flexact.surgery.batch_norm_fusion import Fused, find_fused
 from flexact.surgery.choosing import Choice, Where, check_convertible, check_where, choose
 from flexact.surgery.finding import Found, Place
@@ -140,7 +141,14 @@ def inspect(
     1: the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone
     2: a sigmoid, which is a gate or an output
     """
+    if isinstance(model, nn.Module) and any(isinstance(module, FlexAct) for module in model.modules()):
+        raise FlexActError(
+            "this model has FlexAct sites already, and inspect shows what convert would do with a plain one. "
+            "flexact.selection(model) shows the sites and what they pick."
+        )
     check_convertible(model, "inspect")
+    if any(isinstance(one, Tensor) for one in (where if isinstance(where, (tuple, list)) else [where])):
+        raise FlexActError("where must select activations; got a tensor. Give inputs by name: example_inputs=...")
     check_where(where)
     choice = choose(model, where, example_inputs, per_call)
     fused = find_fused(model, choice.sites, choice.findings, choice.findings.rewritten(choice.sites))

@@ -159,7 +159,7 @@ triton.runtime.driver.set_active(Card())
 os.environ["TRITON_INTERPRET"] = "1"  # what was imported is compiled all the same; CPU tensors may go there now
 flexact.ops.dispatch.use("triton")
 # The policy is not compiled, and there is no card to run it on.
-flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._direction_launch = lambda *_: lambda *_: None
+flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._update_launch = lambda *_: lambda *_: None
 
 graphs = []
 

@@ -113,8 +113,8 @@ class Sites:
             one = self.sites[number]
             one.logits.grad = scale * self.normal(one.logits.numel())
 
-    def act(self, step_size: float = 0.05) -> None:
-        step = torch.tensor(step_size, device=self.device)
+    def act(self, step_size: float | Tensor = 0.05) -> None:
+        step = torch.as_tensor(step_size, device=self.device)
         policy.before_step(self.router, self.running, self.evidence, step, self.step, self.scaling)
 
     def state(self) -> list[Tensor]:
@@ -407,7 +407,8 @@ def test_a_draw_has_two_launches_and_the_policy_three(
     for logit_step in ("schedule", "optimizer"):
         sites, every = Sites(device, sizes=sizes, logit_step=logit_step, **changes), range(len(sizes))
         draw = functools.partial(sites.router.refresh, True)
-        act = functools.partial(sites.act, 0.1)
+        step_size = torch.tensor(0.1, device=device)  # before the counting: on a card it is a copy
+        act = functools.partial(sites.act, step_size)
         for _ in range(2):  # the first time lays out where the statistics are, and builds
             drawing = launched(device, draw)
             sites.call(*every, 0)

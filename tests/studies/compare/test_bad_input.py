@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -92,6 +93,20 @@ def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
     assert [row.score for row in retried.runs] == [row.score for row in whole.runs]
 
 
+def test_a_train_that_exits_fails_like_any_other_and_the_rest_goes_on(
+    comparing: Comparing, small: ModuleType, tmp_path: Path
+) -> None:
+    def exiting(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        if seed == 0:
+            sys.exit(3)
+        return float(small.train(model, seed, make_schedule))
+
+    found = comparing(exiting, seeds=2, methods=["original"])
+    assert [row.state for row in found.runs] == ["failed", "done"]
+    assert found.runs[0].error.startswith("train raised SystemExit: 3 (test_bad_input.py, line ")
+    assert "in exiting" in (tmp_path / "out" / "cells" / "original-0" / "traceback.txt").read_text()
+
+
 def test_the_same_error_of_several_runs_is_told_once(comparing: Comparing) -> None:
     def failing(model: nn.Module, seed: int, make_schedule: Any) -> float:
         raise RuntimeError("no data")
@@ -137,6 +152,37 @@ def test_a_schedule_that_is_not_run_to_its_commitment_leaves_picks_undecided(com
     assert "train called schedule.step() 1 times, and the schedule has 1,000 steps" in row.error
 
 
+def test_a_train_that_stops_after_the_commitment_has_a_note(comparing: Comparing) -> None:
+    def early(model: nn.Module, seed: int, make_schedule: Any) -> float:
+        if make_schedule is not None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            schedule = make_schedule(network_steps=5_000, optimizer=optimizer)
+            while not schedule.committed:
+                loss = model(torch.ones(1, 2)).square().sum()
+                loss.backward()
+                optimizer.step()
+                schedule.step(loss)
+        return 1.0
+
+    found = comparing(early, seeds=2, methods=["flexact"])
+    (note,) = {row.note for row in found.runs}
+    assert re.fullmatch(r"train stopped at step [\d,]+ of the schedule's [\d,]+", note)
+    assert f"Note on flexact-0, flexact-1: {note}." in str(found)
+
+
+def test_too_few_steps_are_a_note_and_the_warning_is_of_the_line_that_made_the_schedule(
+    comparing: Comparing, small: ModuleType
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = comparing(seeds=1, methods=["original", "flexact"])
+    (few,) = (one for one in caught if "steps are few" in str(one.message))
+    assert few.filename == small.__file__
+    assert [row.note for row in found.runs] == ["", str(few.message).removesuffix(".")]
+    assert found.page is not None
+    assert "Note on flexact-0: 90 steps are few for a pick from 3 candidates" in found.page.read_text()
+
+
 def test_a_policy_that_never_commits_is_done_and_says_so(comparing: Comparing, small: ModuleType) -> None:
     config = flexact.FlexConfig(commit_at=None, eliminate="none", pick_by="blend")
     (row,) = comparing(config=config, seeds=1, methods=["flexact"]).runs
@@ -154,7 +200,8 @@ def test_a_train_that_changes_the_class_of_the_model_is_told(comparing: Comparin
         return score
 
     found = comparing(changing, seeds=1, methods=["original", "flexact"])
-    assert [row.note for row in found.runs] == ["train changed the class of the model from Sequential to Other"] * 2
+    changed = "train changed the class of the model from Sequential to Other"
+    assert [row.note.partition("; 90 steps are few")[0] for row in found.runs] == [changed] * 2
     assert found.picks.keys() == {0}
     assert "Note on original-0: train changed the class of the model" in str(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -105,7 +106,10 @@ def test_the_cost_is_the_ratio_of_the_measured_times(comparing: Comparing) -> No
         cost = next(one.cost for one in found.summaries if one.method == method)
         assert cost == pytest.approx(statistics.median(ratios), rel=0.02)
         assert cost == pytest.approx(slept, rel=0.2)
-        assert f"{cost:.2f}×" in next(line for line in str(found).splitlines() if method in line)
+        low, high = next(one.cost_range for one in found.summaries if one.method == method)
+        assert (low, high) == pytest.approx((min(ratios), max(ratios)), rel=0.02)
+        shown = f"{cost:.2f}× ({low:.2f} to {high:.2f})"
+        assert shown in next(line for line in str(found).splitlines() if method in line)
 
 
 def test_scores_that_are_yielded_are_the_learning_curve(
@@ -132,6 +136,24 @@ def test_a_training_that_returns_one_score_has_no_curve(comparing: Comparing) ->
     assert found.page is not None
     assert 'id="curves"' not in found.page.read_text()
     assert "No test for fixed-tanh: one seed: a test needs two." in str(found)
+
+
+def test_one_seed_has_no_agreement(comparing: Comparing) -> None:
+    line = next(line for line in str(comparing(seeds=1, methods=["flexact"])).splitlines() if "2 sites" in line)
+    assert line.split("|")[-2].strip() == "-"
+
+
+def test_the_page_names_the_functions_has_its_title_once_and_bands_of_two_methods(
+    comparing: Comparing, small: ModuleType
+) -> None:
+    page = comparing(small.scores, seeds=2).page
+    assert page is not None
+    text = page.read_text()
+    assert len(re.findall(r"<h\d>Comparison with fixed activations</h\d>", text)) == 1
+    assert "Network <code>small_training:build</code>, training <code>small_training:scores</code>." in text
+    assert text.count('class="band"') == 2
+    differences = text.partition('id="differences"')[2].partition("</figure>")[0]
+    assert len(set(re.findall(r'<path d="([^"]+)"', differences))) == 2  # the mean, and every seed
 
 
 def test_the_picks_are_listed_by_seed_with_their_agreement(comparing: Comparing, small: ModuleType) -> None:

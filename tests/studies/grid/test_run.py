@@ -128,6 +128,17 @@ def test_every_cell_is_one_line_and_one_folder(go: Any, fake_training: ModuleTyp
     assert store.results()[TWO.cells[1]].picks == "layer1.0.relu=relu layer4.1.relu=tanh"
 
 
+def test_lines_are_in_the_order_of_the_cells_whatever_the_engine_finished_first(go: Any) -> None:
+    def backwards(tasks: Any, ended: Any, beat: Any) -> None:
+        in_this_process(tasks[::-1], ended, beat)
+
+    store = go(engine=backwards)
+    lines = (store.folder / "results.csv").read_text()
+    assert [name for name, *_ in rows(store)] == [cell.name for cell in TWO.cells]
+    store.sort()
+    assert (store.folder / "results.csv").read_text() == lines
+
+
 def test_a_failed_cell_is_recorded_and_the_grid_goes_on(go: Any) -> None:
     bad = TWO.cells[1]
     store = go(behaviour={"fail": [bad.name]})

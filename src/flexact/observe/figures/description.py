@@ -103,6 +103,8 @@ class Bars:
     values: Sequence[float]
     colour: str
     errors: Sequence[float] | None = None
+    symbol: str = ""
+    """The symbol of marks, one of `SYMBOLS`; by default they have a different one for each of a panel's bars."""
 
     @property
     def ends(self) -> list[float]:

@@ -118,7 +118,7 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
     for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
         at = [row + height * panel.place(number, row) for row in range(len(panel.rows))]
         if panel.marks:
-            ax.errorbar(bars.values, at, xerr=bars.errors, fmt=symbol, color=bars.colour, markersize=6)
+            ax.errorbar(bars.values, at, xerr=bars.errors, fmt=bars.symbol or symbol, color=bars.colour, markersize=6)
             continue
         errors = None
         if bars.errors is not None:

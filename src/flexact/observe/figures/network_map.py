@@ -25,7 +25,7 @@ MOST_PANELS = 24
 """Maximum number of panels of `margins`."""
 GREY = "#8c959f"
 _UNDECIDED = "undecided"
-"""The name of a site at which no candidate leads."""
+"""The name of a site at which no candidate leads, or none significantly."""
 _TILES = 16
 """Sites in a row of the map."""
 _LETTERS = 8
@@ -35,7 +35,8 @@ _PALEST = 0.2
 
 
 def network(history: Records, stem: str = "history") -> Picture:
-    """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick."""
+    """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick. Sites
+    that committed without significant evidence are grey."""
     colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
     found = {one.site: one for one in outcomes(history)}
     rows: list[str] = []
@@ -46,10 +47,10 @@ def network(history: Records, stem: str = "history") -> Picture:
             rows.append("" if start else stage or (sites[0] if len(sites) == 1 else "top level"))
             tiles.append([found[site] for site in sites[start : start + _TILES]])
             labels.append(tile_names(sites)[start : start + _TILES])
-    used = list(dict.fromkeys(map(_leader, found.values())))
+    used = list(dict.fromkeys(map(_category, found.values())))
     grid = Grid(
         range(_TILES),
-        _filled([[float(used.index(_leader(one))) for one in row] for row in tiles], math.nan),
+        _filled([[float(used.index(_category(one))) for one in row] for row in tiles], math.nan),
         [(name, colours[name]) for name in used],
         _filled([[_note(one) for one in row] for row in tiles], ""),
         _filled([[_PALEST + (1 - _PALEST) * _confidence(one) for one in row] for row in tiles], 1.0),
@@ -59,7 +60,8 @@ def network(history: Records, stem: str = "history") -> Picture:
         f"{stem}-network",
         "Map of the network",
         f"The pick of each site at step {history[-1]['step']}, from the first layer to the last, one line per "
-        "stage. The paler a site, the weaker the evidence for its pick" + channels_note(history),
+        "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey"
+        + channels_note(history),
         [Panel(rows=rows, grid=grid)],
         across=1,
     )
@@ -144,6 +146,11 @@ def _margins_panel(group: Sequence[Row], colours: Mapping[str, str], count: int)
 
 def _leader(one: Row) -> str:
     return one.pick or _UNDECIDED
+
+
+def _category(one: Row) -> str:
+    """Return what a site's colour says: its pick, unless it committed without significant evidence."""
+    return _UNDECIDED if one.undecided else _leader(one)
 
 
 def _confidence(one: Row) -> float:

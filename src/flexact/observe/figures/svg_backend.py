@@ -215,7 +215,7 @@ def _bars(bars: Bars, number: int, panel: Panel, x: Axis) -> Iterator[str]:
     """Return one bar or mark per row, with a whisker where there is an error."""
     count = len(panel.rows)
     share = 0.8 / (1 if panel.stacked else len(panel.bars))
-    symbol = list(SYMBOLS.values())[number % len(SYMBOLS)]
+    symbol = SYMBOLS.get(bars.symbol) or list(SYMBOLS.values())[number % len(SYMBOLS)]
     colour = _css(bars.colour)
     for row, value in enumerate(bars.values):
         if not math.isfinite(value):

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from flexact.ops import dispatch
-from flexact.ops.operators import is_traced
+from flexact.ops.operators import is_recorded
 from flexact.ops.triton import ahead
 
 NEWEST_LAUNCHER = (3, 6)
@@ -77,7 +77,7 @@ class Launch:
             self.kernel[self.grid](*tensors, *self._arguments)
             return
         first = tensors[0]
-        if is_traced(first):
+        if is_recorded(first):
             wrap_triton(self.kernel)[self.grid](*tensors, *self._arguments, num_warps=self.warps)
             return
         device = first.get_device()

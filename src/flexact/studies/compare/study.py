@@ -14,7 +14,7 @@ from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
-from flexact.studies.compare.table import differences, table
+from flexact.studies.compare.table import TITLE, differences, table
 from flexact.studies.compare.training import CellTraining, Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import ALL_LAYERS, finished, mean_line
@@ -57,6 +57,8 @@ class Store(GridStore[Result]):
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"
+_WITH_BAND = (ORIGINAL, FLEXACT)
+"""The methods whose learning curves have a band; those of more would cover each other."""
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
@@ -64,7 +66,8 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     store = Store(folder)
     done = finished(store)
     pictures = [one for one in (paired_differences(done), learning_curves(store, done)) if one is not None]
-    return [Section("Scores, differences, costs and picks", markdown(store.table()), pictures)]
+    text = store.table().removeprefix(TITLE)  # the page has it as its own title
+    return [Section("Scores, differences, costs and picks", markdown(text), pictures)]
 
 
 def paired_differences(done: Sequence[Result]) -> Picture | None:
@@ -75,7 +78,9 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
         return None
     seeds = sorted({seed for own in found.values() for seed in own})
     bars = [Bars("mean", [mean_and_deviation(list(own.values()))[0] for own in found.values()], ALL_LAYERS)]
-    bars += [Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED) for seed in seeds]
+    bars += [
+        Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED, symbol="D") for seed in seeds
+    ]
     return Picture(
         "differences",
         "Paired differences",
@@ -97,13 +102,15 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
             candidate = candidate_of(method)
             colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
             dash = "solid" if candidate is None else candidate_dash(candidate)
-            lines.append(mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8))
+            line = mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8)
+            lines.append(line if method in _WITH_BAND else dataclasses.replace(line, band=None))
     if not lines:
         return None
     return Picture(
         "curves",
-        "Learning curves: mean over seeds, band of one standard deviation",
-        "The scores that train yielded, in the order of its evaluations. While flexact picks, its score is that of the "
+        "Learning curves: mean over seeds",
+        f"The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
+        f"{' and '.join(_WITH_BAND)}. While flexact picks, its score is that of the "
         "network that is still picking; its run is longer by the steps of picking.",
         [Panel("", "evaluation", "score", lines)],
         across=1,

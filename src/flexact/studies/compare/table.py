@@ -40,6 +40,8 @@ class Summary:
     cost: float
     """Seconds of `train` relative to the original network, over the seeds that both ran on the same device: the
     median, because the first run of a worker includes imports."""
+    cost_range: tuple[float, float] = (math.nan, math.nan)
+    """The lowest and the highest such ratio."""
 
     @property
     def mean(self) -> float:
@@ -63,8 +65,8 @@ def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
             scores = {seed: row.score for seed, row in own.items()}
             reference = {} if method == ORIGINAL else {seed: row.score for seed, row in base.items()}
             ratios = seconds_ratios((row, base[seed]) for seed, row in own.items() if seed in base)
-            cost = median(ratios) if ratios else math.nan
-            found.append(Summary(method, scores, failed, paired(scores, reference), cost))
+            costs = (median(ratios), (min(ratios), max(ratios))) if ratios else (math.nan,)
+            found.append(Summary(method, scores, failed, paired(scores, reference), *costs))
     return found
 
 
@@ -99,9 +101,11 @@ def mean_agreement(found: Mapping[int, Mapping[str, str]]) -> float:
 _EXPLAINED = (
     "Score: mean ± standard deviation over seeds. Difference and p (two-sided paired t-test): against the original "
     "network, over the seeds that both have. Cost: time of `train` relative to the original network on the same seed, "
-    "median over seeds. It is meaningful only if runs did not share a device. flexact is the network that picks while "
-    "it trains; flexact-alone trains its picks from the start in a plain network, and its cost leaves out the picking."
+    "median over seeds (lowest to highest). It is meaningful only if runs did not share a device. flexact is the "
+    "network that picks while it trains; flexact-alone trains its picks from the start in a plain network, and its "
+    "cost leaves out the picking."
 )
+TITLE = "# Comparison with fixed activations"
 _HEADER = ("method", "seeds", "score", "difference", "p", "cost")
 
 
@@ -109,13 +113,18 @@ def table(rows: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> 
     """Markdown with the finished runs, and the names of the others."""
     found = summaries(rows, list(dict.fromkeys(cell.method for cell in asked)))
     decimals = decimals_of(found)
-    parts = ["# Comparison with fixed activations", _EXPLAINED]
+    told = f"Network `{protocol.build}`, training `{protocol.train}`."
+    parts = [TITLE, told, _EXPLAINED]
     if found:
         parts.append(markdown(_HEADER, [_row(one, decimals) for one in found]))
         if ORIGINAL not in {cell.method for cell in asked}:
             parts.append(f"Without {ORIGINAL} among the methods there are no differences, no p and no costs.")
     parts += _picks(picks_by_seed(rows))
-    parts += [f"Note on {row.cell.name}: {row.note}." for row in rows if row.note]
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            notes.setdefault(row.note, []).append(row.cell.name)
+    parts += [f"Note on {', '.join(cells)}: {note}." for note, cells in notes.items()]
     parts += [
         f"No test for {one.method}: {one.against.why}."
         for one in found
@@ -134,8 +143,14 @@ def decimals_of(found: Sequence[Summary]) -> int:
 
 def _row(one: Summary, decimals: int) -> tuple[str, ...]:
     seeds = str(len(one.scores)) + (f" ({one.failed} failed)" if one.failed else "")
-    cost = "-" if one.method == ORIGINAL else times(one.cost)
-    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), cost
+    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), _cost(one)
+
+
+def _cost(one: Summary) -> str:
+    if one.method == ORIGINAL:
+        return "-"
+    low, high = one.cost_range
+    return times(one.cost) + (f" ({low:.2f} to {high:.2f})" if high > low else "")
 
 
 def _picks(found: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -146,11 +161,16 @@ def _picks(found: Mapping[int, Mapping[str, str]]) -> list[str]:
     for site in dict.fromkeys(site for own in found.values() for site in own):
         alike.setdefault(tuple(own.get(site, "-") for own in found.values()), []).append(site)
     rows = [
-        (sites[0] if len(sites) == 1 else counted(len(sites), "site"), *picks, f"{100 * agreement(picks):.0f} %")
+        (sites[0] if len(sites) == 1 else counted(len(sites), "site"), *picks, _percent(agreement(picks), len(found)))
         for picks, sites in alike.items()
     ]
     header = ("site", *(f"seed {seed}" for seed in found), "agreement")
     parts = ["## Picks", markdown(header, rows, words=header[1:-1])]
-    if len(rows) > 1:
-        parts.append(f"Mean agreement over all sites: {100 * mean_agreement(found):.0f} %.")
+    if len(rows) > 1 and len(found) > 1:
+        parts.append(f"Mean agreement over all sites: {_percent(mean_agreement(found), len(found))}.")
     return parts
+
+
+def _percent(share: float, seeds: int) -> str:
+    """An agreement in a table; one seed has nothing to agree with."""
+    return f"{100 * share:.0f} %" if seeds > 1 else "-"

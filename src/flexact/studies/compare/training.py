@@ -75,10 +75,25 @@ class ScheduleMaker:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.made: Schedule | None = None
+        self.warnings: list[str] = []
+        """What the Schedule warned of when it was made, such as too few steps."""
 
     def __call__(self, *args: Any, **options: Any) -> Schedule:
-        self.made = Schedule(self._model, *args, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            self.made = Schedule(self._model, *args, **options)
+        self.warnings = [str(one.message).removesuffix(".") for one in caught]
+        for one in caught:
+            warnings.warn(one.message, stacklevel=2)  # points at the line of `train`
         return self.made
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the results has to know about this schedule."""
+        made = self.made
+        if made is None or made.steps_done >= made.total_steps:
+            return self.warnings
+        return [*self.warnings, f"train stopped at step {made.steps_done:,} of the schedule's {made.total_steps:,}"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,7 @@ class CellTraining:
             picks = _picks_of(sites, schedule)
             if not picks:
                 notes.append("the picks are undecided: this policy never commits")
+            notes += schedule.notes
             write_whole(folder / PICKS, json.dumps(picks, indent=2) + "\n")
         shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
         return Outcome(curve[-1], seconds, shown, "; ".join(notes))
@@ -184,7 +200,7 @@ def _trained(
         given = list(answer) if isinstance(answer, types.GeneratorType) else [answer]
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a training must not end the comparison
         path = folder / TRACEBACK
         write_whole(path, traceback.format_exc())
         raise FlexActError(

@@ -80,6 +80,7 @@ def run(
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
+            store.sort()
 
 
 def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:

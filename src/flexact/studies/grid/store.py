@@ -1,7 +1,8 @@
 """A grid's folder: config.json, results.csv with one line per finished or failed cell, and a folder for each cell.
 
-Lines are only appended, while the folder is locked. If a cell has several lines (it failed and was retried), the last
-one counts. An incomplete last line, which a kill can leave, is ignored and later removed.
+Lines are only appended, while the folder is locked, and put in the order of the cells when the grid is done. If a cell
+has several lines (it failed and was retried), the last one counts. An incomplete last line, which a kill can leave, is
+ignored and later removed.
 """
 
 from __future__ import annotations
@@ -79,6 +80,13 @@ class Store(Generic[R]):
             file.write(csv_rows.line([csv_rows.text(value) for value in row]))
             file.flush()
             os.fsync(file.fileno())
+
+    def sort(self) -> None:
+        """Put the lines in the order of the cells, as engines finish them in any order. No line is removed."""
+        path = self.folder / RESULTS
+        places = {cell: place for place, cell in enumerate(self.asked())}
+        rows: list[R] = csv_rows.read(path, self.study.row, _REMEDY)
+        csv_rows.write(path, self.study.row, sorted(rows, key=lambda row: places.get(row.cell, len(places))))
 
     def results(self) -> dict[Any, R]:
         """The last line of each cell."""
