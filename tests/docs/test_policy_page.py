@@ -24,8 +24,9 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 def table_under(heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without its header."""
-    lines = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = section[section.index("\n|") :].strip().partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
 
 
 def test_the_counts_of_right_picks_are_those_of_picks_csv() -> None:
@@ -44,7 +45,7 @@ def test_every_line_of_picks_csv_has_its_rows() -> None:
 def test_the_ablation_is_that_of_ablation_csv() -> None:
     measured = {(row["variant"], row["condition"]): row["right"] for row in rows_of("ablation.csv")}
     conditions = ("base", "epochs-50", "hidden-16", "hidden-16-first-seed-1000")
-    told = {row[0]: row[1:] for row in table_under("The ablation")}
+    told = {row[0]: row[1:] for row in table_under("The ablation on the synthetic task")}
     assert list(told) == list(dict.fromkeys(variant for variant, _ in measured))
     for variant, cells in told.items():
         assert cells == [measured.get((variant, condition), "as default") for condition in conditions], variant
@@ -131,11 +132,32 @@ def test_flexact_scores_what_the_plain_network_with_its_picks_scores() -> None:
     assert sorted(f"{difference:.2f}" for difference in far) == ["-0.18", "0.30", "0.30"]
 
 
+def test_the_ablation_on_ten_tasks_is_that_of_its_results() -> None:
+    scores = benchmark_scores()
+    rows = table_under("The ablation on ten tasks")
+    assert [row[0].strip("`") for row in rows] == list(TASKS)
+    for task, *told in rows:
+        methods = scores[task.strip("`")]
+        (other,) = {"flexact-blend", "flexact-trial"} & methods.keys() or {"flexact-trial"}
+        seeds = set.intersection(*(set(by_seed) for name, by_seed in methods.items() if "fixed" in name))
+        for method, cell in zip(("flexact", "flexact-sites", other, "flexact-unrewound"), told, strict=True):
+            found = regret(methods, method, seeds)
+            assert cell == ("-" if found is None else f"{found + 0.0:.2f} ({len(seeds & set(methods[method]))})")
+
+
 def test_the_times_of_the_benchmark_are_those_of_times_csv() -> None:
     with (ROOT / "results" / "picks" / "times.csv").open(encoding="utf-8", newline="") as file:
-        seconds = {(row["task"], row["method"]): float(row["seconds"]) for row in csv.DictReader(file)}
-    names = {"vit": "ViT", "gpt": "GPT", "deep-mlp": "deep MLP"}
-    text = " ".join(PAGE.split())
-    for task in {task for task, _ in seconds}:
-        ratio = seconds[task, "flexact"] / seconds[task, "fixed-relu"]
-        assert f"{ratio:.2f} ({names.get(task, task)})" in text
+        measured = list(csv.DictReader(file))
+    table = PAGE.partition("**Time.**")[2].partition("\n\nThe goal")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| `")]
+    told = {row[0]: row[1:3] for row in rows}
+    later = {(row["task"], row["seed"]) for row in measured if row["seed"] == "200"}
+    for name, ratios in told.items():
+        task, _, seed = name.replace("`", "").partition(", seed ")
+        own = [row for row in measured if row["task"] == task and ((task, row["seed"]) in later) == bool(seed)]
+        totals = [
+            [sum(float(row[column]) for row in own if row["method"] == method) for column in ("steps", "seconds")]
+            for method in ("flexact", f"fixed-{TASKS[task].candidates[0]}")
+        ]
+        assert ratios == [f"{one / other:.2f}" for one, other in zip(*totals, strict=True)]
+    assert {row["task"] for row in measured} == {name.replace("`", "").partition(",")[0] for name in told}
