@@ -16,7 +16,7 @@ from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, fixed
-from flexact.studies.picks.protocol import CHOOSING, Grid, Protocol, Result
+from flexact.studies.picks.protocol import ABLATED, CHOOSING, Grid, Protocol, Result
 from flexact.studies.picks.table import ORIGINAL, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import FOLDER, train_cell
@@ -61,12 +61,9 @@ Store = functools.partial(GridStore[Result], study=STUDY)
 """The folder of one grid."""
 
 
-_COLOURS = (
-    *("#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#f0e442", "#8c564b"),
-    *("#bcbd22", "#999999", "#009e73", "#0072b2"),
-)
-COLOURS = dict(zip((*CHOOSING, ORIGINAL), _COLOURS, strict=True))
-"""One colour per method, distinct for colour-blind readers."""
+_DRAWN = (*(method for method in CHOOSING if method not in ABLATED), ORIGINAL)
+COLOURS = dict(zip(_DRAWN, ("#d55e00", "#e69f00", "#cc79a7", "#999999", "#009e73", "#0072b2"), strict=True))
+"""One colour per method of the chart, distinct for colour-blind readers. Ablations are only in the tables."""
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
