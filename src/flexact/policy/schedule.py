@@ -201,7 +201,9 @@ class Schedule:
         try:
             trial.step(loss, step, bool(self._stepped) and all(self._stepped.values()))
         except AllDiverged:
-            keep_originals(self.router, "the loss of every candidate is NaN or infinite", step, rewinds=True)
+            keep_originals(
+                self.router, "the loss of every candidate is NaN or infinite", step, True, self._last_step(step)
+            )
             self._trial = None  # none of its weights are kept
 
     def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
@@ -209,7 +211,7 @@ class Schedule:
         drops = step in self._elimination.steps
         reason = self._divergence(loss, drops)
         if reason is not None:
-            keep_originals(self.router, reason, step, self._start.kept)
+            keep_originals(self.router, reason, step, self._start.kept, self._last_step(step))
             return
         if drops:
             self._start.check_model()
@@ -222,6 +224,10 @@ class Schedule:
         if step in self._elimination.settled_after.values():
             self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
             self._elimination.evidence.reset()
+
+    def _last_step(self, step: int) -> int | None:
+        """Return the last step that a run of `network_steps` needs if it stops picking now; None for other runs."""
+        return step + self.network_steps if self._has_fixed_end and self._start.kept else None
 
     def _divergence(self, loss: Tensor | float | None, drops: bool) -> str | None:
         """Return why a blend has diverged; None if it has not.
@@ -337,7 +343,8 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
         checks.check_run(state, VERSION, self.total_steps)
-        plan = self._blend_plan() if state.get("blends") else self._first_plan
+        fell_back = state.get("blends") and self._first_plan.rungs  # a loss was missing, see `_blend_instead`
+        plan = self._blend_plan() if fell_back else self._first_plan
         checks.check_drops(state.get("drops"), self._drops(plan))
         check_tensors(state, self._tensors())
         self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
