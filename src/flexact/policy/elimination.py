@@ -104,7 +104,7 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) ->
         )
     weights = "The initial weights are restored" if rewinds else "The weights are not changed"
     warnings.warn(
-        f"{reason}, so picking stops undecided and every site keeps its original function. {weights}. Lower the "
+        f"{reason}, so picking stops, and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
         stacklevel=5,
     )

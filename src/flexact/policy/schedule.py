@@ -179,8 +179,8 @@ class Schedule:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
-                "sites are undecided after the commitment: an earlier state was loaded into the model but not into "
-                "the schedule. Load the schedule's state from the same checkpoint."
+                "some sites are not committed, although the commitment is over: an earlier state was loaded into the "
+                "model but not into the schedule. Load the schedule's state from the same checkpoint."
             )
         self._start_step()
 
@@ -231,8 +231,8 @@ class Schedule:
         """
         if checks.is_known_nonfinite(loss):
             return "the loss is NaN or infinite"
-        undecided = [site for site in self.router.sites if drops and not site.committed]
-        diverged = [site.label for site in undecided if not site.has_finite_logits()]
+        uncommitted = [site for site in self.router.sites if drops and not site.committed]
+        diverged = [site.label for site in uncommitted if not site.has_finite_logits()]
         return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
     def _end_picking(self) -> None:
