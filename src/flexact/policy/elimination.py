@@ -107,7 +107,7 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool, la
     if last_step is not None:
         weights += f", and training can stop after step {last_step}"
     warnings.warn(
-        f"{reason}, so picking stops undecided and every site keeps its original function. {weights}. Lower the "
+        f"{reason}, so picking stops, and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
         stacklevel=5,
     )

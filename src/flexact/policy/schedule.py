@@ -168,7 +168,7 @@ class Schedule:
         checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.router.tried = self.router.trying
-        if self.committed and not self._picking:  # nothing is left to do but to count
+        if self.committed and not self._picking:  # only the step count advances
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
@@ -179,8 +179,8 @@ class Schedule:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
-                "sites are undecided after the commitment: an earlier state was loaded into the model but not into "
-                "the schedule. Load the schedule's state from the same checkpoint."
+                "some sites are not committed, although the commitment is over: an earlier state was loaded into the "
+                "model but not into the schedule. Load the schedule's state from the same checkpoint."
             )
         self._start_step()
 
@@ -207,7 +207,7 @@ class Schedule:
             self._trial = None  # none of its weights are kept
 
     def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
-        """Advance a blend by one step: at the end of a round, drop candidates, in the last one all but the picks."""
+        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit."""
         drops = step in self._elimination.steps
         reason = self._divergence(loss, drops)
         if reason is not None:
@@ -237,8 +237,8 @@ class Schedule:
         """
         if checks.is_known_nonfinite(loss):
             return "the loss is NaN or infinite"
-        undecided = [site for site in self.router.sites if drops and not site.committed]
-        diverged = [site.label for site in undecided if not site.has_finite_logits()]
+        uncommitted = [site for site in self.router.sites if drops and not site.committed]
+        diverged = [site.label for site in uncommitted if not site.has_finite_logits()]
         return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
     def _end_picking(self) -> None:
@@ -289,7 +289,7 @@ class Schedule:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
 
     def _listen(self) -> None:
-        """Call `_action` before optimizer steps. Of several schedules of a model, only the newest one acts."""
+        """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
         if self._acts:
             _in_force[id(self.router)] = self
         listen(self._action)
@@ -325,7 +325,8 @@ class Schedule:
 
     @property
     def _ignores_gradients(self) -> bool:
-        """Whether the logits do not move at this step, and what is averaged over it will be reset before they do.
+        """Whether this step's gradients have no effect: the logits do not move, and the running averages are reset
+        before they do.
 
         False on a GPU, where a CUDA graph may capture this step and replay it when the logits move.
         """

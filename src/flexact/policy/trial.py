@@ -187,12 +187,12 @@ class Trial:
 
 
 def _trial_order(site: FlexAct) -> list[int]:
-    """The candidates in the order of a trial: first those that begin with the weights that the model has now."""
+    """Return the candidates in trial order: those without an initialisation of their own first."""
     order = sorted(range(site.k), key=lambda k: has_init(site, k))
     if has_init(site, order[0]):
         raise FlexActError(
-            f"all candidates ({', '.join(site.candidates)}) bring an initialisation, but the first of a trial starts "
-            "from the weights that the model has. Add 'original', or use pick_by='blend'."
+            f"all candidates ({', '.join(site.candidates)}) have an initialisation of their own, but the first "
+            "one in a trial starts from the current weights. Add 'original', or use pick_by='blend'."
         )
     return order
 

@@ -1,4 +1,4 @@
-"""Copies of a model, and running them without a trace."""
+"""Deep copies of a model, and a context that restores all random states."""
 
 from __future__ import annotations
 
