@@ -199,11 +199,16 @@ def test_in_a_trial_every_site_runs_one_candidate_in_both_modes_and_no_logit_mov
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_made_in_a_trial_blends(copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_copy_made_in_a_trial_runs_the_candidate_being_trained(copied: Callable[[nn.Module], nn.Module]) -> None:
     run = Run().to(5)
-    x = torch.randn(5, 8)
-    expected = sum(module()(x) for module in MODULES.values()) / 5
-    torch.testing.assert_close(copied(run.model).act(x), expected)
+    x = torch.randn(5, 4)
+    own = copied(run.model)
+    assert run.tried == "gelu"
+    assert torch.equal(own(x), run.model(x))
+    run.to(7)
+    assert own.act.router.trying == NAMES.index("gelu")
+    assert run.tried != "gelu"
+    assert Schedule(own, total_steps=2).router.trying is None
 
 
 # Resuming
@@ -504,6 +509,19 @@ def test_held_out_is_refused_where_nothing_compares_by_it(changes: dict[str, Any
 
 
 # What a run can be resumed from, and what it refuses
+
+
+def test_another_number_of_network_steps_is_named_as_it_was_given() -> None:
+    state = Run().schedule.state_dict()
+    with pytest.raises(FlexActError, match=f"create the Schedule with network_steps={LENGTH} to resume"):
+        Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
+    with pytest.raises(FlexActError, match=f"create the Schedule with total_steps={state['total_steps']} to resume"):
+        Run(total_steps=1000).schedule.load_state_dict(state)
+
+
+def test_the_warning_about_a_short_run_names_the_network_steps() -> None:
+    with pytest.warns(UserWarning, match=r"^with network_steps=300, the run's \d+ steps are few"):
+        Schedule(convert(Network()), network_steps=300)
 
 
 def test_a_state_in_memory_does_not_change_as_training_goes_on() -> None:
