@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -494,6 +495,43 @@ def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
         schedule.step(loss)
         assert all(one == (False, False) for one in seen[1:])
         assert model.training
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda: torch.ones(2), "must return one number"),
+        (lambda: None, "must return one number"),
+        (lambda: True, "must return one number"),
+        (lambda: "1.0", "must return one number"),
+        (lambda: math.nan, "returned NaN"),
+        (lambda: math.inf, "returned inf for the initial weights"),
+        (lambda model: 1.0, "without arguments"),
+    ],
+)
+def test_what_is_no_held_out_loss_is_refused_before_the_run(function: Callable[..., Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=function)
+
+
+def test_the_held_out_loss_before_the_run_leaves_no_trace() -> None:
+    model = convert(Network(), config=CONFIG).train()
+    model.other.eval()
+    found: list[tuple[str, bool]] = []
+
+    def held_out() -> Tensor:
+        random.random()
+        found.append((model.act.candidates[model.act.router.trying], model.training))
+        return model(torch.randn(8, 4)).square().mean()
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate()
+    Schedule(model, network_steps=LENGTH, held_out=held_out)
+    assert found == [("relu", False)]
+    assert (model.training, model.act.training, model.other.training) == (True, True, False)
+    assert_same(model.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
 
 
 @pytest.mark.parametrize(

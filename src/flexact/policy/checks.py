@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.layer import FlexAct
+from flexact.routing.random_state import same_random_state
 from flexact.routing.sites import SiteRouter
 
 SHORTEST = 150
@@ -29,6 +31,34 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
         )
     name, given = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
     return value_checks.steps(name, given)
+
+
+def check_held_out(
+    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, Tensor | None], float], site: FlexAct
+) -> None:
+    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite.
+
+    given: the function of the user. loss: the function that calls it and checks its result.
+    """
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        raise FlexActError(f"held_out is called without arguments, but {given!r:.80} has a {error}.") from None
+    except ValueError:
+        pass  # a function in C that has no signature
+    tried = site.router.trying
+    assert tried is not None
+    with same_random_state(model):
+        value = loss(site.candidates[tried], None)
+    if math.isinf(value):
+        raise FlexActError(f"held_out returned {value} for the initial weights. Check its data and the weights.")
+
+
+def held_out_number(value: Any) -> float:
+    """Return a held-out loss as a number. A TypeError, ValueError or RuntimeError says that it is none."""
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return float(value)
 
 
 def check_loss(loss: Any) -> None:

@@ -48,8 +48,9 @@ class Schedule:
     `load_state_dict()`. The optimizers of torch need not be listed.
 
     held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
-    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called seven
-    times for each candidate of a rung, with the model in eval mode and without gradients.
+    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called once
+    when the Schedule is created and seven times for each candidate of a rung, with the model in eval mode and without
+    gradients.
 
     Call `step(loss)` once after each optimizer step, and after stepping the objects in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, once gradients are accumulated, averaged over ranks
@@ -111,6 +112,8 @@ class Schedule:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
             check_inits(sites, self._start.kept)
             self._trial = self._new_trial() if self._plan.rungs else None
+            if held_out is not None and self._held_out is not None:
+                checks.check_held_out(model, held_out, self._held_out.loss, sites[0])
             if self._acts:
                 checks.warn_if_short(self._plan, self._has_fixed_end)
         self._steps = Steps(self.router)
