@@ -244,11 +244,6 @@ def test_fields_not_saved_keep_their_defaults() -> None:
     )
 
 
-def test_the_old_name_of_the_step_size_is_refused_with_the_new_one() -> None:
-    with pytest.raises(FlexActError, match="logit_step_size"):
-        FlexConfig.from_dict({"flexact_config": 2, "policy": {"pace": 2.0}})
-
-
 @pytest.mark.parametrize("version", [1, 3, 0, -1, "2", None, True])
 def test_another_version_is_refused(version: Any) -> None:
     with pytest.raises(FlexActError, match="only reads version 2"):

@@ -119,7 +119,7 @@ def module_of_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Return a module that computes the same as a call; None if the call is not an activation.
 
     target: a function, the name of a tensor's method, or a module; args: those after the tensor. A call whose settings
-    are not constants (a learnt slope), or that takes a tensor to write to (`out=`), is not an activation.
+    are not constants (a learned slope), or that takes a tensor to write to (`out=`), is not an activation.
     """
     args = tuple(plain_setting(arg) for arg in args)
     settings = {key: plain_setting(value) for key, value in kwargs.items() if key not in ("inplace", "input")}

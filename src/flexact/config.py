@@ -311,8 +311,6 @@ def _names(kind: Any) -> frozenset[str]:
 def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the given fields. Raise if the dataclass does not have one of them."""
     for key in given:
-        if key == "pace":
-            raise FlexActError("Policy.pace is called logit_step_size now, with the same values. Rename the field.")
         if key not in _names(kind):
             known = sorted(_names(kind))
             raise FlexActError(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import BUILT_IN
-from flexact.ops import differentiable, routed_activation
+from flexact.ops import derivatives, differentiable, routed_activation
 from flexact.ops.blending import Blending
 
 NAMES = [candidate.name for candidate in BUILT_IN]
@@ -32,6 +32,21 @@ def test_second_derivatives_are_the_numerical_ones(name: str) -> None:
     h = away_from_kinks(12).requires_grad_()
     logits = torch.tensor([0.4, -0.3], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(routed, (h, logits))
+
+
+def test_a_built_in_candidate_without_a_formula_has_the_second_derivative_of_the_plain_blend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(derivatives._FORMULAS, "tanh")
+    tau = torch.tensor(1.0, dtype=torch.float64)
+    p = torch.tensor([[0.7, 0.3]], dtype=torch.float64)
+    h, logits = away_from_kinks(12).requires_grad_(), p.log().flatten().requires_grad_()
+    assert not derivatives.known(Blending(p, p, tau, ("tanh", "relu"), (0, 1), 1, False))
+    x, _ = routed_activation(h, logits, p, p, tau, ("tanh", "relu"), (0, 1))
+    (slope,) = torch.autograd.grad(x.sum(), h, create_graph=True)
+    (found,) = torch.autograd.grad(slope.sum(), h)
+    value = torch.tanh(h.detach())
+    torch.testing.assert_close(found, 0.7 * -2 * value * (1 - value**2))
 
 
 @pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])

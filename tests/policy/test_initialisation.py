@@ -138,7 +138,9 @@ def test_a_trial_needs_one_candidate_that_begins_with_the_models_own_weights() -
     register_candidate("own_tanh", torch.tanh, init=siren)
     config = FlexConfig(candidates=("own_sine", "own_tanh"), pick_by="trial")
     model = flexact.convert(network(norm=False), config=config)
-    with pytest.raises(FlexActError, match=r"all candidates \(own_sine, own_tanh\) bring an initialisation"):
+    with pytest.raises(
+        FlexActError, match=r"all candidates \(own_sine, own_tanh\) have an initialisation of their own"
+    ):
         flexact.Schedule(model, total_steps=3000)
 
 

@@ -832,3 +832,30 @@ def test_a_learning_rate_that_is_not_rewound_is_warned_about(named: bool) -> Non
             schedule.step()
     assert schedule.rewound_at is not None
     assert sum("the learning rate of SGD stays at" in str(one.message) for one in caught) == (0 if named else 1)
+
+
+def test_a_blend_longer_than_its_network_is_rewound_after_it_was_resumed_too() -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Schedule]:
+        torch.manual_seed(0)
+        model = convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return model, optimizer, Schedule(model, network_steps=1_000, optimizer=optimizer)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, until: int) -> None:
+        while schedule.steps_done < until:
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(schedule.trained_steps))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+    whole, resumed = made(), made()
+    assert whole[2].commit_step == 1_050
+    train(*whole, until=100)
+    for new, old in zip(resumed, whole, strict=True):
+        new.load_state_dict(old.state_dict())
+    for run in (whole, resumed):
+        train(*run, until=1_051)
+        assert (run[2].rewound_at, run[2].trained_steps) == (1_050, 1)
+    ours, theirs = (dict(run[0].named_parameters()) for run in (whole, resumed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

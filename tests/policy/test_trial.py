@@ -285,13 +285,24 @@ def test_a_loss_that_is_missing_in_the_middle_is_an_error() -> None:
 @pytest.mark.parametrize("loser", ["relu", "tanh"])
 def test_a_candidate_whose_loss_is_no_number_is_dropped_first(loser: str, value: float) -> None:
     run = Run(told=lambda loss, tried, place: value if tried == loser and place == 2 else loss)
-    run.to(5 * 3)
+    with pytest.warns(UserWarning, match="NaN or infinite loss"):
+        run.to(5 * 3)
     at = NAMES.index(loser)
     for site in sites_of(run.model):
         assert int(site.dropped_at[0, at]) == 15
         assert math.isinf(site.evidence[0, at, 0])
     run.to(TRIAL)
     assert run.model.act.picks[0] != loser
+
+
+def test_a_candidate_that_diverges_is_named_in_a_warning() -> None:
+    with pytest.warns(UserWarning, match="NaN or infinite loss in the trial and are dropped: silu"):
+        Run(told=lambda loss, tried, place: math.nan if tried == "silu" else loss).to(15)
+
+
+def test_a_network_with_several_originals_blends_so_that_it_can_keep_them() -> None:
+    model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
+    assert not Schedule(model, network_steps=2_000)._plan.rungs
 
 
 def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights_begin_again() -> None:

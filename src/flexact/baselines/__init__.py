@@ -1,4 +1,6 @@
-"""Learnable activations that the paper compares with or discusses: one per file, with parameters per layer or channel.
+"""Learnable activations that the paper compares with or discusses: one idea per file.
+
+Their parameters are per layer or per channel.
 
 >>> import torch
 >>> from flexact import baselines

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from flexact.baselines.learnable import Learnable
 
 LEAST = 0.01
-"""The least |a|. The authors' code uses this bound too, but drops y″ below it, which makes the function jump."""
+"""Minimum |a|. The authors' code uses this bound too, but drops y″ below it, which makes the function discontinuous."""
 MOST_GROWTH = 7.0
 """The solution is constant beyond the input at which a term would grow to e⁷, about the authors' bound of 1,000."""
 
@@ -23,7 +23,7 @@ class DifferentialEquationUnit(Learnable):
 
     Five parameters. It starts at a = b = 1 and c = y(0) = y′(0) = 0, a smooth ReLU: 0 for z ≤ 0, z − 1 + exp(−z) above.
     The initial values replace the authors' weights of the two fundamental solutions: the functions are the same, but
-    they are continuous in a, b and c where the characteristic roots meet or vanish.
+    they are continuous in a, b and c where the characteristic roots coincide or are 0.
     """
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
@@ -34,7 +34,7 @@ class DifferentialEquationUnit(Learnable):
         columns = self._columns(self.equation, z)
         if not torch.is_grad_enabled():
             return solution(z, *columns)
-        # The closed form saves about a hundred tensors of the input's size; computing it again costs less than those.
+        # Autograd would save about a hundred tensors of the input's size; recomputing is cheaper.
         found: Tensor = checkpoint(solution, z, *columns, use_reentrant=False, preserve_rng_state=False)
         return found
 
@@ -85,7 +85,8 @@ def _step_response(q: Tensor, product: Tensor) -> Tensor:
     """Return f(1) for f″ − 2q·f′ + product·f = 1 and f(0) = f′(0) = 0.
 
     It is the divided difference of exp at 0 and at both roots x and y, with x + y = 2q and x·y = product. Each case
-    has its own formula, because the textbook's (1 − exp(q)·...) / product cancels where a root is near 0.
+    has its own formula, because the textbook's (1 − exp(q)·...) / product suffers from cancellation where a
+    root is near 0.
     """
     near = (q.abs() < 0.5) & (product.abs() < 0.25)
     one = torch.ones_like(product)

@@ -21,7 +21,7 @@ LOW, HIGH = -1.0, 1.0
 class SplineEdge(Learnable):
     """w·silu(z) + Σᵢ cᵢ·Bᵢ(z) with cubic B-splines Bᵢ: the function of one edge, here used as an activation.
 
-    Nine parameters; w starts at 1, and all c at 0. The authors' factor of the sum is part of c.
+    Nine parameters; w starts at 1, and all c at 0. The authors' scale of the sum is absorbed into c.
     """
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:

@@ -18,7 +18,7 @@ class NeuralMemoryUnit(Learnable):
     """w·p(1) + v, where dp/dt = −p + sin²(p + z) and p(0) = 0, with w initialised to 1 and v to 0.
 
     Two parameters. The memory neuron p itself has none: nmODE learns the maps to its input and from its output. v and w
-    are that output map for one unit, without which no value outside of [0, 1] could be reached.
+    are that output map for one unit; without it, the output would stay in [0, 1].
     """
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:

@@ -138,11 +138,11 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         _remove_penalty(pl_module)
-        undecided = sum(not site.committed for site in sites_of(pl_module))
-        if undecided:
+        uncommitted = sum(not site.committed for site in sites_of(pl_module))
+        if uncommitted:
             total = "?" if self.schedule is None else self.schedule.total_steps
             warnings.warn(
-                f"training ended after {trainer.global_step} of {total} steps with {undecided} sites not committed. "
+                f"training ended after {trainer.global_step} of {total} steps with {uncommitted} sites not committed. "
                 "The extracted network has their likeliest candidates, but was not trained with these picks alone; the "
                 "module itself is unchanged, and its checkpoint can be resumed.",
                 stacklevel=2,

@@ -142,10 +142,10 @@ class FlexActCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self._trainer.model
-        undecided = sum(not site.committed for site in sites_of(model))
-        if undecided:
+        uncommitted = sum(not site.committed for site in sites_of(model))
+        if uncommitted:
             warnings.warn(
-                f"training ended after {state.global_step} of {state.max_steps} steps with {undecided} sites not "
+                f"training ended after {state.global_step} of {state.max_steps} steps with {uncommitted} sites not "
                 "committed, or the best checkpoint is from before the commitment. Their likeliest candidates are "
                 "picked, but the weights were not trained with these picks alone.",
                 stacklevel=2,

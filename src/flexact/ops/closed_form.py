@@ -4,8 +4,8 @@ Tensors are processed in blocks that stay in the CPU's cache while every candida
 is computed in float32. Sums are taken block by block in a fixed order, so results are deterministic.
 
 The gradients need the values of the candidates and their blended slope. A forward can keep both, in up to K + 1 tensors
-of the size of the input, and the backward then only multiplies. Otherwise the backward computes them again, with the
-same results bit by bit.
+of the size of the input, and the backward then only multiplies. Otherwise the backward recomputes them; the results
+are bit-identical.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from flexact.ops.blending import Blending
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
 MOST_KEPT = 1 << 19
-"""Maximum number of elements of a CPU tensor for which the values are kept (2 MiB per candidate in float32). Of larger
-tensors, writing and reading the values takes longer than computing them again."""
+"""Maximum number of elements of a CPU tensor for which the values are kept (2 MiB per candidate in float32). For larger
+tensors, storing and loading the values takes longer than recomputing them."""
 SHARED_FROM = 1 << 14
 """Minimum number of elements of a CPU tensor for which candidates share a sigmoid; smaller ones have more overhead."""
 
 CHEAP = frozenset({"relu", "leaky_relu", "identity", "relu6", "hardtanh", "hardswish"})
-"""The candidates whose values are never kept, because computing them again takes no longer than reading them."""
+"""The candidates whose values are never kept, because recomputing them takes no longer than loading them."""
 
 Function = Callable[[Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], Tensor]
 
 
 def keeps(h: Tensor) -> bool:
-    """Return whether an eager forward keeps what the backward needs. It depends on device and size only.
+    """Return whether an eager forward saves what the backward needs, which depends only on device and size.
 
-    Other devices than a CPU always keep it: a plain blend does so too, and would be faster than evaluating twice.
+    On devices other than a CPU it always does, as autograd does for a plain blend: evaluating twice would be slower.
     """
     return h.device.type != "cpu" or h.numel() <= MOST_KEPT
 
@@ -85,7 +85,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients w.r.t. h, δ·Σ_k w_k σ_k′(h), and w.r.t. the logits, (rows·K,), empty if not needed.
 
-    kept: what `forward` kept, if it did.
+    kept: the tensors that `forward` saved; empty to recompute them.
     """
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)

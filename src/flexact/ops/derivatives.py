@@ -1,8 +1,8 @@
 """Second and third derivatives of the built-in candidates in closed form, for `higher_order`.
 
-A formula takes the input h, the value a = σ(h) and the slope d = σ′(h), and returns σ″(h) and σ‴(h). At a kink both are
-those of one of its sides. The formulas of the smooth candidates that physics-informed networks use have few operations,
-because each of them is a pass over the tensor.
+A formula takes the input h, the value a = σ(h) and the slope d = σ′(h), and returns σ″(h) and σ‴(h). At a kink, both
+are one-sided derivatives. Each operation is a pass over the tensor, so the formulas of the smooth candidates, which
+physics-informed networks use, have few operations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flexact import elementwise
-from flexact.candidates import BUILT_IN, SELU_ALPHA, SELU_SCALE, lookup
+from flexact.candidates import SELU_ALPHA, SELU_SCALE, lookup
 from flexact.ops.blending import Blending
 
 Pair = tuple[Tensor, Tensor]
@@ -23,21 +23,20 @@ Formula = Callable[[Tensor, Tensor, Tensor], Pair]
 MOST = 3
 """The highest derivative that is known in closed form."""
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
-_NAMES = frozenset(candidate.name for candidate in BUILT_IN)
 
 
 def known(blending: Blending) -> bool:
-    """Return whether all alive candidates have formulas. A candidate of the user's has none."""
-    return all(lookup(blending.keys[k]).name in _NAMES for k in blending.alive)
+    """Return whether all alive candidates have formulas. Custom candidates have none."""
+    return all(lookup(blending.keys[k]).name in _FORMULAS for k in blending.alive)
 
 
 def higher(key: str, h: Tensor, value: Tensor, slope: Tensor) -> Pair:
     """Return the second and the third derivative of a built-in candidate."""
-    return _FORMULAS.get(lookup(key).name, _flat)(h, value, slope)
+    return _FORMULAS[lookup(key).name](h, value, slope)
 
 
 def _flat(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    """Of the piecewise linear functions."""
+    """Return zeros, for piecewise linear functions."""
     zero = torch.zeros_like(h)
     return zero, zero
 
@@ -70,7 +69,7 @@ def _quick_gelu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
 
 
 def _of_product(h: Tensor, slope: Tensor, second: Tensor, third: Tensor) -> Pair:
-    """Of h·g(h), from the derivatives of g."""
+    """Return the derivatives of h·g(h) from those of g."""
     return torch.addcmul(2 * slope, h, second), torch.addcmul(3 * second, h, third)
 
 
@@ -117,7 +116,7 @@ def _tanhshrink(h: Tensor, a: Tensor, d: Tensor) -> Pair:
 
 def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     c, cubic = math.sqrt(2 / math.pi), 0.044715
-    h = h.clamp(-100, 100)  # beyond, the derivatives are 0, and h³ could overflow
+    h = h.clamp(-100, 100)  # outside this range the derivatives are 0, and h³ could overflow
     u_slope, u_second, u_third = c * (1 + 3 * cubic * h * h), 6 * c * cubic * h, 6 * c * cubic
     t = torch.tanh(c * (h + cubic * h**3))
     slope = 1 - t * t
@@ -147,11 +146,16 @@ def _sqrt_softplus(h: Tensor, a: Tensor, d: Tensor) -> Pair:
 
 
 def _between(low: float, high: float, second: float) -> Formula:
-    """Of a function that is quadratic between two kinks and linear outside of them."""
+    """Return the formula of a function that is quadratic between two kinks and linear elsewhere."""
     return lambda h, a, d: (((h > low) & (h < high)).to(h.dtype) * second, torch.zeros_like(h))
 
 
+_PIECEWISE_LINEAR = (
+    *("relu", "leaky_relu", "identity", "relu6"),
+    *("hardsigmoid", "hardtanh", "hardshrink", "softshrink"),
+)
 _FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(_PIECEWISE_LINEAR, _flat),
     "sigmoid": _sigmoid,
     "tanh": _tanh,
     "gelu": _gelu,
@@ -175,4 +179,4 @@ _FORMULAS: dict[str, Formula] = {
     "star_relu": _between(0, math.inf, 2 * elementwise.STAR_RELU_SCALE),
     "snake": lambda h, a, d: (2 * torch.cos(2 * h), -4 * torch.sin(2 * h)),
 }
-"""The formulas by name; the other built-in candidates are piecewise linear."""
+"""The formulas by name. A candidate without one runs in the plain blend (see `known`)."""

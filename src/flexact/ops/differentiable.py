@@ -1,4 +1,5 @@
-"""The routed activation in differentiable torch operations, for torch.func and second derivatives.
+"""The routed activation in differentiable torch operations: for torch.func, traced models, custom candidates, and
+derivatives without a closed form (`higher_order`).
 
 The backward of the custom operators is not differentiable, and torch.func cannot trace it. This fallback supports both,
 at a cost in time and memory.

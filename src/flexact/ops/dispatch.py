@@ -2,9 +2,9 @@
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "closed_form": plain torch, for any tensor.
-- "compiled": the closed form through torch.compile, only on request. Each set of candidates takes some seconds to
-  compile (20 s for five candidates), for which training waits. A compilation in the background would change the
-  rounding at a step that depends on the machine's load, so that runs would not be reproducible.
+- "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
+  five candidates. It does not run in the background, because rounding would change at a step that depends on the
+  machine's load, and runs would not be reproducible.
 
 The environment variable FLEXACT_KERNELS overrides the default, and `use` overrides both.
 """

@@ -1,4 +1,4 @@
-"""Derivatives of the routed activation beyond the first, in closed form: what its backward does if create_graph=True.
+"""Second and higher derivatives of the routed activation in closed form, for a backward with create_graph=True.
 
 B_n(h, ℓ) = Σ_k w_k σ_k⁽ⁿ⁾(h) is the n-th derivative of the activation. Its own derivative with respect to h is
 B_{n+1}, and the one with respect to the logits is Proposition 1 with σ_k⁽ⁿ⁾ in place of σ_k. So one autograd function,
@@ -23,7 +23,7 @@ from flexact.ops.blending import Blending
 class Terms:
     """σ_k⁽ⁿ⁾(h) of the alive candidates at one call, computed once for each order n when it is first needed.
 
-    kept: what `closed_form.forward` kept of this call, if it did.
+    kept: the tensors that `closed_form.forward` saved for this call, if any.
     """
 
     def __init__(self, h: Tensor, blending: Blending, kept: Sequence[Tensor] = ()) -> None:
@@ -33,7 +33,7 @@ class Terms:
         self.source, self._shape, self._stride = self.sweep.flat(h).to(self.sweep.dtype), h.shape, h.stride()
         self._orders: list[list[Tensor]] = []
         self._blends: dict[int, Tensor] = {}
-        if len(kept) == self.sweep.kept_per_block:  # of a single block
+        if len(kept) == self.sweep.kept_per_block:  # the tensor was processed as one block
             self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
 
     def order(self, n: int) -> list[Tensor]:
@@ -92,15 +92,17 @@ def gradients(
         else:
             slope = _plain_blend(h, logits, terms.blending, n + 1)
         to_h = (delta.to(slope.dtype) * slope).to(h.dtype)
-    if need_logits and _is_wanted(ctx.next_functions[1][0]):
-        graph = _LogitGradient.apply(delta, h, logits, terms, n) if recording else None  # type: ignore[no-untyped-call]
-        to_logits = graph if recording else terms.logit_gradient(delta, n)
+    wants_logits = need_logits and _is_wanted(ctx.next_functions[1][0])
+    if wants_logits and recording:
+        to_logits = _LogitGradient.apply(delta, h, logits, terms, n)  # type: ignore[no-untyped-call]
+    elif wants_logits:
+        to_logits = terms.logit_gradient(delta, n)
     return to_h, to_logits
 
 
 def _is_wanted(node: Any) -> bool:
-    """Return whether the running backward pass needs the gradient of a node. `needs_input_grad` does not tell: it is
-    also True for the logits if autograd.grad is asked for the gradient of a network's input alone."""
+    """Return whether the running backward pass needs the gradient of a node. `needs_input_grad` is not
+    enough: it is True for the logits even if autograd.grad was called for the network's input alone."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf that was passed to autograd.grad

@@ -30,7 +30,7 @@ Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
 class RoutedActivation:
     """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`.
 
-    keeping: a forward and a backward for eager mode, where the one can keep tensors for the other.
+    keeping: a forward and a backward for eager mode; the forward can save tensors for the backward.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def is_recorded(tensor: Tensor) -> bool:
-    """Return whether the operations on a tensor go into a graph. A dispatch mode that only watches them, such as a
-    counter of operations, leaves them to run."""
+    """Return whether the operations on a tensor go into a graph. A dispatch mode that only observes them, such as
+    a FLOP counter, does not record them."""
     return (
         torch.compiler.is_compiling()
         or type(tensor) not in (Tensor, torch.nn.Parameter)

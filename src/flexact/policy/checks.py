@@ -153,7 +153,7 @@ def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
 
 
 def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
-    """Return warnings about what a loop leaves out: the schedule's state when it resumes a run, or the penalty.
+    """Return warnings about omissions of the training loop: the schedule's state on resuming, or the penalty.
 
     stepped: whether an optimizer that holds logits has made a step.
     """
@@ -165,7 +165,10 @@ def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
         )
     needs_penalty = router.config.policy.adds_to_loss and router.ready and not (router.at_rest or router.committed)
     if needs_penalty and stepped and not router.penalized:
-        found.append("the training loop leaves out a term of the loss: use loss = loss + flexact.penalty(model).")
+        found.append(
+            "this policy needs a penalty, but the training loop does not add it. Use loss = loss + "
+            "flexact.penalty(model)."
+        )
     return found
 
 

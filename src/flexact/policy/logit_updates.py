@@ -1,8 +1,9 @@
 """The penalty that the policy adds to the loss, and its update of the logits before an optimizer step.
 
-If the Schedule moves the logits (`Policy.logit_step`), a step is the same for every optimizer, loss scale and length of
-run: a site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that its
-consistency counts and its magnitude does not. In one elimination round, a logit can move by `Policy.logit_step_size`.
+If the Schedule moves the logits (`Policy.logit_step`), a step does not depend on the optimizer, the loss scale or the
+run length: a site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that
+its consistency matters, and its magnitude does not. In one elimination round, a logit can move by
+`Policy.logit_step_size`.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _update(
         change = torch.where(moves, change, 0.0)
     change = router.shared(change)
     if factors is not None and not policy.moves_logits:
-        change = torch.where(factors != 0, change / factors, 0.0)  # with the sign and the scale that it had
+        change = torch.where(factors != 0, change / factors, 0.0)  # restore the sign and the loss scale
     return router.split(change)
 
 

@@ -1,4 +1,4 @@
-"""A user's optimizers: their parameter groups, checks of these, and which logits their steps move."""
+"""Parameter groups for an optimizer, checks that it holds the logits, and which logits its step moves."""
 
 from __future__ import annotations
 

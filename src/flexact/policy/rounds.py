@@ -77,7 +77,7 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
     if config.rewind is None:
         config = replace(config, rewind=not never_commits)
     plan = planned(k, config, tries, network_steps)
-    tries = bool(plan.rungs)  # decided once, although the longer run might have room for a trial
+    tries = bool(plan.rungs)  # fixed here, so that the longer run does not switch to a trial
     if plan.rewinds and not tries and never_commits:
         raise FlexActError(
             f"network_steps={network_steps} need steps after the commitment, but commit_at={config.commit_at} leaves "

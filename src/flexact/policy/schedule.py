@@ -172,7 +172,7 @@ class Schedule:
         checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.router.tried = self.router.trying
-        if self.committed and not self._picking:  # nothing is left to do but to count
+        if self.committed and not self._picking:  # only the step count advances
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
@@ -183,8 +183,8 @@ class Schedule:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
-                "sites are undecided after the commitment: an earlier state was loaded into the model but not into "
-                "the schedule. Load the schedule's state from the same checkpoint."
+                "some sites are not committed, although the commitment is over: an earlier state was loaded into the "
+                "model but not into the schedule. Load the schedule's state from the same checkpoint."
             )
         self._start_step()
 
@@ -205,15 +205,17 @@ class Schedule:
         try:
             trial.step(loss, step, bool(self._stepped) and all(self._stepped.values()))
         except AllDiverged:
-            keep_originals(self.router, "the loss of every candidate is NaN or infinite", step, rewinds=True)
+            keep_originals(
+                self.router, "the loss of every candidate is NaN or infinite", step, True, self._last_step(step)
+            )
             self._trial = None  # none of its weights are kept
 
     def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
-        """Advance a blend by one step: at the end of a round, drop candidates, in the last one all but the picks."""
+        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit."""
         drops = step in self._elimination.steps
         reason = self._divergence(loss, drops)
         if reason is not None:
-            keep_originals(self.router, reason, step, self._start.kept)
+            keep_originals(self.router, reason, step, self._start.kept, self._last_step(step))
             return
         if drops:
             self._start.check_model()
@@ -227,6 +229,10 @@ class Schedule:
             self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
             self._elimination.evidence.reset()
 
+    def _last_step(self, step: int) -> int | None:
+        """Return the last step that a run of `network_steps` needs if it stops picking now; None for other runs."""
+        return step + self.network_steps if self._has_fixed_end and self._start.kept else None
+
     def _divergence(self, loss: Tensor | float | None, drops: bool) -> str | None:
         """Return why a blend has diverged; None if it has not.
 
@@ -235,8 +241,8 @@ class Schedule:
         """
         if checks.is_known_nonfinite(loss):
             return "the loss is NaN or infinite"
-        undecided = [site for site in self.router.sites if drops and not site.committed]
-        diverged = [site.label for site in undecided if not site.has_finite_logits()]
+        uncommitted = [site for site in self.router.sites if drops and not site.committed]
+        diverged = [site.label for site in uncommitted if not site.has_finite_logits()]
         return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
     def _end_picking(self) -> None:
@@ -287,7 +293,7 @@ class Schedule:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
 
     def _listen(self) -> None:
-        """Call `_action` before optimizer steps. Of several schedules of a model, only the newest one acts."""
+        """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
         if self._acts:
             _in_force[id(self.router)] = self
         listen(self._action)
@@ -323,7 +329,8 @@ class Schedule:
 
     @property
     def _ignores_gradients(self) -> bool:
-        """Whether the logits do not move at this step, and what is averaged over it will be reset before they do.
+        """Whether this step's gradients have no effect: the logits do not move, and the running averages are reset
+        before they do.
 
         False on a GPU, where a CUDA graph may capture this step and replay it when the logits move.
         """
@@ -343,7 +350,8 @@ class Schedule:
         """Resume a saved run. Load the model's state as well, before or after."""
         checks.check_run(state, VERSION, self.total_steps, self._has_fixed_end)
         checks.check_groups(state.get("groups"), self.router)
-        plan = self._blend_plan() if state.get("blends") else self._first_plan
+        fell_back = state.get("blends") and self._first_plan.rungs  # a loss was missing, see `_blend_instead`
+        plan = self._blend_plan() if fell_back else self._first_plan
         checks.check_drops(state.get("drops"), self._drops(plan))
         check_tensors(state, self._tensors())
         self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)

@@ -9,6 +9,7 @@ rung (successive halving).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -164,6 +165,13 @@ class Trial:
         best = losses[order[0]]
         if not _is_finite(best):
             raise AllDiverged
+        names = self._router.sites[0].candidates
+        if diverged := [names[candidate] for candidate in order if not _is_finite(losses[candidate])]:
+            warnings.warn(
+                f"these candidates had a NaN or infinite loss in the trial and are dropped: {', '.join(diverged)}. "
+                "Lower the learning rate, or leave out the candidates that diverge.",
+                stacklevel=6,
+            )
         return {candidate: (*_difference(losses[candidate], best), float(len(best))) for candidate in order}
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,12 +188,12 @@ class Trial:
 
 
 def _trial_order(site: FlexAct) -> list[int]:
-    """The candidates in the order of a trial: first those that begin with the weights that the model has now."""
+    """Return the candidates in trial order: those without an initialisation of their own first."""
     order = sorted(range(site.k), key=lambda k: has_init(site, k))
     if has_init(site, order[0]):
         raise FlexActError(
-            f"all candidates ({', '.join(site.candidates)}) bring an initialisation, but the first of a trial starts "
-            "from the weights that the model has. Add 'original', or use pick_by='blend'."
+            f"all candidates ({', '.join(site.candidates)}) have an initialisation of their own, but the first "
+            "one in a trial starts from the current weights. Add 'original', or use pick_by='blend'."
         )
     return order
 
@@ -227,7 +235,9 @@ def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bo
     usual = policy.moves_logits and policy.noise == 0 and config.warmup == 0 and config.commit_at is not None
     rewinds = config.rewind is not False and config.eliminate in (None, "half")
     normalises = any("norm" in type(module).__name__.lower() for module in model.modules())
-    return obstacle is None and usual and rewinds and (held_out or not normalises)
+    # With several originals, no candidate is the original network, so a trial could not keep it.
+    one_original = len({site.original_index for site in router.sites} - {-1}) <= 1
+    return obstacle is None and usual and rewinds and (held_out or (one_original and not normalises))
 
 
 def _obstacle(router: SiteRouter) -> str | None:

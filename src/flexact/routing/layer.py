@@ -35,7 +35,8 @@ class FlexAct(nn.Module):
     config: all other choices; `FlexConfig()` by default.
     original: the activation that the site replaces; an elementwise module without tensors.
     channels: the number of channels, for granularity="channel".
-    inplace: ignored; accepted for compatibility with torch's activations. An undecided site never overwrites its input.
+    inplace: ignored; accepted for compatibility with torch's activations. A site that is not committed never overwrites
+    its input.
 
     A site that is used alone draws its noise from the config's seed at each forward, so two sites with the same seed
     draw the same noise. The sites of a converted model, or of a model with a Schedule, draw different noise.

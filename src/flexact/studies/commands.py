@@ -16,7 +16,7 @@ from flexact.studies.synthetic.studies import STUDIES
 
 __all__ = ["compare", "data", "reproduce"]
 
-reproduce = typer.Typer(help="Run one of the paper's studies and write its folder.", no_args_is_help=True)
+reproduce = typer.Typer(help="Run one study, or all of them, and write its result folder.", no_args_is_help=True)
 for study in STUDIES.values():
     reproduce.command(study.name, help=study.title + ".")(command_of(study))
 for command in (overhead, cifar, glue, picks):

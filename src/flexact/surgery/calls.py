@@ -94,7 +94,8 @@ class Reading:
                 _Reader(self, scope, name).visit_all(scope.definition.body)
 
     def check(self, name: str) -> None:
-        """Check methods of this name, in the type or its bases, for code that a site or another type would break."""
+        """Check all methods of this name for code that breaks if an activation becomes a site or the module changes its
+        class."""
         if name in self._checked:
             return
         self._checked.add(name)
@@ -141,7 +142,7 @@ class Reading:
                 reading.notice(name, by, call)
 
     def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
-        """Note that an attribute of this module is read. is_deep: or of any submodule."""
+        """Note that an attribute of this module is read. is_deep: whether it may be an attribute of any submodule."""
         if name in _LISTS_CHILDREN:
             for module in self.owner.modules() if is_deep or name in _LISTS_ALL else [self.owner]:
                 self.readings[id(module)].is_listed = True
@@ -206,7 +207,9 @@ class _Reader(ast.NodeVisitor):
             self.visit(argument)
         path = self._used(node.func)
         holder = self.scope.value(node.func.value) if isinstance(node.func, ast.Attribute) else self.reading.owner
-        is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))  # others may hold another function
+        is_lasting = isinstance(
+            holder, (types.ModuleType, nn.Module, type)
+        )  # an attribute of any other object may change
         is_function = is_lasting and is_activation_function(value)
         if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
             if not self._add(node, value, path):
@@ -220,7 +223,8 @@ class _Reader(ast.NodeVisitor):
             self.reading.scripted.add(ast.unparse(node.func))
 
     def _used(self, node: ast.AST) -> str | None:
-        """Return the path of a submodule, or the name of a function that the module stores. Read a method."""
+        """Return the path of a submodule, or the name of a function that the module stores. If it is a method, read
+        it."""
         path, value, owner = self.scope.path(node), self.scope.value(node), self.reading.owner
         if path and (path.partition(".")[0] in owner._modules or is_activation_function(vars(owner).get(path))):
             self.reading.note(path)
@@ -291,8 +295,8 @@ def _settings(node: ast.Call, target: Any) -> dict[str, Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _types_asked(function: types.FunctionType, own: frozenset[type], me: str, depth: int = 3) -> frozenset[type]:
-    """Return the types that a function, or one that it calls, may compare with a module's type: those of activations,
-    and, if it uses the exact type of anything but `me`, all types of modules.
+    """Return the module types that a function, or one that it calls, may test for: activation types, and every type if
+    it uses the exact type of anything but `me`.
 
     own: the types that the attributes of its module hold.
     """

@@ -27,7 +27,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class Choice:
-    """The activations of a model, and what becomes of them."""
+    """The activations of a model, and which of them become sites."""
 
     findings: Findings
     seen: dict[int, Seen] | None

@@ -162,14 +162,14 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     )
     """
     sites = _sites_or_error(model, "extract")
-    undecided = [site.name or "FlexAct" for site in sites if not site.committed]
-    if undecided and not commit:
+    uncommitted = [site.name or "FlexAct" for site in sites if not site.committed]
+    if uncommitted and not commit:
         steps = "Let the Schedule reach its commitment"
         if any(site.router.scheduled and site.router.step == 0 for site in sites):
             steps = "schedule.step(loss) was never called: call it after every optimizer step"
         raise FlexActError(
-            f"{len(undecided)} of {len(sites)} sites are not committed yet ({', '.join(undecided[:5])}), so the plain "
-            f"network would not be the one that was trained. {steps}, or take the current picks with "
+            f"{len(uncommitted)} of {len(sites)} sites are not committed yet ({', '.join(uncommitted[:5])}), so the "
+            f"plain network would not be the one that was trained. {steps}, or take the current picks with "
             "extract(model, commit=True)."
         )
     if has_shards(model):

@@ -173,7 +173,9 @@ class Findings:
                 one = Found("function", [prefix + attribute], original, owner, [], function, place=at)
                 if attribute in reading.asked:
                     self.conflicting[one.name] = one
-                    self.left_alone[one.name] = "its owner does more with this function than call it with one argument"
+                    self.left_alone[one.name] = (
+                        "its owner uses this function other than by calling it with one argument"
+                    )
                 else:
                     self._by_key[owner, attribute] = one
 

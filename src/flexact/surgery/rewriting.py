@@ -168,7 +168,7 @@ def function_of(cls: type, name: str) -> tuple[Any, types.FunctionType]:
 
 
 def _edited(first: type, name: str, recipe: Recipe) -> Any:
-    """Return a method with its edits, in its decorators."""
+    """Return the edited method, with its decorators applied."""
     if SEQUENTIAL in recipe:
         return fused_site.sequential_forward
     value, function = function_of(first, name)

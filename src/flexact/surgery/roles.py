@@ -44,7 +44,7 @@ _PASSING_NODES = (
 
 
 class _Use(enum.Flag):
-    """What becomes of a value; several at once if it is used several times, and none if only a condition reads it."""
+    """How a value is used: a union if it is used several times, empty if only a condition reads it."""
 
     RETURNED = enum.auto()
     """The method returns it, or the network."""

@@ -72,7 +72,7 @@ def run_order(
 
 
 def _recorded(model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[int, Seen], graph: bool) -> nn.Module:
-    """Return the copy of a model, which records the calls of its activations and submodules."""
+    """Make the copy of a model record the calls of its activations and submodules, and return it."""
     twins = dict(zip(model.modules(), twin.modules(), strict=True))
     layers = {id(one.weight): module for module, one in twins.items() if graph and isinstance(one, LAYERS)}
     for owner, cls in findings.rewritten(findings.found).items():

@@ -141,7 +141,10 @@ def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
 
 
 def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshared: bool) -> bool:
-    """Return whether only a variable holds its tensor after some statements. is_unshared: the same before them."""
+    """Return whether a variable is the only reference to its tensor after these statements.
+
+    is_unshared: whether it is before them.
+    """
     for statement in block:
         value = assigned(statement, name)
         if isinstance(statement, ast.If):

@@ -81,7 +81,7 @@ def test_each_table_is_followed_by_its_statistics_if_there_is_a_test() -> None:
     results += [row("flexact-all", s, 71.0 + 0.8 * s) for s in range(3)]
     text = " ".join(table(results, Protocol(), []).split())
     assert text.count("Statistics: differences from ReLU on the same seeds.") == 1
-    statistics = text.partition("| seeds for 0.5 |")[2]
+    statistics = text.partition("| seeds needed for 0.5 |")[2]
     assert "Statistics:" not in table([row("relu", 0, 70.0), row("gelu", 0, 71.0)], Protocol(), [])
     gains = [0.5 + 0.1 * s for s in range(6)]
     size = 0.75 / math.sqrt(sum((gain - 0.75) ** 2 for gain in gains) / 5)

@@ -81,7 +81,7 @@ def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
     assert "in fails_on_seed_1" in trace
     assert "Failed (try again with retry_failed=True)" in str(found)
     assert rows["original-0"].state == rows["flexact-alone-0"].state == "done"
-    assert rows["flexact-alone-1"].error.startswith("there are no picks to train: flexact-1 failed or ended undecided.")
+    assert rows["flexact-alone-1"].error.startswith("there are no picks to train: flexact-1 failed or did not commit.")
 
     again = {row.cell.name: row.state for row in comparing(small.fails_on_seed_1, **options).runs}
     assert again["original-1"] == "failed"  # without being asked, it is not tried again
@@ -123,21 +123,21 @@ def test_methods_have_the_names_of_candidates_in_any_case_and_their_aliases(comp
     assert "Without original among the methods there are no differences, no p and no costs." in str(found)
 
 
-def test_a_train_that_ignores_the_schedule_has_undecided_picks(comparing: Comparing, small: ModuleType) -> None:
+def test_a_train_that_ignores_the_schedule_leaves_sites_not_committed(comparing: Comparing, small: ModuleType) -> None:
     def ignoring(model: nn.Module, seed: int, make_schedule: Any) -> float:
         return float(small.train(model, seed, None))
 
     found = comparing(ignoring, seeds=1)
     rows = {row.method: row for row in found.runs}
     assert rows["flexact"].error.startswith(
-        "the picks are undecided at 2 of 2 sites: train did not use the schedule. Make it from the third argument"
+        "2 of 2 sites are not committed: train did not use the schedule. Make it from the third argument"
     )
     assert rows["flexact-alone"].state == "failed"
     assert rows["original"].state == rows["fixed-tanh"].state == "done"
     assert found.picks == {}
 
 
-def test_a_schedule_that_is_not_run_to_its_commitment_leaves_picks_undecided(comparing: Comparing) -> None:
+def test_a_schedule_that_is_not_run_to_its_commitment_leaves_sites_not_committed(comparing: Comparing) -> None:
     def short(model: nn.Module, seed: int, make_schedule: Any) -> float:
         if make_schedule is not None:
             optimizer = torch.optim.AdamW(flexact.param_groups(model))
@@ -187,7 +187,7 @@ def test_a_policy_that_never_commits_is_done_and_says_so(comparing: Comparing, s
     config = flexact.FlexConfig(commit_at=None, eliminate="none", pick_by="blend")
     (row,) = comparing(config=config, seeds=1, methods=["flexact"]).runs
     assert (row.state, row.picks) == ("done", "")
-    assert row.note == "the picks are undecided: this policy never commits"
+    assert row.note == "the sites are not committed: this policy never commits"
 
 
 def test_a_train_that_changes_the_class_of_the_model_is_told(comparing: Comparing, small: ModuleType) -> None:

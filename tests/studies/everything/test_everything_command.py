@@ -69,7 +69,7 @@ def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_pa
     found = Measured(tmp_path, "card").estimate(stage)
     assert found.hours == pytest.approx(2 * 30 * 390 * (2 + 2 + 10 + 3) / 1000 / 3600)
     assert found.device == "card"
-    assert found.note == "deu counted as the slowest baseline"
+    assert found.note == "deu not measured; assumed as slow as the slowest method"
     relu = Stage("cifar", "", grid.cells[:1], settings={"epochs": 30})
     assert Measured(tmp_path, "cpu").estimate(relu).hours == pytest.approx(30 * 390 * 0.9 / 3600)
     for study in ("glue", "picks", "synthetic"):

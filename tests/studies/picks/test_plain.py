@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flexact.errors import FlexActError
 from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.train import trained_alone
 from flexact.studies.picks.training import Training
@@ -62,3 +63,9 @@ def test_a_damaged_result_is_trained_again(setting: Set, trained: list[int]) -> 
     path.write_text("{")
     assert trained_alone(one, one.everywhere("gelu")).score == score
     assert len(trained) == 2
+
+
+def test_a_task_whose_first_candidate_is_not_the_networks_activation_is_refused(setting: Set) -> None:
+    one = setting(candidates=("gelu", "relu"))
+    with pytest.raises(FlexActError, match="has no GELU module"):
+        one.everywhere("relu")

@@ -1,7 +1,7 @@
-"""Builds in background threads, ahead of their first use.
+"""Compiles Triton kernels in background threads, before their first use.
 
-Triton takes up to a second to build a kernel. Only its front end, a small part, holds Python's lock; the passes in C++,
-ptxas and the C compiler of the launcher do not. The kernels of a training step are therefore built side by side.
+Triton takes up to a second to compile a kernel. Only its front end, a small part of that, holds the GIL; the C++
+passes, ptxas and the C compiler do not. The kernels of a training step are therefore compiled in parallel.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ def start(key: Hashable, build: Callable[[], None]) -> None:
 
 
 def wait_for(key: Hashable) -> None:
-    """Wait for the build with this key, if it was started. If it failed, the one that needs it builds it again."""
+    """Wait for the build with this key, if it was started. If it failed, the caller compiles the kernel again and
+    gets the error."""
     if (build := _started.get(key)) is not None:
         wait([build])
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    # Triton's front end enters `catch_warnings` at every node of the syntax tree. Threads that leave it in another
-    # order than they entered it would change the filters of the whole process for good.
+    # Triton's front end enters `catch_warnings` at every node of the syntax tree. It is not thread-safe: threads that
+    # leave it out of order would change the warning filters of the process permanently.
     code_generator.warnings = types.SimpleNamespace(
         **vars(warnings) | {"catch_warnings": contextlib.nullcontext, "simplefilter": lambda *_: None}
     )

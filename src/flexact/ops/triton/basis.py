@@ -56,7 +56,7 @@ class Blend:
 
 
 def is_fast(h: Tensor) -> bool:
-    """Return whether the GPU's approximate instructions are accurate enough for h, which holds in half precision."""
+    """Return whether the GPU's approximate instructions are accurate enough for h, as they are in half precision."""
     return h.is_cuda and h.element_size() == 2
 
 

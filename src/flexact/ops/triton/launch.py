@@ -4,7 +4,8 @@ A training step of a small network is bound by the CPU, where Triton's own launc
 GPU. A `Launch` therefore prepares everything that is constant across calls, and calls the launcher of a compiled kernel
 directly. Compiled kernels are cached by the properties of the tensors that Triton specialises on.
 
-Before a kernel is built, the kernels that a training step launches after it are started in the background (`prepares`).
+Before a kernel is compiled, compilation of the kernels that a training step launches next is started in the background
+(`prepares`).
 
 The direct call uses Triton's private launcher. If a version of Triton has another launcher, every launch falls back to
 Triton's documented one.
@@ -90,8 +91,8 @@ class Launch:
         if launcher is None:
             self._launch_documented(tensors)
             return
-        # As in Triton's own launch, but without its profiler hooks, and with addresses instead of tensors, for each of
-        # which it would query the driver.
+        # As in Triton's own launch, but without its profiler hooks. Addresses replace the tensors, because Triton
+        # queries the driver for each tensor.
         run, grid, stream_of, function, metadata = launcher
         try:
             run(*grid, stream_of(device), function, metadata, None, None, None, *addresses, *self._arguments)
@@ -120,7 +121,8 @@ class Launch:
         return _launcher(built, (*self.grid, 1, 1)[:3])
 
     def _build_key(self, device: int, dtypes: Dtypes) -> tuple[Any, ...]:
-        """Return what identifies a build, up to the numbers: Triton distinguishes those that are multiples of 16."""
+        """Return the key of a compilation. The runtime numbers are left out, although Triton specialises on multiples
+        of 16."""
         return device, self.kernel, self.constants, self.warps, dtypes
 
     def _build_prepared_ahead(self, device: int, dtypes: Dtypes) -> None:

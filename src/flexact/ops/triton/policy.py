@@ -1,8 +1,8 @@
 """Two Triton kernels that process all sites of a model in one launch: sampling, and the policy's logit step.
 
 Both do little arithmetic on a (rows, K) table, so the cost is dominated by launches, of which plain torch needs about
-forty. `routing.router` and `policy.logit_updates` do the same in plain torch, for readers and as the oracle
-of the tests.
+forty. `routing.router` and `policy.logit_updates` are the readable reference in plain torch, and the oracle of the
+tests.
 
 The numbers of all sites are concatenated without padding into one flat tensor, `values`. Two integer tables hold the
 offsets of each row in it:
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What the policy reads. With several ranks or calls, see `flexact.routing.call_statistics` for `calls`."""
+    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`."""
 
     layout: Tensor
     calls: Tensor
@@ -74,7 +74,7 @@ class Tables(NamedTuple):
     grouped_rows: Tensor
     """(rows,), the rows in the order of their groups."""
     group_starts: Tensor
-    """(groups + 1,), the position of each group's first row in `grouped_rows`, and their number."""
+    """(groups + 1,), the position of each group's first row in `grouped_rows`; the last entry is the number of rows."""
     alive: Tensor
     """(rows, K)."""
     p: Tensor
@@ -216,7 +216,7 @@ def _update(
         row, valid = _rows_at(grouped_rows_ptr, position, end, ROWS)
         start, own = _own(layout_ptr, row, column, valid)
         change = change_sum
-        if HAS_FACTORS and not STEPS:  # with the sign and the scale that the gradient had
+        if HAS_FACTORS and not STEPS:  # restore the sign and the loss scale
             factor = tl.load(factors_ptr + row, valid, other=0.0)
             change = tl.where(factor != 0, change_sum / factor, 0.0)
         tl.store(found_ptr + start + column, change, own)

@@ -84,7 +84,7 @@ def _forward_plan(
     constants = (*parts.constants(fast), statistics, rows > 1, *tiles.constants)
     sweep = Launch(_forward, tiles.grid, (*tiles.sizes, k), constants)
     finish, room = finish_statistics(tiles, parts, statistics, rows, k)
-    if finish:  # in training, which goes on with the backward, and with an evaluation at some time
+    if finish:  # in training, followed by a backward and later an evaluation
         backward, to_logits, _ = tiles.plan(_backward_plan, parts, True, rows, k, fast)
         evaluation, *_ = tiles.plan(_forward_plan, parts, False, rows, k, fast)
         sweep.prepares(finish, lambda h, weights, x, partials: (partials, weights))

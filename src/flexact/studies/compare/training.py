@@ -104,7 +104,7 @@ class Outcome:
     seconds: float
     """Time spent in `train`."""
     picks: Mapping[str, str] = field(default_factory=dict)
-    """Site → pick; empty for a network that does not pick, and if the picks are undecided."""
+    """Site → pick; empty for a network that does not pick, and if the sites are not committed."""
     note: str = ""
 
 
@@ -140,7 +140,7 @@ class CellTraining:
         if schedule is not None:
             picks = _picks_of(sites, schedule)
             if not picks:
-                notes.append("the picks are undecided: this policy never commits")
+                notes.append("the sites are not committed: this policy never commits")
             notes += schedule.notes
             write_whole(folder / PICKS, json.dumps(picks, indent=2) + "\n")
         shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
@@ -184,7 +184,7 @@ def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]
         found = {}
     if not found:
         raise FlexActError(
-            f"there are no picks to train: {flexact.name} failed or ended undecided. Correct what its row says, then "
+            f"there are no picks to train: {flexact.name} failed or did not commit. Correct what its row says, then "
             "retry both."
         )
     return found
@@ -237,8 +237,8 @@ def _picks_of(sites: Sequence[FlexAct], schedule: ScheduleMaker) -> dict[str, st
     """The picks of a trained network by site, or by site and channel; empty if the policy never commits. Raises if
     `train` has not followed the schedule to its end. The sites are those from before the training: `train` may have
     extracted the plain network since."""
-    undecided = [site.name for site in sites if not site.committed]
-    if not undecided:
+    uncommitted = [site.name for site in sites if not site.committed]
+    if not uncommitted:
         return {
             site.name if len(site.picks) == 1 else f"{site.name}:{channel}": pick
             for site in sites
@@ -253,7 +253,7 @@ def _picks_of(sites: Sequence[FlexAct], schedule: ScheduleMaker) -> dict[str, st
         else f"train called schedule.step() {made.steps_done:,} times, and the schedule has {made.total_steps:,} steps"
     )
     raise FlexActError(
-        f"the picks are undecided at {len(undecided)} of {len(sites)} sites: {done}. Make it from the third "
+        f"{len(uncommitted)} of {len(sites)} sites are not committed: {done}. Make it from the third "
         "argument, schedule = make_schedule(network_steps=..., optimizer=...); train for schedule.total_steps and "
         "call schedule.step(loss) after each step."
     )

@@ -30,11 +30,11 @@ def all_studies(
         str, typer.Option(help="short (CIFAR for 30 epochs) or paper (200 epochs, 10 seeds, BERT-base).")
     ] = "short",
     plan: Annotated[bool, typer.Option("--plan", help="Only print the cells, the hours and the commands.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder in which every study has its own.")] = Path("runs", "all"),
+    out: Annotated[Path, typer.Option(help="Parent folder; each study writes to a subfolder.")] = Path("runs", "all"),
     data: Annotated[Path, typer.Option(help="The folder with CIFAR; see `flexact data`.")] = Path("data"),
-    glue_data: Annotated[Path, typer.Option(envvar="FLEXACT_GLUE", help="The folder with GLUE's own folders.")] = Path(
-        "data", "glue"
-    ),
+    glue_data: Annotated[
+        Path, typer.Option(envvar="FLEXACT_GLUE", help="The folder with GLUE's task folders (CoLA, MRPC, …).")
+    ] = Path("data", "glue"),
     engine: Annotated[str, typer.Option(help="local (processes) or ray (a cluster), for the grids.")] = "local",
     address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
@@ -116,19 +116,19 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out:
         ]
         for (stage, _), one in zip(calls, estimates, strict=True)
     ]
-    header = ("study", "cells", "number", "hours", "measured on", "note")
+    header = ("study", "runs", "cells", "hours", "measured on", "note")
     cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
     hours = total(estimates)
-    parts = [f"# All studies, budget {budget}", markdown(header, rows, words=("cells", "measured on", "note"))]
+    parts = [f"# All studies, budget {budget}", markdown(header, rows, words=("runs", "measured on", "note"))]
     parts.append(
-        f"{cells}, {hours:.1f} hours one after the other, from the seconds per step in {results}; cells that are done "
-        "are skipped. Stages without hours are not counted."
+        f"{cells}, {hours:.1f} hours if run sequentially, estimated from {results}. Finished cells are skipped. Stages "
+        "without an estimate are not counted."
     )
     others = sorted({one.device for one in estimates if one.device and one.device != present})
     if others:
         parts.append(
-            f"This machine has {present}. Hours that were measured on {' or '.join(others)} hold for that device, and "
-            "are only a guess for this one."
+            f"This machine has {present}. Hours that were measured on {' or '.join(others)} are for that device, and "
+            "only a rough estimate for this one."
         )
     count = torch.cuda.device_count()
     if count > 1:

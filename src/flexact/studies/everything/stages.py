@@ -89,7 +89,8 @@ def _paper() -> list[Stage]:
 def _synthetic(name: str) -> Stage:
     study = STUDIES[name]
     models = study.models(PAPER_CANDIDATES)
-    about = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}, {study.seeds} seeds at once"
+    trained = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}"
+    about = f"{trained}, {study.seeds} seeds trained together"
     return Stage(name, about, models)
 
 

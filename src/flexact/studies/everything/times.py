@@ -56,7 +56,7 @@ class Measured:
         # The picking steps are few, and a committed network is the rest of the run.
         by_method = {row["method"]: float(row["step_ms"]) for row in rows if row["stage"] != "picking"}
         slowest = max(by_method.values())
-        learnt = ("prelu", "swish_beta", "affine", "parametric", "splash", "deu")
+        learned = ("prelu", "swish_beta", "affine", "parametric", "splash", "deu")
         overhead, _ = self._rows("overhead/overhead.csv")
         plain = {
             row["network"]: float(row["value"])
@@ -67,11 +67,11 @@ class Measured:
         steps = stage.settings["epochs"] * IMAGE_STEPS
         seconds = 0.0
         for cell in stage.cells:
-            usual = slowest if cell.method in learnt else by_method["relu"]  # fixed activations run fused, as ReLU
+            usual = slowest if cell.method in learned else by_method["relu"]  # fixed activations run fused, as ReLU
             step = by_method.get(cell.method, usual) * times.get(cell.model, 2.0 if cell.model == "resnet34" else 1.0)
             seconds += steps * step / 1000
-        absent = sorted({cell.method for cell in stage.cells if cell.method in learnt} - set(by_method))
-        note = f"{', '.join(absent)} counted as the slowest baseline" if absent else ""
+        absent = sorted({cell.method for cell in stage.cells if cell.method in learned} - set(by_method))
+        note = f"{', '.join(absent)} not measured; assumed as slow as the slowest method" if absent else ""
         return Estimate(seconds / 3600, device, note)
 
     def _text(self, stage: Stage) -> Estimate:

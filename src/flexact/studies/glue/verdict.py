@@ -38,7 +38,7 @@ def statistics(average: Mapping[str, Effect | None], without: Mapping[str, Effec
         parts += _table("All tasks.", average) + _table(f"Without {TASKS[ARTEFACT].title}.", without)
         reason = (
             f"{TASKS[ARTEFACT].title} is left out, because its dev rows contradict its training rows: a network that "
-            "has learnt nothing scores higher than one that has learnt its training rows."
+            "has learned nothing scores higher than one that has learned its training rows."
         )
         return "\n\n".join([*parts, f"**Verdict, without {TASKS[ARTEFACT].title}.** {_verdict(without)} {reason}"])
     return "\n\n".join([*parts, *_table("", without), f"**Verdict.** {_verdict(without)}"])

@@ -12,7 +12,7 @@ from flexact.io.markdown_tables import markdown
 from flexact.studies.grid.statistics import mean_and_deviation, p_value, paired
 
 LEAST_FOR_WILCOXON = 6
-"""The least number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""
+"""Minimum number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""
 WANTED_GAIN = 0.5
 """The gain in points for which tables show the number of seeds."""
 LEVEL, POWER = 0.05, 0.8
@@ -38,7 +38,7 @@ class Effect:
     """The 95 % confidence interval of the size."""
     needed: int | None
     """Seeds with which a paired t-test finds a gain of `WANTED_GAIN` points with 80 % power, if the differences keep
-    their spread."""
+    their standard deviation."""
 
 
 def effect(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Effect | None:
@@ -66,26 +66,26 @@ def interval_of(size: float, seeds: int) -> tuple[float, float]:
     Its ends are the sizes at which the observed t has a probability of 2.5 % on either side.
     """
     t, root = size * math.sqrt(seeds), math.sqrt(seeds)
-    low = _solved(lambda center: _noncentral_t(t, seeds - 1, center) - (1 - LEVEL / 2), t)
-    high = _solved(lambda center: _noncentral_t(t, seeds - 1, center) - LEVEL / 2, t)
+    low = _solved(lambda noncentrality: _noncentral_t(t, seeds - 1, noncentrality) - (1 - LEVEL / 2), t)
+    high = _solved(lambda noncentrality: _noncentral_t(t, seeds - 1, noncentrality) - LEVEL / 2, t)
     return low / root, high / root
 
 
 def power(gain: float, deviation: float, seeds: int) -> float:
-    """The probability that a two-sided paired t-test over these seeds finds a gain at the level of 5 %.
+    """The probability that a two-sided paired t-test over these seeds finds a gain at the 5 % level.
 
     deviation: the standard deviation of the differences.
 
     >>> round(power(0.5, 1.0, 34), 3)
     0.808
     """
-    center = gain / deviation * math.sqrt(seeds)
+    noncentrality = gain / deviation * math.sqrt(seeds)
     bound = float(_scipy().t.ppf(1 - LEVEL / 2, seeds - 1))
-    return 1 - _noncentral_t(bound, seeds - 1, center) + _noncentral_t(-bound, seeds - 1, center)
+    return 1 - _noncentral_t(bound, seeds - 1, noncentrality) + _noncentral_t(-bound, seeds - 1, noncentrality)
 
 
 def seeds_needed(deviation: float, gain: float = WANTED_GAIN) -> int | None:
-    """The least number of seeds with a power of 80 % for a gain; None if it is above `MOST_SEEDS`.
+    """The smallest number of seeds with 80 % power for a gain; None if it is above `MOST_SEEDS`.
 
     >>> seeds_needed(1.0), seeds_needed(0.5), seeds_needed(0.1)
     (34, 10, 3)
@@ -102,7 +102,7 @@ def seeds_needed(deviation: float, gain: float = WANTED_GAIN) -> int | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p-values with Holm's step-down correction, in their order; None stays None and does not count.
+    """The p-values with Holm's step-down correction, in their order; None stays None and is not counted as a test.
 
     >>> holm([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
@@ -116,7 +116,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-_HEADER = ("method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % of d", "seeds for 0.5")
+_HEADER = ("method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % CI of d", "seeds needed for 0.5")
 
 
 def explained(baseline: str) -> str:
@@ -124,14 +124,14 @@ def explained(baseline: str) -> str:
     return (
         f"Statistics: differences from {baseline} on the same seeds. p: two-sided paired t-test; p (Holm): corrected "
         "for all tests of the same table; p (Wilcoxon): signed-rank test, from six seeds on. d: Cohen's effect size of "
-        "the paired differences, with its 95 % confidence interval. seeds for 0.5: how many seeds a t-test at the "
-        "level of 5 % needs to find a gain of 0.5 points with 80 % power, if the differences keep the spread that they "
-        "have here."
+        "the paired differences, with its 95 % confidence interval (CI). seeds needed for 0.5: how many seeds a t-test "
+        "at the 5 % level needs to find a gain of 0.5 points with 80 % power, if the differences keep their standard "
+        "deviation."
     )
 
 
 def effects_table(methods: Mapping[str, Effect | None]) -> str:
-    """The statistics of the methods, which Holm's correction counts together; empty if nothing could be tested.
+    """The statistics of the methods, with Holm's correction over all of them; empty if nothing could be tested.
 
     methods: title of a method → its effect.
     """
@@ -151,18 +151,19 @@ def _row(one: Effect, adjusted: float | None) -> list[str]:
     return [f"{one.gain:+.2f}", *tests, f"{one.size:.2f}", f"{low:.1f} to {high:.1f}", needed]
 
 
-def _noncentral_t(t: float, freedom: int, center: float) -> float:
-    """The distribution function of the noncentral t distribution: P((Z + center) / √(V / freedom) ≤ t).
+def _noncentral_t(t: float, df: int, noncentrality: float) -> float:
+    """The distribution function of the noncentral t distribution: P((Z + noncentrality) / √(V / df) ≤ t).
 
-    It integrates over √V, which has a chi distribution, by Simpson's rule. scipy's own is NaN far from the center.
+    It integrates over √V, which has a chi distribution, by Simpson's rule. scipy's own is NaN far from the
+    noncentrality.
     """
     import numpy
     from scipy.integrate import simpson
 
     stats = _scipy()
-    root = numpy.linspace(0, stats.chi.isf(1e-14, freedom), _POINTS)
-    below = stats.norm.cdf(t * root / math.sqrt(freedom) - center)
-    return float(simpson(below * stats.chi.pdf(root, freedom), x=root))
+    root = numpy.linspace(0, stats.chi.isf(1e-14, df), _POINTS)
+    below = stats.norm.cdf(t * root / math.sqrt(df) - noncentrality)
+    return float(simpson(below * stats.chi.pdf(root, df), x=root))
 
 
 def _solved(falling: Callable[[float], float], near: float) -> float:

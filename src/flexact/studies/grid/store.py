@@ -82,11 +82,10 @@ class Store(Generic[R]):
             os.fsync(file.fileno())
 
     def sort(self) -> None:
-        """Put the lines in the order of the cells, as engines finish them in any order. No line is removed."""
-        path = self.folder / RESULTS
+        """Put the lines in the order of the cells, as engines finish them in any order, and keep the last of each."""
         places = {cell: place for place, cell in enumerate(self.asked())}
-        rows: list[R] = csv_rows.read(path, self.study.row, _REMEDY)
-        csv_rows.write(path, self.study.row, sorted(rows, key=lambda row: places.get(row.cell, len(places))))
+        rows = sorted(self.results().values(), key=lambda row: places.get(row.cell, len(places)))
+        csv_rows.write(self.folder / RESULTS, self.study.row, rows)
 
     def results(self) -> dict[Any, R]:
         """The last line of each cell."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flexact.candidates import lookup
+from flexact.errors import FlexActError
 from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.training import Training, never, number, put
 
@@ -36,7 +37,13 @@ class Setting:
     def sites(self) -> list[str]:
         """The names of the network's activations, in the order of definition."""
         kind = type(lookup(self.task.original).module())
-        return [name for name, module in self.network().named_modules() if type(module) is kind]
+        found = [name for name, module in self.network().named_modules() if type(module) is kind]
+        if not found:
+            raise FlexActError(
+                f"the network of the task {self.task.name} has no {kind.__name__} module. Its first candidate, here "
+                f"{self.task.original}, must be the network's original activation: put that one first."
+            )
+        return found
 
     def network(self) -> nn.Module:
         """Return the network with its original activation, with the same weights for every method of a seed."""

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flexact.errors import FlexActError
 from flexact.studies.cuda_graph import autocast
+
+OPTIMIZERS = ("adamw", "sgd")
 
 
 class Problem(ABC):
@@ -78,6 +81,10 @@ class Task:
         on_gpu = device.type == "cuda"
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
+        if self.optimizer != "adamw":
+            raise FlexActError(
+                f"the optimizer of task {self.name!r} is {self.optimizer!r}; expected one of: {', '.join(OPTIMIZERS)}."
+            )
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 
     def autocast(self, device: torch.device) -> torch.autocast:

@@ -81,8 +81,8 @@ def rate(model: str, options: Options) -> Callable[[float], float]:
     """Return the schedule of the learning rate: a factor as a function of the completed fraction of the run.
 
     Flex-Act trains at a constant rate, as in the paper. A fixed activation or a baseline starts at five times that and
-    ends at 0, because its row shows the least error that it can reach. At a constant rate of 0.01, Sigmoid is
-    2.8 % above its least error on Tanh after 100 epochs, because its best weights are infinite.
+    ends at 0, because its row shows the minimum error that it can reach. At a constant rate of 0.01, Sigmoid is
+    2.8 % above its minimum error on Tanh after 100 epochs, because its best weights are infinite.
     """
     if policy(model, options) is not None:
         return lambda progress: 1.0

@@ -124,7 +124,7 @@ def _rates(options: Options) -> list[str]:
         return []
     return [
         f"The Flex-Act models train with Adam at {rates[True]}; the fixed activations and the baselines at "
-        f"{rates[False]}, so that each reaches its least error."
+        f"{rates[False]}, so that each reaches its minimum error."
     ]
 
 
