@@ -525,6 +525,12 @@ def test_what_is_no_held_out_loss_is_refused_before_the_run(function: Callable[.
         Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=function)
 
 
+def test_weights_of_a_diverged_candidate_can_be_loaded_before_the_schedule_is_created() -> None:
+    model = convert(Network(), config=CONFIG)
+    nn.init.constant_(model.first.weight, math.nan)
+    Schedule(model, network_steps=LENGTH, held_out=lambda: model(torch.ones(2, 4)).mean())
+
+
 def test_the_held_out_loss_before_the_run_leaves_no_trace() -> None:
     model = convert(Network(), config=CONFIG).train()
     model.other.eval()

@@ -16,6 +16,7 @@ from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.layer import FlexAct
 from flexact.routing.random_state import same_random_state
+from flexact.routing.sharding import local
 from flexact.routing.sites import SiteRouter
 
 SHORTEST = 150
@@ -34,9 +35,10 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
 
 
 def check_held_out(
-    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, Tensor | None], float], site: FlexAct
+    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, float | None], float], site: FlexAct
 ) -> None:
-    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite.
+    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. Weights that are not
+    finite are no fault of it: they may have been loaded to resume a run whose current candidate has diverged.
 
     given: the function of the user. loss: the function that calls it and checks its result.
     """
@@ -48,10 +50,14 @@ def check_held_out(
         pass  # a function in C that has no signature
     tried = site.router.trying
     assert tried is not None
+    diverged = not all(bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
     with same_random_state(model):
-        value = loss(site.candidates[tried], None)
-    if math.isinf(value):
-        raise FlexActError(f"held_out returned {value} for the initial weights. Check its data and the weights.")
+        value = loss(site.candidates[tried], math.nan if diverged else None)
+    if math.isinf(value) and not diverged:
+        raise FlexActError(
+            f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, you "
+            "can load the state of the model after creating the Schedule."
+        )
 
 
 def held_out_number(value: Any) -> float:
