@@ -87,7 +87,8 @@ ROWS = (
         "temperature, alive masks and commitment are preserved",
         (
             "`AveragedModel(use_buffers=True)` would average the masks, which raises an error. The default, "
-            "`use_buffers=False`, copies them.",
+            "`use_buffers=False`, copies them. The candidate that a trial is training is preserved by `deepcopy` and "
+            "pickle only: [see the caveats](caveats.md#during-training).",
         ),
     ),
     Row(

@@ -767,6 +767,20 @@ def test_what_has_no_state_cannot_be_rewound() -> None:
         Schedule(model, STEPS, rewinds=_warmed_up(optimizer))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel, lambda model: model[:2]])
+def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.Module]) -> None:
+    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+    with pytest.raises(FlexActError, match=r"sites of this model.*remove it.*another object"):
+        Schedule(model, STEPS, rewinds=[wrap(model)])
+    Schedule(model, STEPS, rewinds=[AveragedModel(model)])
+
+
+def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
+    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+    with pytest.raises(FlexActError, match="use_buffers=False"):
+        Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])
+
+
 def test_weights_that_are_not_there_yet_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
     with pytest.raises(FlexActError, match=r"'0\.weight'"):

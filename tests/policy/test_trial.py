@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,11 +200,16 @@ def test_in_a_trial_every_site_runs_one_candidate_in_both_modes_and_no_logit_mov
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_made_in_a_trial_blends(copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_copy_made_in_a_trial_runs_the_candidate_being_trained(copied: Callable[[nn.Module], nn.Module]) -> None:
     run = Run().to(5)
-    x = torch.randn(5, 8)
-    expected = sum(module()(x) for module in MODULES.values()) / 5
-    torch.testing.assert_close(copied(run.model).act(x), expected)
+    x = torch.randn(5, 4)
+    own = copied(run.model)
+    assert run.tried == "gelu"
+    assert torch.equal(own(x), run.model(x))
+    run.to(7)
+    assert own.act.router.trying == NAMES.index("gelu")
+    assert run.tried != "gelu"
+    assert Schedule(own, total_steps=2).router.trying is None
 
 
 # Resuming
@@ -503,6 +509,49 @@ def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda: torch.ones(2), "must return one number"),
+        (lambda: None, "must return one number"),
+        (lambda: True, "must return one number"),
+        (lambda: "1.0", "must return one number"),
+        (lambda: math.nan, "returned NaN"),
+        (lambda: math.inf, "returned inf for the initial weights"),
+        (lambda model: 1.0, "without arguments"),
+    ],
+)
+def test_what_is_no_held_out_loss_is_refused_before_the_run(function: Callable[..., Any], told: str) -> None:
+    with pytest.raises(FlexActError, match=told):
+        Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=function)
+
+
+def test_weights_of_a_diverged_candidate_can_be_loaded_before_the_schedule_is_created() -> None:
+    model = convert(Network(), config=CONFIG)
+    nn.init.constant_(model.first.weight, math.nan)
+    Schedule(model, network_steps=LENGTH, held_out=lambda: model(torch.ones(2, 4)).mean())
+
+
+def test_the_held_out_loss_before_the_run_leaves_no_trace() -> None:
+    model = convert(Network(), config=CONFIG).train()
+    model.other.eval()
+    found: list[tuple[str, bool]] = []
+
+    def held_out() -> Tensor:
+        random.random()
+        found.append((model.act.candidates[model.act.router.trying], model.training))
+        return model(torch.randn(8, 4)).square().mean()
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate()
+    Schedule(model, network_steps=LENGTH, held_out=held_out)
+    assert found == [("relu", False)]
+    assert (model.training, model.act.training, model.other.training) == (True, True, False)
+    assert_same(model.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [({"share": "site"}, "picks by a blend"), ({"pick_by": "blend"}, "picks by a blend"), ({"rewind": False}, "blend")],
 )
@@ -515,6 +564,19 @@ def test_held_out_is_refused_where_nothing_compares_by_it(changes: dict[str, Any
 
 
 # What a run can be resumed from, and what it refuses
+
+
+def test_another_number_of_network_steps_is_named_as_it_was_given() -> None:
+    state = Run().schedule.state_dict()
+    with pytest.raises(FlexActError, match=f"create the Schedule with network_steps={LENGTH} to resume"):
+        Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
+    with pytest.raises(FlexActError, match=f"create the Schedule with total_steps={state['total_steps']} to resume"):
+        Run(total_steps=1000).schedule.load_state_dict(state)
+
+
+def test_the_warning_about_a_short_run_names_the_network_steps() -> None:
+    with pytest.warns(UserWarning, match=r"^with network_steps=300, the run's \d+ steps are few"):
+        Schedule(convert(Network()), network_steps=300)
 
 
 def test_a_state_in_memory_does_not_change_as_training_goes_on() -> None:

@@ -187,3 +187,23 @@ def test_sites_built_by_hand_pick_together_under_a_schedule() -> None:
     trained(model, 5)
     assert torch.equal(sites[0].logits, sites[1].logits)
     assert sites[0].logits.detach().any()
+
+
+def test_a_run_with_other_groups_is_not_resumed() -> None:
+    def schedule_of(share: Callable[[str], Any]) -> Schedule:
+        return Schedule(convert(network(), config=BLEND, share=share), 40)
+
+    state = schedule_of(by_depth).state_dict()
+    assert state["groups"] == [0, 0, 2, 2]
+    schedule_of(lambda name: int(name) < 4).load_state_dict(state)
+    for other in (lambda name: name, lambda name: "a", lambda name: None if name == "1" else "a"):
+        with pytest.raises(FlexActError, match=r"\[0, 0, 2, 2\].*same share="):
+            schedule_of(other).load_state_dict(state)
+    schedule_of(by_depth).load_state_dict({name: value for name, value in state.items() if name != "groups"})
+
+
+def test_a_group_that_cannot_be_compared_is_refused() -> None:
+    model = network()
+    with pytest.raises(FlexActError, match=r"share returned \['1'\] for 1.*Return a string"):
+        convert(model, share=lambda name: [name])  # type: ignore[arg-type, return-value]
+    assert isinstance(model[1], nn.ReLU)

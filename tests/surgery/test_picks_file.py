@@ -177,3 +177,9 @@ def test_a_selection_from_before_any_pick_is_refused() -> None:
     chosen = flexact.selection(flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))))
     with pytest.raises(flexact.FlexActError, match="before any pick"):
         flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), chosen)
+
+
+def test_json_text_instead_of_a_path_is_refused() -> None:
+    text = json.dumps({f"layer{number}.act": "relu" for number in range(300)})
+    with pytest.raises(flexact.FlexActError, match=r"is not a path.*json\.loads\(text\)"):
+        flexact.load_picks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), text)

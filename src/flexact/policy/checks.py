@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.layer import FlexAct
+from flexact.routing.random_state import same_random_state
+from flexact.routing.sharding import local
 from flexact.routing.sites import SiteRouter
 
 SHORTEST = 150
@@ -31,6 +34,39 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
     return value_checks.steps(name, given)
 
 
+def check_held_out(
+    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, float | None], float], site: FlexAct
+) -> None:
+    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. Weights that are not
+    finite are no fault of it: they may have been loaded to resume a run whose current candidate has diverged.
+
+    given: the function of the user. loss: the function that calls it and checks its result.
+    """
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        raise FlexActError(f"held_out is called without arguments, but {given!r:.80} has a {error}.") from None
+    except ValueError:
+        pass  # a function in C that has no signature
+    tried = site.router.trying
+    assert tried is not None
+    diverged = not all(bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
+    with same_random_state(model):
+        value = loss(site.candidates[tried], math.nan if diverged else None)
+    if math.isinf(value) and not diverged:
+        raise FlexActError(
+            f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, you "
+            "can load the state of the model after creating the Schedule."
+        )
+
+
+def held_out_number(value: Any) -> float:
+    """Return a held-out loss as a number. A TypeError, ValueError or RuntimeError says that it is none."""
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return float(value)
+
+
 def check_loss(loss: Any) -> None:
     """Raise if a loss is not a single number."""
     is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
@@ -45,8 +81,11 @@ def is_known_nonfinite(loss: Tensor | float | None) -> bool:
     return loss is not None and not on_device and not math.isfinite(float(loss))
 
 
-def check_run(state: Any, version: int, total_steps: int) -> None:
-    """Raise if a state has another version, or is from a run with another number of steps."""
+def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = False) -> None:
+    """Raise if a state has another version, or is from a run with another number of steps.
+
+    has_fixed_end: whether this run was created with `network_steps`.
+    """
     if not isinstance(state, dict):
         raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
     integers = ("version", "step", "total_steps", "steps_lost")
@@ -59,9 +98,12 @@ def check_run(state: Any, version: int, total_steps: int) -> None:
             "with the flexact that wrote it."
         )
     if state["total_steps"] != total_steps:
+        wanted = f"total_steps={state['total_steps']}"
+        if has_fixed_end:
+            wanted = f"network_steps={state.get('network_steps', 'the number that it was started with')}"
         raise FlexActError(
             f"the saved run has {state['total_steps']} steps, but this one {total_steps}; create the Schedule with "
-            f"total_steps={state['total_steps']} to resume it."
+            f"{wanted} to resume it."
         )
     if not 0 <= state["step"] <= total_steps:
         raise FlexActError(f"step {state['step']} is outside a run of {total_steps} steps.")
@@ -76,8 +118,23 @@ def check_drops(saved: Any, drops: list[int]) -> None:
         )
 
 
-def warn_if_short(plan: Plan) -> None:
-    """Warn if a run that commits has too few steps to compare its candidates."""
+def groups(router: SiteRouter) -> list[int]:
+    """Return a number for each site; sites that pick together have the same one."""
+    found = [object() if site.group is None else site.group for site in router.sites]
+    return [found.index(group) for group in found]
+
+
+def check_groups(saved: Any, router: SiteRouter) -> None:
+    """Raise if other sites pick together in the saved run. saved: None if the flexact that saved it was older."""
+    if saved is not None and saved != groups(router):
+        raise FlexActError(
+            f"the saved run has the groups {saved!r:.80} of sites that pick together, but this one has "
+            f"{groups(router)!r:.80}. Convert the model with the same share=... as in the saved run."
+        )
+
+
+def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
+    """Warn if a run that commits has too few steps to compare its candidates. has_fixed_end: as in `check_run`."""
     if plan.rungs:
         steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
         needed = trial_steps(rungs(plan.k, plan.config, value_checks.MOST_STEPS))
@@ -85,9 +142,10 @@ def warn_if_short(plan: Plan) -> None:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
     if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
+        run = f"with network_steps={plan.network_steps}, the run's " if has_fixed_end else ""
         warnings.warn(
-            f"{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} steps. "
-            "Train longer, or give fewer candidates.",
+            f"{run}{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} "
+            "steps. Train longer, or give fewer candidates.",
             stacklevel=3,
         )
 

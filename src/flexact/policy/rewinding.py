@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
@@ -31,7 +32,7 @@ class StartingPoint:
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
         self._wanted, self._model, self._given = wanted, model, optimizer
-        checked = _checked(others)
+        checked = _checked(others, model)
         self._others = checked if wanted else []
         self._start: dict[str, Any] | None = None
         self._optimizers: OptimizerStates | None = None
@@ -204,8 +205,8 @@ class StartingPoint:
                 )
 
 
-def _checked(others: Any) -> list[Any]:
-    """Return the further objects to rewind. Raise if one has no state to save and load."""
+def _checked(others: Any, model: nn.Module) -> list[Any]:
+    """Return the further objects to rewind. Raise if one has no state to save and load, or would undo the picks."""
     if not isinstance(others, list | tuple):
         raise FlexActError(
             f"rewinds must be a list of objects with state_dict() and load_state_dict(); got {type(others).__name__}. "
@@ -217,7 +218,26 @@ def _checked(others: Any) -> list[Any]:
                 f"rewinds has {other!r:.80}, but needs objects with state_dict() and load_state_dict(). Restart "
                 "anything else yourself when schedule.rewound_at == schedule.steps_done."
             )
+        if isinstance(other, nn.Module):
+            _check_module(other, model)
     return list(others)
+
+
+def _check_module(other: nn.Module, model: nn.Module) -> None:
+    """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
+    sites = [module for module in other.modules() if isinstance(module, FlexAct)]
+    own = {id(module) for module in model.modules()}
+    if any(id(site) in own for site in sites):
+        raise FlexActError(
+            f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. The "
+            "model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
+            "AveragedModel(model)."
+        )
+    if sites and isinstance(other, AveragedModel) and other.use_buffers:
+        raise FlexActError(
+            "rewinds has an AveragedModel with use_buffers=True, which averages the buffers of the sites. Weight "
+            "averaging must copy buffers, not average them: use AveragedModel(model, use_buffers=False)."
+        )
 
 
 def _saved(other: Any) -> dict[str, Any]:

@@ -48,8 +48,9 @@ class Schedule:
     `load_state_dict()`. The optimizers of torch need not be listed.
 
     held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
-    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called seven
-    times for each candidate of a rung, with the model in eval mode and without gradients.
+    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called once
+    when the Schedule is created and seven times for each candidate of a rung, with the model in eval mode and without
+    gradients.
 
     Call `step(loss)` once after each optimizer step, and after stepping the objects in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, once gradients are accumulated, averaged over ranks
@@ -104,14 +105,17 @@ class Schedule:
             )
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
+        self.router.trying = None  # set in a copy that was made in a trial
         self._trial: Trial | None = None
         """The trial of this run while it lasts; None if the run picks by a blend."""
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
             check_inits(sites, self._start.kept)
             self._trial = self._new_trial() if self._plan.rungs else None
+            if held_out is not None and self._held_out is not None:
+                checks.check_held_out(model, held_out, self._held_out.loss, sites[0])
             if self._acts:
-                checks.warn_if_short(self._plan)
+                checks.warn_if_short(self._plan, self._has_fixed_end)
         self._steps = Steps(self.router)
         self._stepped: dict[FlexAct, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
@@ -337,13 +341,15 @@ class Schedule:
         weights are included."""
         progress: dict[str, Any] = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
         progress |= {"steps_lost": self._steps_lost, "drops": self._drops(self._plan)}
+        progress |= {"network_steps": self.network_steps, "groups": checks.groups(self.router)}
         trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         tensors = {name: own.clone() for name, own in self._tensors().items()}
         return progress | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        checks.check_run(state, VERSION, self.total_steps)
+        checks.check_run(state, VERSION, self.total_steps, self._has_fixed_end)
+        checks.check_groups(state.get("groups"), self.router)
         fell_back = state.get("blends") and self._first_plan.rungs  # a loss was missing, see `_blend_instead`
         plan = self._blend_plan() if fell_back else self._first_plan
         checks.check_drops(state.get("drops"), self._drops(plan))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
+from flexact.policy import checks
 from flexact.policy.evidence import SIGNIFICANT
 from flexact.policy.initialisation import has_init, initialise
 from flexact.policy.rewinding import StartingPoint
@@ -58,7 +59,7 @@ class HeldOut:
             for module, training in modes.items():
                 module.training = training
         try:
-            number = float(value)
+            number = checks.held_out_number(value)
         except (TypeError, ValueError, RuntimeError):
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
         if not math.isnan(number):

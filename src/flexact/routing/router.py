@@ -227,8 +227,9 @@ class Router(SiteTables[AnySite]):
             return (scale * gumbel_noise(self.rows, self.k, self.config.seed, self.step)).float()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no schedule that would end these.
-        state = vars(self) | {"warming_up": False, "trying": None, "tried": None, "loss": None}
+        # A copy has no schedule that would end a warm-up. In a trial its weights are those of one candidate, which it
+        # keeps running.
+        state = vars(self) | {"warming_up": False, "tried": None, "loss": None}
         if self.ready and is_wrapped(self.p):  # tensors of torch.func cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False

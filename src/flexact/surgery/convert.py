@@ -143,7 +143,7 @@ def commit(model: nn.Module) -> nn.Module:
     """
     sites = _sites_or_error(model, "commit")
     _check_logits(sites)
-    _commit(sites, sites)
+    _commit(sites)
     return model
 
 
@@ -183,18 +183,15 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     _warn_of_lost_weights(model, sites)
     if not inplace:
         model = copied(model)
-    _commit(sites_of(model), sites)
+    _commit(sites_of(model))
     return swap_out(model)
 
 
-def _commit(sites: list[FlexAct], as_in: list[FlexAct]) -> None:
-    """Commit the sites that are not committed yet.
-
-    as_in: the same sites of the model being trained; a copy does not know which candidate is being tried.
-    """
-    for site, trained in zip(sites, as_in, strict=True):
+def _commit(sites: list[FlexAct]) -> None:
+    """Commit the sites that are not committed yet, in a trial to the candidate that is being trained."""
+    for site in sites:
         if not site.committed:
-            site.commit(trained.router.step, trained.router.trying)
+            site.commit(site.router.step, site.router.trying)
 
 
 def _check_logits(sites: list[FlexAct]) -> None:

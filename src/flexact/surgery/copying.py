@@ -1,15 +1,11 @@
-"""Deep copies of a model, and a context that restores all random states."""
+"""Deep copies of a model."""
 
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,17 +26,3 @@ class _DetachedCopies(TorchFunctionMode):
             tensor, memo = args
             return memo.setdefault(id(tensor), tensor.detach().clone())
         return function(*args, **(kwargs or {}))
-
-
-@contextmanager
-def same_random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random states of torch, Python and numpy."""
-    numpy: Any = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
-    try:
-        with torch.random.fork_rng({parameter.device for parameter in model.parameters() if parameter.is_cuda}):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)

@@ -115,7 +115,13 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
 def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
     """Return the path of the picks file and its checked content. A config.json with that content is accepted as well;
     the content is None if it has no picks, that is, if the checkpoint is a plain one."""
-    file = path / FILE if path.is_dir() else path
+    try:
+        file = path / FILE if path.is_dir() else path
+    except OSError as error:
+        raise FlexActError(
+            f"{str(path)[:80]!r} is not a path ({error.strerror}). Pass the path of {FILE}, or picks in memory as a "
+            "dictionary, such as json.loads(text)."
+        ) from None
     inside = None
     if not file.is_file() and (path / "config.json").is_file():
         file, inside = path / "config.json", CONFIG_FIELD

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flexact.errors import FlexActError
-from flexact.surgery.copying import copied, same_random_state
+from flexact.routing.random_state import same_random_state
+from flexact.surgery.copying import copied
 from flexact.surgery.finding import Findings
 from flexact.surgery.layer_before import LAYERS, layer_in_graph
 from flexact.surgery.swapping import swap_in
