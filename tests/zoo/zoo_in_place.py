@@ -338,3 +338,38 @@ class KeepsWhatIsOverwritten(Animal):
         h = self.keep(h)
         F.relu_(h)
         return h + self.seen
+
+
+@identical
+class ReadInFinally(Animal):
+    def act(self, h):
+        try:
+            g = self.first(h)
+            return F.relu_(g)
+        finally:
+            self.last = g.detach().clone()
+
+
+@identical
+class ReadByALambda(Animal):
+    def act(self, h):
+        def read():
+            return g
+
+        g = self.first(h)
+        return sum([F.relu_(g), read()])
+
+
+@identical
+class KeptByAHookOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 6))
+        self.kept = []
+        self.block.register_forward_hook(self.keep)
+
+    def keep(self, module, args, result):
+        self.kept.append(result)
+
+    def act(self, h):
+        return F.relu_(self.block(h)) + self.kept.pop()

@@ -29,7 +29,8 @@ from flexact.surgery.sources import CannotRewrite, codes_of, contents, definitio
 
 _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
-_LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
+_LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"}
+_APPLIES = {"apply", "_apply"}
 _ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
 
 
@@ -122,7 +123,7 @@ class Reading:
             known = self if is_super else self.readings.get(id(holder))
             if known is not None:
                 known.check(node.attr)
-            elif holder is not UNKNOWN or not (node in called or node.attr == "_modules"):
+            elif holder is not UNKNOWN or node.attr in _APPLIES or not (node in called or node.attr == "_modules"):
                 continue
             reading = known or self  # an unknown holder may be any submodule
             is_first = node.attr in _LISTS_TENSORS and node in of_first
@@ -133,8 +134,10 @@ class Reading:
             names = set[Any]()
             if any(function is one for one in (getattr, hasattr)):
                 names = {scope.value(argument) for argument in call.args[1:2]}
-            elif isinstance(function, types.FunctionType) and not f"{function.__module__}.".startswith("torch."):
+            elif isinstance(function, types.FunctionType):
                 names = {name for code in codes_of(function.__code__) for name in code.co_names}
+                if f"{function.__module__}.".startswith("torch."):
+                    names = {function.__name__}  # nn.Module.children(self)
                 names, by = names & (_LISTS_CHILDREN | _LISTS_TENSORS), f"{function.__name__}, which {method} calls,"
             passed = [self.readings.get(id(scope.value(argument))) for argument in call.args]
             for reading, name in itertools.product(filter(None, passed), names):
@@ -145,7 +148,7 @@ class Reading:
         if name in _LISTS_CHILDREN:
             for module in self.owner.modules() if is_deep or name in _LISTS_ALL else [self.owner]:
                 self.readings[id(module)].is_listed = True
-        if name in _LISTS_TENSORS:
+        if name in _LISTS_TENSORS | _APPLIES:
             self.conflicts[nn.Module] = f"{by} iterates over the parameters or buffers, and a site adds some"
         if is_activation(self.owner):
             self.conflicts[nn.Module] = f"{by} reads {ast.unparse(node)}"
