@@ -785,3 +785,17 @@ def test_a_module_without_sites_may_be_its_own_copy() -> None:
 
     model = convert(nn.Sequential(Frozen(4, 4), nn.ReLU()))
     assert extract(model, commit=True)[0] is model[0]
+
+
+class Tagged(Tensor):
+    pass
+
+
+def test_a_model_that_ran_on_a_tensor_subclass_can_be_copied_and_extracted() -> None:
+    model = convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    x = torch.randn(3, 4)
+    model(x.as_subclass(Tagged)).sum().backward()
+    model.zero_grad()
+    copied, extracted = copy.deepcopy(model), extract(model, commit=True)
+    assert torch.equal(copied(x), model(x))
+    assert extracted(x).shape == (3, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import functools
 import types
@@ -846,3 +847,27 @@ class AppliesAFunction(Animal):
 class ListsItsChildrenUnbound(Animal):
     def act(self, h):
         return F.relu(h) * len(list(nn.Module.children(self)))
+
+
+class Layered(Animal):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.LeakyReLU(0.2), nn.Linear(6, 6), nn.ReLU()])
+
+
+@left_alone("reads getattr(layer, 'negative_slope', 0.0)")
+class AsksLayersForASetting(Layered):
+    def act(self, h):
+        for layer in self.layers:
+            h = layer(h) * (1 + getattr(layer, "negative_slope", 0.0))
+        return h
+
+
+@left_alone("reads layer.negative_slope")
+class ReadsASettingOfLayers(Layered):
+    def act(self, h):
+        for layer in self.layers:
+            h = layer(h)
+            with contextlib.suppress(AttributeError):
+                h = h * (1 + layer.negative_slope)
+        return h

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo import Animal, identical
+from zoo import Animal, identical, left_alone
 
 
 @identical
@@ -373,3 +373,25 @@ class KeptByAHookOfASequential(Animal):
 
     def act(self, h):
         return F.relu_(self.block(h)) + self.kept.pop()
+
+
+@left_alone("needs it to overwrite its input")
+class ModuleOfAChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.ModuleDict({"act": nn.ReLU(inplace=True)})
+
+    def act(self, h):
+        self.table["act"](h)
+        return h
+
+
+@left_alone("more with this function than call it with one argument")
+class FunctionOfAChildWithASetting(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.function = F.leaky_relu
+
+    def act(self, h):
+        return self.inner.function(h, 0.3)

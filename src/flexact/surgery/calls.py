@@ -31,6 +31,7 @@ _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
 _LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"}
 _APPLIES = {"apply", "_apply"}
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
 
 
@@ -129,11 +130,14 @@ class Reading:
             is_first = node.attr in _LISTS_TENSORS and node in of_first
             if not is_first or _begins_with_activation(reading.owner):
                 reading.notice(node.attr, method, node, known is None)
+        attributes = [node for node in nodes_of(ast.Attribute, scope.definition) if node not in called]
+        reads: list[tuple[ast.AST, Any, ast.AST]] = [(node.value, node.attr, node) for node in attributes]
         for call in calls:
             function, by = scope.value(call.func), method
             names = set[Any]()
             if any(function is one for one in (getattr, hasattr)):
                 names = {scope.value(argument) for argument in call.args[1:2]}
+                reads += [(call.args[0], name, call) for name in names]
             elif isinstance(function, types.FunctionType):
                 names = {name for code in codes_of(function.__code__) for name in code.co_names}
                 if f"{function.__module__}.".startswith("torch."):
@@ -142,6 +146,15 @@ class Reading:
             passed = [self.readings.get(id(scope.value(argument))) for argument in call.args]
             for reading, name in itertools.product(filter(None, passed), names):
                 reading.notice(name, by, call)
+        asked = {
+            name: node
+            for variable, name, node in reads
+            if isinstance(variable, ast.Name) and scope.value(variable) is UNKNOWN  # it may be any submodule
+            if isinstance(name, str) and not hasattr(Tensor, name)
+        }
+        for module in filter(is_activation, self.owner.modules()) if asked else ():
+            for name in asked.keys() & (vars(module).keys() - _OF_ALL_MODULES):
+                self.readings[id(module)].notice(name, method, asked[name])
 
     def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
         """Note that an attribute of this module is read. is_deep: or of any submodule."""
@@ -201,6 +214,15 @@ class _Reader(ast.NodeVisitor):
 
     visit_Name = visit_Attribute
 
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """A statement such as `self.block.act(h)`, which is of use only if the module works in place."""
+        self.visit(node.value)
+        if isinstance(node.value, ast.Call) and "." in (self.scope.path(node.value.func) or ""):
+            module = self.scope.value(node.value.func)
+            if isinstance(module, nn.Module) and is_activation(module) and getattr(module, "inplace", False):
+                method = f"{type(self.reading.owner).__name__}.{self.method}"
+                self.reading.readings[id(module)].conflicts[nn.Module] = f"{method} needs it to overwrite its input"
+
     def visit_Call(self, node: ast.Call) -> None:
         value = self.scope.value(node.func)
         if value is UNKNOWN:
@@ -212,7 +234,9 @@ class _Reader(ast.NodeVisitor):
         is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))  # others may hold another function
         is_function = is_lasting and is_activation_function(value)
         if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
-            if not self._add(node, value, path):
+            is_added = self._add(node, value, path)
+            is_of_child = is_function and path is not None and "." in path  # a call in its own class can be rewritten
+            if not is_added or (is_of_child and not self.reading.calls[-1].is_plain):
                 self._note_other_use(node.func)
         elif value is UNKNOWN and isinstance(node.func, ast.Attribute):
             if (holder is UNKNOWN or isinstance(holder, Tensor)) and not node.args and not node.keywords:
