@@ -131,9 +131,9 @@ def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     variable that holds one, if the result of the call is assigned to that variable or returned."""
     if not isinstance(tensor, ast.Name):
         return is_fresh(scope, tensor)
-    later = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
-    later += [statement for one in scope.nodes if isinstance(one, ast.Try) for statement in one.finalbody]
-    if any(_mentions(node, tensor.id) for node in later):
+    inner = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
+    last = [statement for one in scope.nodes if isinstance(one, ast.Try) for statement in one.finalbody]
+    if any(_mentions(node, tensor.id) for node in (*inner, *last)):
         return False
     blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
     for block in blocks:
