@@ -746,3 +746,56 @@ def test_a_config_in_the_place_of_where_says_to_give_it_by_name() -> None:
 def test_only_modules_can_be_committed_or_extracted(verb: Callable, value: object) -> None:
     with pytest.raises(FlexActError, match=rf"{verb.__name__} .*torch\.nn\.Module"):
         verb(value)
+
+
+class CopiedAsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.function = nn.Linear(4, 4), nn.GELU(), F.silu
+
+    def __deepcopy__(self, memo: object) -> CopiedAsItself:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.act(F.relu(self.layer(x))))
+
+
+def test_a_module_whose_deep_copy_is_itself_is_an_error_before_anything_changes() -> None:
+    x = torch.randn(2, 4)
+    for model in (CopiedAsItself(), nn.Sequential(CopiedAsItself(), nn.ReLU())):
+        before, expected = repr(model), model(x)
+        for run in (flexact.inspect, convert):
+            with pytest.raises(FlexActError, match="itself instead of a copy"):
+                run(model, example_inputs=x)
+        assert repr(model) == before
+        assert model.training
+        assert not any(module._forward_pre_hooks for module in model.modules())
+        assert torch.equal(model(x), expected)
+        convert(model)
+        with pytest.raises(FlexActError, match="itself instead of a copy"):
+            extract(model, commit=True)
+        assert not any(site.committed for site in sites_of(model))
+        assert repr(extract(model, commit=True, inplace=True)).count("FlexAct") == 0
+
+
+def test_a_module_without_sites_may_be_its_own_copy() -> None:
+    class Frozen(nn.Linear):
+        def __deepcopy__(self, memo: object) -> Frozen:
+            return self
+
+    model = convert(nn.Sequential(Frozen(4, 4), nn.ReLU()))
+    assert extract(model, commit=True)[0] is model[0]
+
+
+class Tagged(Tensor):
+    pass
+
+
+def test_a_model_that_ran_on_a_tensor_subclass_can_be_copied_and_extracted() -> None:
+    model = convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    x = torch.randn(3, 4)
+    model(x.as_subclass(Tagged)).sum().backward()
+    model.zero_grad()
+    copied, extracted = copy.deepcopy(model), extract(model, commit=True)
+    assert torch.equal(copied(x), model(x))
+    assert extracted(x).shape == (3, 2)

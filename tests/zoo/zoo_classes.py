@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import functools
 import types
@@ -760,3 +761,113 @@ class ParentAsksForTheNewName(Animal):
 
     def act(self, h):
         return F.pad(self.block(h), (0, 3)) * (2 if hasattr(self.block, "relu") else 1)
+
+
+class WithClassMethods(Animal):
+    @classmethod
+    def scale(cls, *_):
+        return 2.0
+
+    @classmethod
+    def flag(cls):
+        return True
+
+
+@identical
+class OverridesClassMethods(WithClassMethods):
+    def scale(self, h):
+        return h.mean() + self.p
+
+    @property
+    def flag(self):
+        return False
+
+    def act(self, h):
+        return F.relu(h) * self.scale(h) * (2.0 if self.flag else 1.0)
+
+
+class OfTheObject(classmethod):
+    """A class method that an object passes itself to."""
+
+    def __get__(self, holder, cls=None):
+        return types.MethodType(self.__func__, cls if holder is None else holder)
+
+
+@identical
+class WithAKindOfClassMethod(Animal):
+    @OfTheObject
+    def scale(self):
+        return self.p
+
+    def act(self, h):
+        return F.relu(h) * self.scale()
+
+
+@identical
+class CopiesAChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+
+    def act(self, h):
+        return copy.deepcopy(self.block)(h) + F.relu(h)
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+@identical
+class OnASubclassOfTensors(Animal):
+    def act(self, h):
+        return F.relu(h.as_subclass(Plain)).as_subclass(torch.Tensor)
+
+
+@left_alone("iterates over the parameters or buffers")
+class LoadsTheStateOfAChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        self.saved = {name: one.clone() for name, one in self.block.state_dict().items()}
+
+    def act(self, h):
+        self.block.load_state_dict(self.saved)
+        return self.block(h)
+
+
+@left_alone("iterates over the parameters or buffers")
+class AppliesAFunction(Animal):
+    def act(self, h):
+        found = []
+        self.apply(found.append)
+        return F.relu(h) * len(found)
+
+
+@left_alone("its children are iterated over")
+class ListsItsChildrenUnbound(Animal):
+    def act(self, h):
+        return F.relu(h) * len(list(nn.Module.children(self)))
+
+
+class Layered(Animal):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.LeakyReLU(0.2), nn.Linear(6, 6), nn.ReLU()])
+
+
+@left_alone("reads getattr(layer, 'negative_slope', 0.0)")
+class AsksLayersForASetting(Layered):
+    def act(self, h):
+        for layer in self.layers:
+            h = layer(h) * (1 + getattr(layer, "negative_slope", 0.0))
+        return h
+
+
+@left_alone("reads layer.negative_slope")
+class ReadsASettingOfLayers(Layered):
+    def act(self, h):
+        for layer in self.layers:
+            h = layer(h)
+            with contextlib.suppress(AttributeError):
+                h = h * (1 + layer.negative_slope)
+        return h

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from zoo import Animal, identical
+from zoo import Animal, identical, left_alone
 
 
 @identical
@@ -338,3 +338,60 @@ class KeepsWhatIsOverwritten(Animal):
         h = self.keep(h)
         F.relu_(h)
         return h + self.seen
+
+
+@identical
+class ReadInFinally(Animal):
+    def act(self, h):
+        try:
+            g = self.first(h)
+            return F.relu_(g)
+        finally:
+            self.last = g.detach().clone()
+
+
+@identical
+class ReadByALambda(Animal):
+    def act(self, h):
+        def read():
+            return g
+
+        g = self.first(h)
+        return sum([F.relu_(g), read()])
+
+
+@identical
+class KeptByAHookOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 6))
+        self.kept = []
+        self.block.register_forward_hook(self.keep)
+
+    def keep(self, module, args, result):
+        self.kept.append(result)
+
+    def act(self, h):
+        return F.relu_(self.block(h)) + self.kept.pop()
+
+
+@left_alone("needs it to overwrite its input")
+class ModuleOfAChild(Animal):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.ModuleDict({"act": nn.ReLU(inplace=True)})
+
+    def act(self, h):
+        self.table["act"](h)
+        return h
+
+
+@left_alone("more with this function than call it with one argument")
+class FunctionOfAChildWithASetting(Animal):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.function = F.leaky_relu
+
+    def act(self, h):
+        return self.inner.function(h, 0.3)

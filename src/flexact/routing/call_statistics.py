@@ -59,6 +59,9 @@ class Gathered:
 
     def add(self, first_row: int, sensitivity: Tensor) -> None:
         """Add the sensitivities of one call, (rows of its site, K of its site)."""
+        if type(sensitivity) is not Tensor:  # a user's subclass may not support deepcopy
+            with torch._C.DisableTorchFunctionSubclass():
+                sensitivity = sensitivity.detach()
         self._calls.append((first_row, sensitivity.shape[0]))
         self._tables.append(sensitivity)
 

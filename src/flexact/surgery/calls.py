@@ -29,7 +29,9 @@ from flexact.surgery.sources import CannotRewrite, codes_of, contents, definitio
 
 _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
-_LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
+_LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"}
+_APPLIES = {"apply", "_apply"}
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _ASKS = {"isinstance", "issubclass", "type", "__class__", "_get_name", "forward", "str", "repr"}
 
 
@@ -123,30 +125,44 @@ class Reading:
             known = self if is_super else self.readings.get(id(holder))
             if known is not None:
                 known.check(node.attr)
-            elif holder is not UNKNOWN or not (node in called or node.attr == "_modules"):
+            elif holder is not UNKNOWN or node.attr in _APPLIES or not (node in called or node.attr == "_modules"):
                 continue
             reading = known or self  # an unknown holder may be any submodule
             is_first = node.attr in _LISTS_TENSORS and node in of_first
             if not is_first or _begins_with_activation(reading.owner):
                 reading.notice(node.attr, method, node, known is None)
+        attributes = [node for node in nodes_of(ast.Attribute, scope.definition) if node not in called]
+        reads: list[tuple[ast.AST, Any, ast.AST]] = [(node.value, node.attr, node) for node in attributes]
         for call in calls:
             function, by = scope.value(call.func), method
             names = set[Any]()
             if any(function is one for one in (getattr, hasattr)):
                 names = {scope.value(argument) for argument in call.args[1:2]}
-            elif isinstance(function, types.FunctionType) and not f"{function.__module__}.".startswith("torch."):
+                reads += [(call.args[0], name, call) for name in names]
+            elif isinstance(function, types.FunctionType):
                 names = {name for code in codes_of(function.__code__) for name in code.co_names}
+                if f"{function.__module__}.".startswith("torch."):
+                    names = {function.__name__}  # nn.Module.children(self)
                 names, by = names & (_LISTS_CHILDREN | _LISTS_TENSORS), f"{function.__name__}, which {method} calls,"
             passed = [self.readings.get(id(scope.value(argument))) for argument in call.args]
             for reading, name in itertools.product(filter(None, passed), names):
                 reading.notice(name, by, call)
+        asked = {
+            name: node
+            for variable, name, node in reads
+            if isinstance(variable, ast.Name) and scope.value(variable) is UNKNOWN  # it may be any submodule
+            if isinstance(name, str) and not hasattr(Tensor, name)
+        }
+        for module in filter(is_activation, self.owner.modules()) if asked else ():
+            for name in asked.keys() & (vars(module).keys() - _OF_ALL_MODULES):
+                self.readings[id(module)].notice(name, method, asked[name])
 
     def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
         """Note that an attribute of this module is read. is_deep: whether it may be an attribute of any submodule."""
         if name in _LISTS_CHILDREN:
             for module in self.owner.modules() if is_deep or name in _LISTS_ALL else [self.owner]:
                 self.readings[id(module)].is_listed = True
-        if name in _LISTS_TENSORS:
+        if name in _LISTS_TENSORS | _APPLIES:
             self.conflicts[nn.Module] = f"{by} iterates over the parameters or buffers, and a site adds some"
         if is_activation(self.owner):
             self.conflicts[nn.Module] = f"{by} reads {ast.unparse(node)}"
@@ -199,6 +215,15 @@ class _Reader(ast.NodeVisitor):
 
     visit_Name = visit_Attribute
 
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """A statement such as `self.block.act(h)`, which is of use only if the module works in place."""
+        self.visit(node.value)
+        if isinstance(node.value, ast.Call) and "." in (self.scope.path(node.value.func) or ""):
+            module = self.scope.value(node.value.func)
+            if isinstance(module, nn.Module) and is_activation(module) and getattr(module, "inplace", False):
+                method = f"{type(self.reading.owner).__name__}.{self.method}"
+                self.reading.readings[id(module)].conflicts[nn.Module] = f"{method} needs it to overwrite its input"
+
     def visit_Call(self, node: ast.Call) -> None:
         value = self.scope.value(node.func)
         if value is UNKNOWN:
@@ -212,7 +237,9 @@ class _Reader(ast.NodeVisitor):
         )  # an attribute of any other object may change
         is_function = is_lasting and is_activation_function(value)
         if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
-            if not self._add(node, value, path):
+            is_added = self._add(node, value, path)
+            is_of_child = is_function and path is not None and "." in path  # a call in its own class can be rewritten
+            if not is_added or (is_of_child and not self.reading.calls[-1].is_plain):
                 self._note_other_use(node.func)
         elif value is UNKNOWN and isinstance(node.func, ast.Attribute):
             if (holder is UNKNOWN or isinstance(holder, Tensor)) and not node.args and not node.keywords:

@@ -182,7 +182,7 @@ def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn
     _check_logits(sites)
     _warn_of_lost_weights(model, sites)
     if not inplace:
-        model = copied(model)
+        model = copied(model, kind=FlexAct)
     _commit(sites_of(model))
     return swap_out(model)
 

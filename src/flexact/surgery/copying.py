@@ -9,11 +9,22 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from flexact.errors import FlexActError
 
-def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """Return a deep copy of a model, which shares some tensors with it."""
+
+def copied(model: nn.Module, shared: Iterable[Tensor] = (), kind: type[nn.Module] = nn.Module) -> nn.Module:
+    """Return a deep copy of a model, which shares some tensors with it. Raise if it shares modules of a given type."""
     with _DetachedCopies():
-        return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+        twin = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+    own = {id(module): name for name, module in model.named_modules() if isinstance(module, kind)}
+    same = [own[id(module)] or type(model).__name__ for module in twin.modules() if id(module) in own]
+    if same:
+        raise FlexActError(
+            f"a deep copy of this model contains {same[0]} itself instead of a copy, so a change of the copy would "
+            "change the model. Remove the __deepcopy__ that returns the module itself, or do without the copy: leave "
+            "example_inputs out, and call extract(model, inplace=True)."
+        )
+    return twin
 
 
 class _DetachedCopies(TorchFunctionMode):

@@ -142,8 +142,9 @@ def rewritten_class(first: type, recipe: Recipe) -> type:
     if not recipe:
         return first
     namespace: dict[str, Any] = {name: getattr(first, name) for name in ("__module__", "__qualname__", "__doc__")}
-    for name, value in ((name, value) for home in homes(first) for name, value in vars(home).items()):
-        if isinstance(value, classmethod) and callable(value.__func__) and not name.startswith("__"):
+    held = {name: value for home in reversed(homes(first)) for name, value in vars(home).items()}
+    for name, value in held.items():
+        if type(value) is classmethod and callable(value.__func__) and not name.startswith("__"):
             namespace[name] = staticmethod(getattr(first, name))  # so that it writes to the user's class
     namespace |= {name: _edited(first, name, recipe) for name in {edit.method for edit in recipe}}
     bases = (first,) if issubclass(first, Rewritten) else (Rewritten, first)

@@ -85,6 +85,8 @@ def _recorded(model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[
     keys |= {stub: id(one) for stub, one in zip(stubs, findings.found, strict=True)}
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module not in keys:  # a copy that the forward has made
+            return
         count = sum(len(one.shapes) for one in seen.values())
         own = seen.setdefault(keys[module], Seen(count, count, [], set()))
         own.last = count

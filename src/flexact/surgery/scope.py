@@ -131,6 +131,10 @@ def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     variable that holds one, if the result of the call is assigned to that variable or returned."""
     if not isinstance(tensor, ast.Name):
         return is_fresh(scope, tensor)
+    inner = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
+    last = [statement for one in scope.nodes if isinstance(one, ast.Try) for statement in one.finalbody]
+    if any(_mentions(node, tensor.id) for node in (*inner, *last)):
+        return False
     blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
     for block in blocks:
         for i, statement in enumerate(block):
@@ -163,7 +167,7 @@ def is_fresh(scope: Scope, node: ast.AST, unshared: str = "") -> bool:
     if not isinstance(node, ast.Call):
         return isinstance(node, ast.BinOp) or (isinstance(node, ast.Name) and node.id == unshared)
     module = scope.value(node.func)
-    while type(module) is nn.Sequential and len(module):
+    while type(module) is nn.Sequential and len(module) and not module._forward_hooks:
         module = module[-1]
     if any(module is function for function in _NEW_FROM_FUNCTIONS):
         return True
