@@ -186,13 +186,12 @@ def _pickle(model: nn.Module, plain: Callable[[], nn.Module], folder: Path) -> N
 
 def _save_pretrained(model: Any, picks: Mapping[str, str], folder: Path) -> None:
     """Save a model as the Trainer does after FlexActCallback has ended its run."""
-    from flexact.integrations.transformers_config import check_can_record_picks, record_picks
+    from flexact.integrations.transformers_config import problem_with_recording, record_picks
     from flexact.surgery.picks_file import write_picks
 
-    try:
-        check_can_record_picks(model)
-    except flexact.FlexActError as error:
-        (folder / "refused.txt").write_text(str(error))
+    problem = problem_with_recording(model)
+    if problem is not None:
+        (folder / "refused.txt").write_text(problem)
         return
     description = record_picks(model, picks)
     model.save_pretrained(folder / "checkpoint")
