@@ -75,10 +75,16 @@ def check_loss(loss: Any) -> None:
         raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
 
 
-def is_known_nonfinite(loss: Tensor | float | None) -> bool:
-    """Return whether a loss in host memory is NaN or infinite; False for a loss on a device, to avoid a sync."""
+def divergence(loss: Tensor | float | None, sites: Sequence[FlexAct]) -> str | None:
+    """Return why a blend has diverged; None if it has not. A loss on a device is not read, to avoid a sync.
+
+    sites: the sites whose logits are checked, which synchronizes with the device.
+    """
     on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
-    return loss is not None and not on_device and not math.isfinite(float(loss))
+    if loss is not None and not on_device and not math.isfinite(float(loss)):
+        return "the loss is NaN or infinite"
+    diverged = [site.label for site in sites if not site.committed and not site.has_finite_logits()]
+    return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
 
 def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = False) -> None:

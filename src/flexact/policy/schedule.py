@@ -213,7 +213,7 @@ class Schedule:
     def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
         """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit."""
         drops = step in self._elimination.steps
-        reason = self._divergence(loss, drops)
+        reason = checks.divergence(loss, self.router.sites if drops else [])
         if reason is not None:
             keep_originals(self.router, reason, step, self._start.kept, self._last_step(step))
             return
@@ -232,18 +232,6 @@ class Schedule:
     def _last_step(self, step: int) -> int | None:
         """Return the last step that a run of `network_steps` needs if it stops picking now; None for other runs."""
         return step + self.network_steps if self._has_fixed_end and self._start.kept else None
-
-    def _divergence(self, loss: Tensor | float | None, drops: bool) -> str | None:
-        """Return why a blend has diverged; None if it has not.
-
-        drops: whether candidates are dropped at this step. Only then are the logits checked, which synchronizes with
-        the device.
-        """
-        if checks.is_known_nonfinite(loss):
-            return "the loss is NaN or infinite"
-        uncommitted = [site for site in self.router.sites if drops and not site.committed]
-        diverged = [site.label for site in uncommitted if not site.has_finite_logits()]
-        return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
     def _end_picking(self) -> None:
         """After the commitment: continue from the weights of the trial's winner, or rewind to the initial weights."""
