@@ -386,7 +386,7 @@ class ModuleOfAChild(Animal):
         return h
 
 
-@left_alone("more with this function than call it with one argument")
+@left_alone("other than by calling it with one argument")
 class FunctionOfAChildWithASetting(Animal):
     def __init__(self):
         super().__init__()

@@ -302,7 +302,7 @@ class OverwritingFunctionAttribute(Animal):
         return h
 
 
-@left_alone("animal.activation: its owner does more")
+@left_alone("animal.activation: its owner uses this function other")
 class FunctionAttributeAsValue(Animal):
     def __init__(self):
         super().__init__()

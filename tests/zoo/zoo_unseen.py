@@ -558,25 +558,25 @@ class StoresAFunction(Animal):
         self.options = {}
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class AsksWhetherItIsAModule(StoresAFunction):
     def act(self, h):
         return self.f(h) * (2 if isinstance(self.f, nn.Module) else 1)
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class AsksWhichFunction(StoresAFunction):
     def act(self, h):
         return self.f(h) * (2 if self.f is F.relu else 1) + (self.f == torch.relu) + (self.f in (F.relu, F.gelu))
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class NamesItsFunction(StoresAFunction):
     def act(self, h):
         return self.f(h) * len(self.f.__name__)
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class ReplacesItsFunction(StoresAFunction):
     def act(self, h):
         h = self.f(h)
@@ -584,7 +584,7 @@ class ReplacesItsFunction(StoresAFunction):
         return h
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class FunctionWithASetting(StoresAFunction):
     def __init__(self):
         super().__init__()
@@ -594,13 +594,13 @@ class FunctionWithASetting(StoresAFunction):
         return self.f(h, self.slope)
 
 
-@left_alone("animal.f: its owner does more")
+@left_alone("animal.f: its owner uses this function other")
 class FunctionWithOptions(StoresAFunction):
     def act(self, h):
         return self.f(h, **self.options)
 
 
-@left_alone("animal.inner.f: its owner does more")
+@left_alone("animal.inner.f: its owner uses this function other")
 class AsksForTheFunctionOfAChild(Animal):
     def __init__(self):
         super().__init__()
