@@ -33,7 +33,7 @@ def test_what_ends_by_itself_is_left_alone() -> None:
         time.sleep(0.01)
     with pytest.raises(ValueError, match="its own"), interruptible(lambda: False):
         raise ValueError("its own")
-    assert not any(thread.name.startswith("flexact-") for thread in threading.enumerate())
+    assert not any(thread.name == "flexact-stop" for thread in threading.enumerate())
 
 
 def test_a_stop_at_the_very_end_does_not_reach_what_comes_after() -> None:
