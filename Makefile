@@ -36,7 +36,7 @@ format: install ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: install ## reproduce the paper's first table: a minute, a table, and a page to look at
+demo: install ## reproduce the paper's first table: a few minutes, a table, and a page to look at
 	$(BIN)/flexact reproduce synthetic --out runs/demo --overwrite
 
 docs: install ## build the documentation into site/; a warning fails it
