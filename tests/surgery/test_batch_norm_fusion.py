@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig, convert, extract
+from flexact.studies.cifar_resnets import BLOCKS, ResNet
 from flexact.surgery.fused_site import normalised_site
 from flexact.surgery.rewriting import Rewritten
 
@@ -259,6 +260,11 @@ def test_only_the_chosen_sites_are_fused(resnets: ModuleType) -> None:
         assert places(convert(make(), "penultimate", fuse=True), IMAGES) == 2
 
 
+def test_every_call_in_the_resnet_of_the_studies_is_fused() -> None:
+    model = convert(ResNet(BLOCKS["resnet18"], 10, width=8), config=ORIGINAL, fuse=True)
+    assert places(model, IMAGES) == 17
+
+
 def test_a_graph_module_is_not_fused_and_named() -> None:
     model = torch.fx.symbolic_trace(NoAddition())
     with pytest.warns(UserWarning, match=r"NoAddition: .*torch\.fx\.GraphModule"):
@@ -304,6 +310,18 @@ class Statement(Block):
         h = self.norm(self.conv(x))
         h += x
         return self.act(h)
+
+
+class Renamed(Block):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.norm(self.conv(x))
+        h += x
+        y = self.act(h)
+        return y
 
 
 class Function(Block):
@@ -475,7 +493,7 @@ class InAnotherMethod(Block):
 
 
 FITS = [
-    *(NoAddition, Operator, Statement, Function, Method, ResidualFirst, Functional, Kept, BehindIdentities),
+    *(NoAddition, Operator, Statement, Renamed, Function, Method, ResidualFirst, Functional, Kept, BehindIdentities),
     *(Branch, BranchFirst, NestedBranch, TwoNorms, OnlyBranch, SumAsResidual, KeywordChild, Stepwise, ByChoice, Later),
 ]
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))

@@ -395,3 +395,44 @@ class FunctionOfAChildWithASetting(Animal):
 
     def act(self, h):
         return self.inner.function(h, 0.3)
+
+
+@identical
+class ModuleRenames(Animal):
+    """The result has another name, and nothing reads the overwritten tensor later."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def act(self, h):
+        g = h * 2
+        y = self.relu(g)
+        return y + 1
+
+
+@identical
+class ModuleRenamesAndReadsBoth(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def act(self, h):
+        g = h * 2
+        y = self.relu(g)
+        return y + g
+
+
+@identical
+class ModuleRenamesInALoop(Animal):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def act(self, h):
+        total, g = 0, h * 2
+        for i in range(2):
+            total = total + g
+            g = h * i
+            y = self.relu(g)
+        return total + y

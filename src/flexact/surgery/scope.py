@@ -6,6 +6,7 @@ import ast
 import builtins
 import inspect
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def tensor_of(call: ast.Call) -> ast.expr | None:
 
 def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
-    variable that holds one, if the result of the call is assigned to that variable or returned."""
+    variable that holds one, if the result of the call replaces it, or nothing mentions the variable later."""
     if not isinstance(tensor, ast.Name):
         return is_fresh(scope, tensor)
     inner = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
@@ -138,10 +139,19 @@ def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
     for block in blocks:
         for i, statement in enumerate(block):
-            is_returned = isinstance(statement, ast.Return) and call in ast.walk(statement)
-            if assigned(statement, tensor.id) is call or (is_returned and _mentions(statement, tensor.id) == 1):
+            later = block[i + 1 :] if block is scope.definition.body else [scope.definition]
+            if assigned(statement, tensor.id) is call or _is_last_use(statement, call, tensor.id, later):
                 return _is_unshared_after(scope, block[:i], tensor.id, False)
     return False
+
+
+def _is_last_use(statement: ast.stmt, call: ast.Call, name: str, later: Sequence[ast.AST]) -> bool:
+    """Return whether a statement returns the result of a call or assigns it to another variable, and nothing else
+    mentions the call's own variable in it or later."""
+    if isinstance(statement, ast.Return):
+        return call in ast.walk(statement) and _mentions(statement, name) == 1
+    is_renamed = isinstance(statement, ast.Assign) and statement.value is call and target_of(statement) != ""
+    return is_renamed and not any(_mentions(one, name) for one in later)
 
 
 def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshared: bool) -> bool:
