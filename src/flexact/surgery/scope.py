@@ -163,7 +163,7 @@ def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshar
         value = assigned(statement, name)
         if isinstance(statement, ast.If):
             branches = statement.body, statement.orelse
-            is_unshared = is_unshared and all(_is_unshared_after(scope, branch, name, True) for branch in branches)
+            is_unshared = all(_is_unshared_after(scope, branch, name, is_unshared) for branch in branches)
         elif value is not None:
             is_unshared = is_fresh(scope, value, name if is_unshared else "")
         elif not isinstance(statement, ast.AugAssign) or target_of(statement) != name:
