@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.description import SYMBOLS, Bars, Panel
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
 from flexact.studies.cifar_data.data import load
@@ -84,8 +85,8 @@ def regrets(found: Sequence[Summary]) -> Picture | None:
     if not tasks:
         return None
     bars = [
-        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour)
-        for method, colour in COLOURS.items()
+        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour, symbol=symbol)
+        for (method, colour), symbol in zip(COLOURS.items(), cycle(SYMBOLS), strict=False)
         if any((task, method) in by_key for task in tasks)
     ]
     return Picture(
