@@ -18,7 +18,7 @@ from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, fixed
 from flexact.studies.picks.protocol import ABLATED, CHOOSING, Grid, Protocol, Result
-from flexact.studies.picks.table import ORIGINAL, Summary, summaries, table
+from flexact.studies.picks.table import ORIGINAL, TITLE, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import FOLDER, train_cell
 
@@ -71,7 +71,8 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Return the regrets and all tables. An unfinished grid shows its finished cells."""
     store = Store(folder)
     figure = regrets(summaries(finished(store)))
-    return [Section("Regret, scores and costs", markdown(store.table()), [] if figure is None else [figure])]
+    text = store.table().removeprefix(TITLE)  # the page has it as its own title
+    return [Section("Regret, scores and costs", markdown(text), [] if figure is None else [figure])]
 
 
 def regrets(found: Sequence[Summary]) -> Picture | None:
