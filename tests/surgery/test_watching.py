@@ -177,6 +177,18 @@ def test_a_compiled_model_is_not_watched_and_compiled_as_often() -> None:
     assert _graphs(model) == _graphs(unwatched)
 
 
+def test_a_part_of_the_model_that_is_compiled_runs_in_the_watched_forward() -> None:
+    class Partly(Hidden):
+        def forward(self, x: Tensor) -> Tensor:
+            return compiled(super().forward(x))
+
+    compiled = torch.compile(lambda h: torch.relu(h) + 1, backend="eager", fullgraph=True)
+    model = flexact.convert(Partly())
+    x = torch.randn(2, 4)
+    with warnings.catch_warnings(record=True):
+        assert torch.equal(model(x), model(x))
+
+
 def test_the_first_evaluation_of_an_attention_layer_takes_the_fused_path() -> None:
     torch.manual_seed(0)
     model = flexact.convert(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), where="*").eval()

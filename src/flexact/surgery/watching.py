@@ -51,9 +51,10 @@ class Watch(TorchFunctionMode):
         self.found: dict[str, str] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "").strip("_")  # F.threshold is called _threshold
-        if name in self.functions and not torch.compiler.is_compiling():
-            self._record(name, self._caller(sys._getframe(1)))
+        if not torch.compiler.is_compiling():  # Dynamo traces this function too, and cannot trace `strip`
+            name = getattr(function, "__name__", "").strip("_")  # F.threshold is called _threshold
+            if name in self.functions:
+                self._record(name, self._caller(sys._getframe(1)))
         return function(*args, **(kwargs or {}))
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:

@@ -135,7 +135,7 @@ def test_a_training_that_returns_one_score_has_no_curve(comparing: Comparing) ->
     assert found.curves == {}
     assert found.page is not None
     assert 'id="curves"' not in found.page.read_text()
-    assert "No test for fixed-tanh: one seed: a test needs two." in str(found)
+    assert "No test for fixed-tanh (one seed: a test needs two)." in str(found)
 
 
 def test_one_seed_has_no_agreement(comparing: Comparing) -> None:

@@ -104,7 +104,8 @@ class Bars:
     colour: str
     errors: Sequence[float] | None = None
     symbol: str = ""
-    """The symbol of marks, one of `SYMBOLS`; by default they have a different one for each of a panel's bars."""
+    """The symbol of marks, one of `SYMBOLS`, which the legend shows too; by default they have a different one for each
+    of a panel's bars, and the legend shows the colour."""
 
     @property
     def ends(self) -> list[float]:

@@ -94,6 +94,8 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.set_yticks(range(0, len(panel.rows), every), short_names(panel.rows)[::every])
         ax.set_ylim(len(panel.rows) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
+    if panel.marks:
+        _draw_rules_between_rows(ax, panel)
     if panel.log_values:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which STYLE shows as text
@@ -118,7 +120,8 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
     for number, (bars, symbol) in enumerate(zip(panel.bars, cycle(SYMBOLS), strict=False)):
         at = [row + height * panel.place(number, row) for row in range(len(panel.rows))]
         if panel.marks:
-            ax.errorbar(bars.values, at, xerr=bars.errors, fmt=bars.symbol or symbol, color=bars.colour, markersize=6)
+            style: Any = {"fmt": bars.symbol or symbol, "color": bars.colour, "markersize": 6}
+            ax.errorbar(bars.values, at, xerr=bars.errors, zorder=3 - number / len(panel.bars), **style)  # first on top
             continue
         errors = None
         if bars.errors is not None:
@@ -127,6 +130,14 @@ def _draw_bars(ax: Axes, panel: Panel) -> None:
         left = start if panel.stacked else None
         ax.barh(at, bars.values, height, left=left, color=bars.colour, xerr=errors, ecolor=_PAPER_INK, capsize=2)
         start = [s + v for s, v in zip(start, bars.values, strict=True)]
+
+
+def _draw_rules_between_rows(ax: Axes, panel: Panel) -> None:
+    """Draw the lines that separate the rows of marks, and a line at 0."""
+    for row in range(1, len(panel.rows)):
+        ax.axhline(row - 0.5, color="#e6e6e6", linewidth=0.8, zorder=0.5)
+    if not panel.log_values:
+        ax.axvline(0, color="#999999", linewidth=0.8, zorder=0.5)
 
 
 def _draw_grid(ax: Axes, panel: Panel, grid: Grid) -> None:
@@ -164,6 +175,8 @@ def _draw_legend(figure: Figure, legend: Legend) -> None:
         if isinstance(item, Line):
             colour = _PAPER_INK if item.colour == INK else item.colour
             handles.append(Line2D([], [], color=colour, label=name, linestyle=_DASHES[item.dash]))
+        elif isinstance(item, Bars) and item.symbol:
+            handles.append(Line2D([], [], color=item.colour, label=name, linestyle="", marker=item.symbol))
         else:
             face = item.colour if isinstance(item, Bars) else item[1]
             handles.append(Patch(facecolor=face, edgecolor="#999999", linewidth=0.5, label=name))

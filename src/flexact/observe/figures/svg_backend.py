@@ -63,15 +63,23 @@ def _legend(picture: Picture) -> str:
             chips.append(f'<span class="chip"><i style="background:{item[1]}"></i>{escape(name)}</span>')
             continue
         on = "true" if not isinstance(item, Line) or item.shown else "false"
-        dash = f"line {item.dash}" if isinstance(item, Line) else ""
         chips.append(
             f'<button type="button" class="chip" data-key="{number}" aria-pressed="{on}">'
-            f'<i class="{dash}" style="--shade:{_css(item.colour)}"></i>{escape(name)}</button>'
+            f"{_swatch(item)}{escape(name)}</button>"
         )
     if picture.has_shades:
         gradient = f"background:linear-gradient(to right,{','.join(SHADES)})"
         chips.append(f'<span class="chip">probability 0 <i class="shades" style="{gradient}"></i> 1</span>')
     return '<div class="legend">' + "\n".join(chips) + "</div>\n"
+
+
+def _swatch(item: Line | Bars) -> str:
+    """Return the sign of a legend's entry: a piece of the line, the symbol of marks, or a patch of colour."""
+    if isinstance(item, Bars) and item.symbol:
+        path = f'<path d="{SYMBOLS[item.symbol]}" fill="{item.colour}"/>'
+        return f'<svg width="14" height="14" viewBox="-7 -7 14 14">{path}</svg>'
+    dash = f"line {item.dash}" if isinstance(item, Line) else ""
+    return f'<i class="{dash}" style="--shade:{_css(item.colour)}"></i>'
 
 
 def _chart(panel: Panel, keys: dict[str, int], height: int, title: str) -> str:
@@ -84,6 +92,8 @@ def _chart(panel: Panel, keys: dict[str, int], height: int, title: str) -> str:
     letters = max((len(line) for _, lines in labels for line in lines), default=0)
     left = round(12 + _LETTER * letters + (18 if panel.y_label else 0))
     parts = [*_y_axis(labels, panel, left), *_x_axis(x, panel)]
+    if panel.marks:
+        parts += _rules_between_rows(x, len(panel.rows))
     if panel.grid is not None:
         parts += _grid(panel.grid, panel.rows, x)
     for number, bars in enumerate(panel.bars):
@@ -168,6 +178,14 @@ def _x_axis(x: Axis, panel: Panel) -> Iterator[str]:
         yield f'<text class="x tick" x="{at:.3%}" y="100%" dy="1.3em">{tick:g}</text>'
     if panel.x_label:
         yield f'<text class="title" x="50%" y="100%" dy="2.9em" text-anchor="middle">{escape(panel.x_title)}</text>'
+
+
+def _rules_between_rows(x: Axis, rows: int) -> Iterator[str]:
+    """Return the lines that separate the rows of marks, and a line at 0."""
+    for row in range(1, rows):
+        yield f'<line class="grid" x2="100%" y1="{row / rows:.3%}" y2="{row / rows:.3%}"/>'
+    if not x.log and x.low < 0 < x.high:
+        yield f'<line class="zero" x1="{x.at(0.0):.3%}" x2="{x.at(0.0):.3%}" y2="100%"/>'
 
 
 def _keyed(key: int | None, shown: bool, parts: Iterable[str]) -> str:

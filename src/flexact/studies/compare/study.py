@@ -77,7 +77,8 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
     if not found:
         return None
     seeds = sorted({seed for own in found.values() for seed in own})
-    bars = [Bars("mean", [mean_and_deviation(list(own.values()))[0] for own in found.values()], ALL_LAYERS)]
+    means = [mean_and_deviation(list(own.values()))[0] for own in found.values()]
+    bars = [Bars("mean", means, ALL_LAYERS, symbol="o")]
     bars += [
         Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED, symbol="D") for seed in seeds
     ]
@@ -111,7 +112,8 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
         "Learning curves: mean over seeds",
         f"The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
         f"{' and '.join(_WITH_BAND)}. While flexact picks, its score is that of the "
-        "network that is still picking; its run is longer by the steps of picking.",
+        "network that is still picking; its run is longer by the steps of picking. A rewind returns it to its initial "
+        "weights, so its score falls back there.",
         [Panel("", "evaluation", "score", lines)],
         across=1,
     )

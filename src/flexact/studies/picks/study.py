@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import Bars, Panel
+from flexact.observe.figures.description import SYMBOLS, Bars, Panel
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown
 from flexact.studies.cifar_data.data import load
@@ -17,7 +18,7 @@ from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, fixed
 from flexact.studies.picks.protocol import ABLATED, CHOOSING, Grid, Protocol, Result
-from flexact.studies.picks.table import ORIGINAL, Summary, summaries, table
+from flexact.studies.picks.table import ORIGINAL, TITLE, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
 from flexact.studies.picks.train import FOLDER, train_cell
 
@@ -70,7 +71,8 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     """Return the regrets and all tables. An unfinished grid shows its finished cells."""
     store = Store(folder)
     figure = regrets(summaries(finished(store)))
-    return [Section("Regret, scores and costs", markdown(store.table()), [] if figure is None else [figure])]
+    text = store.table().removeprefix(TITLE)  # the page has it as its own title
+    return [Section("Regret, scores and costs", markdown(text), [] if figure is None else [figure])]
 
 
 def regrets(found: Sequence[Summary]) -> Picture | None:
@@ -84,8 +86,8 @@ def regrets(found: Sequence[Summary]) -> Picture | None:
     if not tasks:
         return None
     bars = [
-        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour)
-        for method, colour in COLOURS.items()
+        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour, symbol=symbol)
+        for (method, colour), symbol in zip(COLOURS.items(), cycle(SYMBOLS), strict=False)
         if any((task, method) in by_key for task in tasks)
     ]
     return Picture(

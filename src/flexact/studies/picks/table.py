@@ -158,6 +158,7 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(held) if held else math.nan
 
 
+TITLE = "# The benchmark of picks"
 _EXPLAINED = (
     "Scores: mean ± standard deviation over seeds; higher is better. Difference and p (two-sided paired t-test): "
     "against the original activation, over the seeds that both have. Regret: 0 is the best fixed activation in "
@@ -172,7 +173,7 @@ _TASK = ("method", "seeds", "score", "difference", "p", "regret", "steps", "time
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """Return Markdown with the finished cells, and the names of the others."""
     found = summaries(results)
-    parts = ["# The benchmark of picks", _EXPLAINED]
+    parts = [TITLE, _EXPLAINED]
     if protocol.steps is not None:
         parts.append(f"A quick test: every plain run has {protocol.steps} steps instead of its task's own number.")
     if every := overall(found):
