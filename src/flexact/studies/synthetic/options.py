@@ -138,4 +138,5 @@ class Options:
         """Return the inverse of `to_dict`. Missing names keep their defaults."""
         for name in data:
             check_known("option", name, [field.name for field in dataclasses.fields(cls)])
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**fields)

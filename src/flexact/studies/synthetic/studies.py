@@ -107,7 +107,8 @@ def errors(options: Options, parts: Parts) -> Picture | None:
     for truth in options.truths if parts else ():
         ours = [mean_and_deviation([row.mse for row in part.results if row.truth == truth]) for part in parts.values()]
         bars = [Bars("ours", [mean for mean, _ in ours], "#0072b2", [std for _, std in ours])]
-        paper = [_error_in_paper(options, model, truth) for model in parts]
+        swept = {model: alpha_cell(model, truth, options) for model in parts}
+        paper = [(cell[0], 0.0) if cell else correction_error(model, truth, options) for model, cell in swept.items()]
         if any(paper):
             theirs = [cell or (math.nan, 0.0) for cell in paper]
             bars.append(Bars("paper", [mean for mean, _ in theirs], "#e69f00", [std for _, std in theirs]))
@@ -120,11 +121,6 @@ def errors(options: Options, parts: Parts) -> Picture | None:
         panels,
         across=1,
     )
-
-
-def _error_in_paper(options: Options, model: str, truth: str) -> tuple[float, float] | None:
-    swept = alpha_cell(model, truth, options)
-    return (swept[0], 0.0) if swept else correction_error(model, truth, options)
 
 
 def final_probabilities(options: Options, parts: Parts) -> Picture | None:
