@@ -6,7 +6,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,14 +130,11 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out:
     count = torch.cuda.device_count()
     if count > 1:
         parts.append(f"On the {count} GPUs of this machine the grids take about {1 / count:.0%} of their hours.")
-    parts.append("The commands, one after the other:\n\n" + _block(shlex.join(["flexact", *call]) for _, call in calls))
-    cluster = ["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"]
-    parts.append(
+    lines = "\n".join("    " + shlex.join(["flexact", *call]) for _, call in calls)
+    cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"])
+    parts += [
+        f"The commands, one after the other:\n\n{lines}",
         "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
-        + _block([shlex.join([*cluster, "--address", "HOST:PORT"])])
-    )
+        f"    {cluster} --address HOST:PORT",
+    ]
     return "\n\n".join(parts)
-
-
-def _block(lines: Iterable[str]) -> str:
-    return "\n".join(f"    {line}" for line in lines)
