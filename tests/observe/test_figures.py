@@ -16,7 +16,7 @@ from flexact import FlexActError
 from flexact.observe.figures import history as plots
 from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names
 from flexact.observe.figures.matplotlib_backend import STYLE
-from flexact.observe.figures.network_map import GREY, MOST_PANELS, margins, network, stages
+from flexact.observe.figures.network_map import GREY, MAX_PANELS, margins, network, stages
 from flexact.observe.figures.outcomes import outcomes
 from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.svg_backend import charts
@@ -160,7 +160,7 @@ def test_candidate_that_a_site_does_not_have_is_an_empty_cell() -> None:
 def test_long_history_is_thinned_but_keeps_its_ends() -> None:
     (panel,) = plots.picks(_history(5000)).panels
     assert panel.grid is not None
-    assert len(panel.grid.columns) == plots.MOST_COLUMNS
+    assert len(panel.grid.columns) == plots.MAX_COLUMNS
     assert (panel.grid.columns[0], panel.grid.columns[-1]) == (0, 49990)
 
 
@@ -306,7 +306,7 @@ def test_the_closest_of_many_margins_are_shown() -> None:
     decisions = {site: {"original": "relu", "runner_up": "relu", "decided": True} for site in sites}
     pis = {site: {"relu": 0.0, "tanh": 1.0} for site in sites}
     picture = margins([{"step": 1, "sites": pis, "drops": drops, "decisions": decisions}])
-    assert [panel.title for panel in picture.panels] == [f"s{i}: tanh" for i in range(MOST_PANELS)]
+    assert [panel.title for panel in picture.panels] == [f"s{i}: tanh" for i in range(MAX_PANELS)]
     assert "36 panels" in picture.sentence
 
 
@@ -324,7 +324,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
         {"step": i, "sites": {"a": {"relu": 1.0}}, "loss": math.sin(i) + 50.0 * (i == 3333)} for i in range(20000)
     ]
     (line,) = plots.numbers(history).panels[0].lines
-    assert len(line.x) <= plots.MOST_POINTS
+    assert len(line.x) <= plots.MAX_POINTS
     assert list(line.x) == sorted(line.x)
     assert (3333, history[3333]["loss"]) in zip(line.x, line.y, strict=True)
 

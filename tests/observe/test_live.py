@@ -13,7 +13,7 @@ from torch import nn
 
 from flexact import FlexActError, FlexConfig, Recorder, Schedule, convert, selection
 from flexact.observe.live import sparkline, terminal_table
-from flexact.observe.notebook import MOST_ROWS
+from flexact.observe.notebook import MAX_ROWS
 from flexact.observe.selection import Selection
 
 CONFIG = FlexConfig(candidates=("relu", "tanh", "gelu"), share="site", pick_by="blend", rewind=False)
@@ -122,10 +122,10 @@ def test_a_notebook_shows_a_selection_as_a_table_with_a_bar_a_site() -> None:
 
 
 def test_a_notebook_shows_the_first_of_many_rows() -> None:
-    model = network(depth=MOST_ROWS + 5)
+    model = network(depth=MAX_ROWS + 5)
     text = selection(model)._repr_html_()
-    assert len(Cells(text).rows) == MOST_ROWS + 1
-    assert f"first {MOST_ROWS} of {MOST_ROWS + 5} rows" in text
+    assert len(Cells(text).rows) == MAX_ROWS + 1
+    assert f"first {MAX_ROWS} of {MAX_ROWS + 5} rows" in text
 
 
 def test_a_notebook_shows_the_curves_of_a_recorder() -> None:

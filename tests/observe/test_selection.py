@@ -225,6 +225,7 @@ def test_before_training_every_row_is_undecided() -> None:
     lines = str(chosen).splitlines()
     assert [line.split()[1] for line in lines[2:4]] == ["undecided", "undecided"]
     assert lines[-1] == "undecided: no candidate leads yet"
+    assert all(row.undecided for row in chosen)
     assert not any(row.decided for row in chosen)
 
 

@@ -93,7 +93,6 @@ def inspect(
     per_call: Annotated[bool, typer.Option("--per-call", help="Make each call of an activation a site.")] = False,
 ) -> None:
     """List the activations of a model, and what convert would do with each of them and why."""
-    from flexact.cli.commands import load_model
     from flexact.surgery import inspection
 
     network, example_inputs = load_model(model)

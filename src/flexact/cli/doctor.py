@@ -47,26 +47,26 @@ def lines() -> list[str]:
     for device, about in _devices().items():
         kernels, reason = dispatch.active(device)
         text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
-    return text + [f"{name}: {_installed(name) or _missing(name, extra)}" for name, extra in PACKAGES.items()]
+    for name, extra in PACKAGES.items():
+        missing = "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
+        text.append(f"{name}: {_installed(name) or missing}")
+    return text
 
 
 def _versions() -> dict[str, str]:
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    cuda, cudnn = "none: this torch was built without CUDA", None
+    if torch.version.cuda:
+        seen = torch.cuda.is_available()
+        cuda = torch.version.cuda + ("" if seen else ", but torch sees no usable GPU (is a driver installed?)")
+        cudnn = torch.backends.cudnn.version()
     return {
         "flexact": installed_version(),
         "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         "torch": torch.__version__,
         "triton": _installed("triton") or "not installed",
-        "CUDA": _cuda(),
+        "CUDA": cuda,
         "cuDNN": _dotted(cudnn) if cudnn else "none",
     }
-
-
-def _cuda() -> str:
-    if not torch.version.cuda:
-        return "none: this torch was built without CUDA"
-    seen = torch.cuda.is_available()
-    return torch.version.cuda + ("" if seen else ", but torch sees no usable GPU (is a driver installed?)")
 
 
 def _dotted(cudnn: int) -> str:
@@ -97,10 +97,6 @@ def _processor() -> str:
     vectors = torch.backends.cpu.get_cpu_capability()
     units = "no vector units" if vectors == "DEFAULT" else f"vector units {vectors}"
     return f"{counted(cores, 'core')}, {counted(torch.get_num_threads(), 'thread')}, {units}"
-
-
-def _missing(name: str, extra: str) -> str:
-    return "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
 
 
 def installed_version() -> str:

@@ -54,7 +54,7 @@ def integer(name: str, value: Any) -> int:
 
 def steps(name: str, value: Any, otherwise: str = "") -> int:
     """Return a number of optimizer steps. otherwise: what else is allowed, for the error message."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST_STEPS:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_STEPS:
         raise FlexActError(f"{name} must be a number of optimizer steps, at least 1{otherwise}; got {value!r:.80}.")
     return int(value)
 
@@ -68,7 +68,7 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
         )
 
 
-MOST_STEPS = 2**53
+MAX_STEPS = 2**53
 """Maximum steps of a run. Fractions of a run are computed in floats, which are exact up to this number."""
 
 

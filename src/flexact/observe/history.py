@@ -23,11 +23,6 @@ _OPENING = json.dumps({KEY: VERSION})[:-1]
 _DROP = {"step", "margin", "standard_error", "steps"}
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """The records of a history file."""
-    return parsed(path, read_text(path))[1:]
-
-
 def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any]]:
     """The records of a file that a Recorder appends to; none if there is no file yet, or if it is overwritten.
 

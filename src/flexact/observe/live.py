@@ -17,7 +17,7 @@ from flexact.observe.selection import Selection
 from flexact.observe.selection_rows import alike, columns_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_MOST_BLOCKS = 40
+_MAX_BLOCKS = 40
 _OTHER_LINES = 6
 """Lines of the terminal that the table's frame and the prompt take."""
 
@@ -85,7 +85,7 @@ def _title(history: Records) -> str:
     names = [name for name in number_names(history) if name in last]
     title = " · ".join([f"step {last['step']}", *(f"{printable(name)} {last[name]:.4g}" for name in names)])
     if names:
-        title += "\n" + sparkline([entry[names[0]] for entry in history if names[0] in entry][-_MOST_BLOCKS:])
+        title += "\n" + sparkline([entry[names[0]] for entry in history if names[0] in entry][-_MAX_BLOCKS:])
     return title
 
 

@@ -16,14 +16,14 @@ from flexact.observe.selection_rows import Row, columns_of, legend
 _BAR = 'width="120" height="12" viewBox="0 0 1 1" preserveAspectRatio="none"'
 
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Maximum number of rows that a notebook shows; sites that pick per channel have many."""
 
 
 def selection_html(rows: Sequence[Row]) -> str:
     """Return a table with a bar of the probabilities in each row; undecided rows are grey."""
-    notes = [*([f"The first {MOST_ROWS} of {len(rows)} rows"] if len(rows) > MOST_ROWS else []), *legend(rows)]
-    rows = rows[:MOST_ROWS]
+    notes = [*([f"The first {MAX_ROWS} of {len(rows)} rows"] if len(rows) > MAX_ROWS else []), *legend(rows)]
+    rows = rows[:MAX_ROWS]
     colours = candidate_colours(name for row in rows for name in row.probabilities)
     columns = {"site": [row.key for row in rows], **columns_of(rows)}
     head = "".join(f"<th>{title}</th>" for title in (*columns, "probabilities"))

@@ -177,7 +177,8 @@ class Recorder:
         ...
         flexact.errors.FlexActError: nowhere.jsonl does not exist; ...
         """
-        return history.records(path_of(path, "a history"))
+        file = path_of(path, "a history")
+        return history.parsed(file, history.read_text(file))[1:]
 
     def _rewrite(self) -> None:
         """Replace the file atomically, and append to it from then on."""

@@ -80,7 +80,13 @@ class Selection:
             import pandas
         except ImportError:
             raise missing_extra("pandas", "frame") from None
-        frame: pandas.DataFrame = pandas.DataFrame([_flat(row) for row in self.rows])
+        of_lead = {"lead": "margin", "standard_error": "standard_error", "z": "z", "steps": "steps"}
+        rows = []
+        for row in self.rows:
+            fields = {name: value for name, value in vars(row).items() if not isinstance(value, dict)}
+            fields |= {column: getattr(row.lead, name, None) for column, name in of_lead.items()}
+            rows.append(fields | {f"p({name})": p for name, p in row.probabilities.items()})
+        frame: pandas.DataFrame = pandas.DataFrame(rows)
         return frame
 
     def __str__(self) -> str:
@@ -181,11 +187,3 @@ def _dropped_last(at: Mapping[int, int], contests: Mapping[int, Contest], logits
     """The last dropped candidate; of several, the one with the smallest z, or without evidence the likeliest one."""
     last = [k for k, step in at.items() if step == max(at.values())]
     return min(last, key=lambda k: (contests[k].z if k in contests else math.inf, -logits[k]), default=None)
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    """A row of the frame."""
-    fields = {name: value for name, value in vars(row).items() if not isinstance(value, dict)}
-    of_lead = {"lead": "margin", "standard_error": "standard_error", "z": "z", "steps": "steps"}
-    fields |= {column: getattr(row.lead, name, None) for column, name in of_lead.items()}
-    return fields | {f"p({name})": p for name, p in row.probabilities.items()}

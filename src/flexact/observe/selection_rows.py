@@ -16,7 +16,7 @@ from flexact.policy.evidence import SIGNIFICANT, Contest
 TIE = 1e-6
 """Probabilities that differ by at most this are equal."""
 _DROPPED, _DROPPED_IN_TEXT = "dropped at", "dropped (at step)"
-_LEAST = 24
+_MIN_WIDTH = 24
 """Minimum width, in characters, of the names of sites and of the list of drops."""
 _NUMBER = float | int
 
@@ -73,8 +73,9 @@ class Row:
 
     @property
     def undecided(self) -> bool:
-        """Whether the row is committed without significant evidence."""
-        return self.committed and not self.decided
+        """Whether nothing favours one candidate: before the commitment all are equally likely, and after it there is no
+        significant evidence for the pick."""
+        return (self.committed and not self.decided) or (self.pick is None and self.trying is None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -156,11 +157,11 @@ def table(rows: Sequence[Row]) -> str:
     names = [printable(row.key) for row in rows]
     dropped = [drops_by_step(row.dropped) for row in rows]
     room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items()) - len(GAP)
-    for_dropped = min(_LEAST, max(len(_DROPPED_IN_TEXT), *map(_length, dropped), 0))
-    names = cut(names, max(_LEAST, room - for_dropped))
+    for_dropped = min(_MIN_WIDTH, max(len(_DROPPED_IN_TEXT), *map(_length, dropped), 0))
+    names = cut(names, max(_MIN_WIDTH, room - for_dropped))
     columns = {"site": names, **columns}
     room -= width("site", names)
-    columns[_DROPPED_IN_TEXT] = [_latest(groups, max(_LEAST, room)) for groups in dropped]
+    columns[_DROPPED_IN_TEXT] = [_latest(groups, max(_MIN_WIDTH, room)) for groups in dropped]
     return "\n".join([*aligned(columns), *legend(rows)])
 
 

@@ -143,7 +143,7 @@ def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
     """Warn if a run that commits has too few steps to compare its candidates. has_fixed_end: as in `check_run`."""
     if plan.rungs:
         steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
-        needed = trial_steps(rungs(plan.k, plan.config, value_checks.MOST_STEPS))
+        needed = trial_steps(rungs(plan.k, plan.config, value_checks.MAX_STEPS))
     else:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds

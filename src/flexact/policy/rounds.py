@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.value_checks import MOST_STEPS
+from flexact.io.value_checks import MAX_STEPS
 
 
 class Rung(NamedTuple):
@@ -73,7 +73,7 @@ def planned_for(k: int, config: FlexConfig, tries: bool, network_steps: int) -> 
     >>> planned_for(7, FlexConfig(), tries=True, network_steps=8_000).total_steps
     9155
     """
-    never_commits = picking_steps(k, config, MOST_STEPS) >= MOST_STEPS
+    never_commits = picking_steps(k, config, MAX_STEPS) >= MAX_STEPS
     if config.rewind is None:
         config = replace(config, rewind=not never_commits)
     plan = planned(k, config, tries, network_steps)

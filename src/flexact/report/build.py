@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_whole
@@ -26,8 +26,7 @@ from flexact.observe.figures.outcomes import outcomes
 from flexact.report.page import Section, file_name, markdown, outcome_table, page
 
 
-@dataclass(frozen=True)
-class History:
+class History(NamedTuple):
     """The records that a Recorder wrote, and the header with policy and versions."""
 
     records: list[dict[str, Any]]
@@ -140,11 +139,8 @@ def read(run: Path) -> Report:
     sections += [_history_section(name, history, stems[name]) for name, history in histories.items()]
     title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
     facts = {name: config.get(name) for name in ("device", "commit", "date")}
-    details: dict[str, Any] = {
-        name: value
-        for name, value in config.items()
-        if name not in ("flexact_study", "study", "title") and value is not None
-    }
+    shown = {"flexact_study", "study", "title"}
+    details = {name: value for name, value in config.items() if name not in shown and value is not None}
     for name, one in histories.items():
         details |= {f"{name}: {key}": value for key, value in one.about.items()}
     return Report(folder, title, facts, sections, details)

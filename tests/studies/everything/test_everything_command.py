@@ -14,7 +14,7 @@ from flexact.studies.commands import reproduce
 from flexact.studies.everything import stages as planned
 from flexact.studies.everything.command import _call
 from flexact.studies.everything.stages import Stage, stages
-from flexact.studies.everything.times import Measured
+from flexact.studies.everything.times import estimate
 
 ROOT = Path(__file__).parents[3]
 TINY = ("--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu", "--jobs", "1")
@@ -66,14 +66,14 @@ def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_pa
         writer.writerows([["flexact-all", "picking", 50.0, "card"], ["flexact-all", "committed", 3.0, "card"]])
     grid = planned.ImageGrid(("cifar100",), ("resnet18",), ("relu", "gelu", "deu", "flexact-all"), seeds=2)
     stage = Stage("cifar", "", grid.cells, settings={"epochs": 30})
-    found = Measured(tmp_path, "card").estimate(stage)
+    found = estimate(stage, tmp_path, "card")
     assert found.hours == pytest.approx(2 * 30 * 390 * (2 + 2 + 10 + 3) / 1000 / 3600)
     assert found.device == "card"
     assert found.note == "deu not measured; assumed as slow as the slowest method"
     relu = Stage("cifar", "", grid.cells[:1], settings={"epochs": 30})
-    assert Measured(tmp_path, "cpu").estimate(relu).hours == pytest.approx(30 * 390 * 0.9 / 3600)
+    assert estimate(relu, tmp_path, "cpu").hours == pytest.approx(30 * 390 * 0.9 / 3600)
     for study in ("glue", "picks", "synthetic"):
-        assert math.isnan(Measured(tmp_path, "card").estimate(Stage(study, "", (), settings={"model": ""})).hours)
+        assert math.isnan(estimate(Stage(study, "", (), settings={"model": ""}), tmp_path, "card").hours)
 
 
 def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_told(

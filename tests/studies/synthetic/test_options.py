@@ -14,7 +14,7 @@ from flexact.studies.synthetic.options import Options
         ({"epochs": 0}, "--epochs must be"),
         ({"distractors": -1}, "--distractors must be"),
         ({"hidden": -2}, "--hidden must be"),
-        ({"label_noise": -0.1}, "--label-noise must be a number of at least 0"),
+        ({"label_noise": -0.1}, "--label-noise must be a finite number at least 0"),
         ({"label_noise": math.nan}, "--label-noise must be"),
         ({"slope": 0.0}, "--slope 0 leaves nothing to find"),
         ({"target_scale": math.inf}, "--target-scale must be a finite number"),

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_MOST = 1e300
+_MAX = 1e300
 """Values beyond it are not shown, since their differences may overflow."""
-_LEAST = 1e-12
+_MIN_RANGE = 1e-12
 """Shortest range, relative to its values, that floats can divide."""
 
 
@@ -31,10 +31,10 @@ class Axis:
     @classmethod
     def around(cls, values: Iterable[float], room: float = 0.0) -> Axis:
         """Return the axis of all values that can be shown, with a fraction of its length free at both ends."""
-        shown = [value for value in values if abs(value) <= _MOST]
+        shown = [value for value in values if abs(value) <= _MAX]
         low, high = min(shown, default=0.0), max(shown, default=1.0)
         spare = room * (high - low)
-        if high - low <= _LEAST * max(abs(low), abs(high)):
+        if high - low <= _MIN_RANGE * max(abs(low), abs(high)):
             spare = 0.5 * abs(low) or 0.5
         return cls(low - spare, high + spare)
 
@@ -42,7 +42,7 @@ class Axis:
         """Return the position of a value: 0 at the low end, 1 at the high end, NaN for what cannot be shown."""
         if self.log:
             return Axis(math.log10(self.low), math.log10(self.high)).at(math.log10(value) if value > 0 else math.nan)
-        return (value - self.low) / (self.high - self.low) if abs(value) <= _MOST else math.nan
+        return (value - self.low) / (self.high - self.low) if abs(value) <= _MAX else math.nan
 
     def ticks(self, most: int = 6) -> list[float]:
         """Return round numbers on the axis: powers of ten on a logarithmic axis, multiples of 1, 2 or 5 otherwise."""

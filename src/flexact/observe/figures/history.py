@@ -24,11 +24,11 @@ from flexact.observe.figures.picture import Picture
 from flexact.observe.history import TRYING, Records, number_names
 from flexact.observe.selection_rows import TIE
 
-MOST_COLUMNS = 300
+MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MOST_CELLS = 500_000
+MAX_CELLS = 500_000
 """Maximum number of cells of all heat maps of a picture; each takes about a byte of the page."""
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 """Maximum number of points of a curve."""
 UNDECIDED = ("undecided", "#ffffff")
 """Name and colour of a cell whose leading candidates are equally likely, as all are before training."""
@@ -72,7 +72,7 @@ def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
 def probabilities(history: Records, stem: str = "history") -> Picture:
     """Draw the probability of each candidate by site and step, as one heat map per candidate."""
     candidates, table = by_site(history[-1:])
-    shown, note = _shown(history, "step", most=min(MOST_COLUMNS, MOST_CELLS // (len(table) * len(candidates)) or 2))
+    shown, note = _shown(history, "step", most=min(MAX_COLUMNS, MAX_CELLS // (len(table) * len(candidates)) or 2))
     candidates, table = by_site(shown)
     steps = [entry["step"] for entry in shown]
     panels = [
@@ -164,7 +164,7 @@ def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> 
     return candidates.index(leaders[0]) if len(leaders) == 1 else len(candidates)
 
 
-def _shown(history: Records, by: str, most: int = MOST_COLUMNS) -> tuple[Records, str]:
+def _shown(history: Records, by: str, most: int = MAX_COLUMNS) -> tuple[Records, str]:
     """Return the records that a heat map shows, and a note about its axis.
 
     If every site commits early, the map ends soon after the last commitment, at 1.5 times that step, and the note says
@@ -191,7 +191,7 @@ def _settled(history: Records) -> int | None:
     return index
 
 
-def _evenly(history: Records, most: int = MOST_COLUMNS) -> Records:
+def _evenly(history: Records, most: int = MAX_COLUMNS) -> Records:
     """Return at most `most` records, including the first and the last."""
     if len(history) <= most:
         return history
@@ -199,10 +199,10 @@ def _evenly(history: Records, most: int = MOST_COLUMNS) -> Records:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return at most MOST_POINTS points: the lowest and the highest of each stretch, so that no spike is lost."""
-    if len(points) <= MOST_POINTS:
+    """Return at most MAX_POINTS points: the lowest and the highest of each stretch, so that no spike is lost."""
+    if len(points) <= MAX_POINTS:
         return points
-    size = math.ceil(2 * len(points) / MOST_POINTS)
+    size = math.ceil(2 * len(points) / MAX_POINTS)
     kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]

@@ -21,11 +21,11 @@ from flexact.observe.figures.picture import Picture
 from flexact.observe.history import Records
 from flexact.observe.selection_rows import Row
 
-MOST_PANELS = 24
+MAX_PANELS = 24
 """Maximum number of panels of `margins`."""
 GREY = "#8c959f"
 _UNDECIDED = "undecided"
-"""The name of a site at which no candidate leads, or none significantly."""
+"""The name of a site whose row is `undecided`."""
 _TILES = 16
 """Sites in a row of the map."""
 _LETTERS = 8
@@ -77,7 +77,7 @@ def margins(history: Records, stem: str = "history") -> Picture:
         if one.dropped:
             groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
-    shown = [group for group in groups.values() if group in ranked[:MOST_PANELS]]
+    shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)
     return Picture(
         f"{stem}-margins",
@@ -137,20 +137,15 @@ def _margins_panel(group: Sequence[Row], colours: Mapping[str, str], count: int)
             values[row], errors[row] = found.margin, found.standard_error
             shown = (_UNDECIDED, GREY) if first.undecided else (name, colours[name])
             bars.append(Bars(shown[0], values, shown[1], errors))
-    sites = (
-        first.site if len(group) == 1 else f"all {count} sites" if len(group) == count else counted(len(group), "site")
-    )
-    undecided = " (undecided)" if first.undecided else ""
-    return Panel(f"{sites}: {_leader(first)}{undecided}", "margin", rows=rows, bars=bars, marks=True)
-
-
-def _leader(one: Row) -> str:
-    return one.pick or _UNDECIDED
+    all_or_some = f"all {count} sites" if len(group) == count else counted(len(group), "site")
+    title = first.site if len(group) == 1 else all_or_some
+    undecided = " (undecided)" if first.pick and first.undecided else ""
+    return Panel(f"{title}: {first.pick or _UNDECIDED}{undecided}", "margin", rows=rows, bars=bars, marks=True)
 
 
 def _category(one: Row) -> str:
-    """Return what a site's colour says: its pick, unless it committed without significant evidence."""
-    return _UNDECIDED if one.undecided else _leader(one)
+    """Return what a site's colour says: its pick, unless it is undecided."""
+    return one.pick if one.pick and not one.undecided else _UNDECIDED
 
 
 def _confidence(one: Row) -> float:
@@ -166,7 +161,7 @@ def _note(one: Row) -> str:
     """Return what the page shows of a site on hover."""
     lead = f", lead {one.lead}" if one.lead is not None else f", probability {one.probability:.3f}"
     decision = "decided" if one.decided else "undecided" if one.committed else "not committed"
-    return f"{one.site}\n{_leader(one)}{lead}\n{decision}, confidence {_confidence(one):.2f}"
+    return f"{one.site}\n{one.pick or _UNDECIDED}{lead}\n{decision}, confidence {_confidence(one):.2f}"
 
 
 def _filled(rows: Sequence[list[Any]], value: Any) -> list[list[Any]]:

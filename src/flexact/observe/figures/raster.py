@@ -12,7 +12,7 @@ from flexact.observe.figures.description import SHADES, Grid
 
 _EMPTY = 255
 """The index of the transparent colour."""
-_MOST_PIXELS = 600
+_MAX_PIXELS = 600
 
 
 def data_uri(grid: Grid) -> str:
@@ -35,7 +35,7 @@ def _pixel_columns(grid: Grid) -> list[int]:
     width = (edges[-1] - edges[0]) / len(columns)
     if all(abs(edge - edges[0] - i * width) < width / 2 for i, edge in enumerate(edges)):  # almost evenly spaced
         return list(range(len(columns)))
-    centres = [edges[0] + (pixel + 0.5) / _MOST_PIXELS * (edges[-1] - edges[0]) for pixel in range(_MOST_PIXELS)]
+    centres = [edges[0] + (pixel + 0.5) / _MAX_PIXELS * (edges[-1] - edges[0]) for pixel in range(_MAX_PIXELS)]
     return [bisect_left(edges, x, 1, len(columns)) - 1 for x in centres]
 
 

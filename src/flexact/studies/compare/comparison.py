@@ -101,7 +101,20 @@ class Compared:
             import pandas
         except ImportError:
             raise missing_extra("pandas", "frame") from None
-        frame: pandas.DataFrame = pandas.DataFrame([_flat(one) for one in self.summaries]).set_index("method")
+        rows = [
+            {
+                "method": one.method,
+                "seeds": len(one.scores),
+                "failed": one.failed,
+                "mean": one.mean,
+                "deviation": one.deviation,
+                "difference": None if one.against is None else one.against.gain,
+                "p": None if one.against is None else one.against.p,
+                "cost": one.cost,
+            }
+            for one in self.summaries
+        ]
+        frame: pandas.DataFrame = pandas.DataFrame(rows).set_index("method")
         return frame
 
     def __str__(self) -> str:
@@ -217,17 +230,3 @@ def _checked_seeds(seeds: Any) -> list[int]:
             f"seeds must be distinct, because each is one pair of runs; repeated: {', '.join(map(str, repeated))}."
         )
     return list(seeds)
-
-
-def _flat(one: Summary) -> dict[str, Any]:
-    """A row of the frame."""
-    return {
-        "method": one.method,
-        "seeds": len(one.scores),
-        "failed": one.failed,
-        "mean": one.mean,
-        "deviation": one.deviation,
-        "difference": None if one.against is None else one.against.gain,
-        "p": None if one.against is None else one.against.p,
-        "cost": one.cost,
-    }

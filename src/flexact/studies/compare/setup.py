@@ -88,18 +88,14 @@ def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
                 f"build() made two different architectures ({shown}). A comparison needs the same network in every "
                 "run: make its random choices once, outside build()."
             )
-    if not _same_weights(first, again):
+    pairs = zip(first.parameters(), again.parameters(), strict=True)
+    if not all(is_lazy(a) or a.is_meta or torch.equal(a, b) for a, b in pairs):
         warnings.warn(
             "build() made different weights after the same seed of torch, numpy and random, so runs of one seed do not "
             "start from the same network, and the paired differences contain that noise. Seed its generator.",
             stacklevel=3,
         )
     return first
-
-
-def _same_weights(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(is_lazy(a) or a.is_meta or torch.equal(a, b) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -127,12 +123,13 @@ class Setup:
         architecture, source = digest(model), functions.sources(model)
         sites = sites_of(convert(model, functions.where, config))
         originals = {site.candidates[site.original_index] if site.original_index >= 0 else None for site in sites}
+        where = functions.where
         protocol = Protocol(
             build=name_of(functions.build),
             train=name_of(functions.train),
             architecture=architecture,
             config=config.to_dict(),
-            where=_where_as_text(functions.where),
+            where=where if isinstance(where, str) else name_of(where) if callable(where) else sorted(where),
             sites=[site.name for site in sites],
             source=source,
         )
@@ -149,12 +146,6 @@ class Setup:
             f"{', '.join(shown)} changed since this comparison began. Runs that are done keep their results; to train "
             "them again, give --overwrite or another --out."
         )
-
-
-def _where_as_text(where: Where) -> str | list[str]:
-    if isinstance(where, str):
-        return where
-    return name_of(where) if callable(where) else sorted(where)
 
 
 def config_of(file: Path | None, candidates: tuple[str, ...] | None, before: Mapping[str, Any] | None) -> FlexConfig:

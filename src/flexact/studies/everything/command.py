@@ -6,7 +6,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,11 +54,7 @@ def all_studies(
 
     check_known("budget", budget, BUDGETS)
     check_known("engine", engine, ("local", "ray"))
-    shared = {
-        "--engine": None if engine == "local" else engine,
-        "--address": address,
-        "--jobs": str(jobs) if jobs else None,
-    }
+    shared = {"--engine": engine if engine != "local" else None, "--address": address, "--jobs": jobs}
     calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages(budget)]
     if plan:
         print(_plan(budget, calls, results, out))
@@ -76,12 +72,14 @@ def all_studies(
         raise typer.Exit(1)
 
 
-def _call(stage: Stage, out: Path, data: Path, glue_data: Path, shared: dict[str, str | None]) -> list[str]:
+def _call(stage: Stage, out: Path, data: Path, glue_data: Path, shared: Mapping[str, object]) -> list[str]:
     """The arguments of `flexact` for a stage."""
-    own = {"cifar": ["--data", str(data)], "picks": ["--data", str(data)], "glue": ["--data", str(glue_data)]}
-    grid = [word for name, value in shared.items() if value for word in (name, value)] if stage.study in GRIDS else []
-    folder = ["--out", str(out / stage.place)]
-    return ["reproduce", stage.study, *stage.arguments, *own.get(stage.study, []), *grid, *folder]
+    options: dict[str, object] = {}
+    if stage.study in GRIDS:
+        options = {"--data": glue_data if stage.study == "glue" else data, **shared}
+    options["--out"] = out / stage.place
+    words = [str(word) for name, value in options.items() if value for word in (name, value)]
+    return ["reproduce", stage.study, *stage.arguments, *words]
 
 
 def _run(stage: Stage, call: list[str], folder: Path) -> int:
@@ -99,12 +97,11 @@ def _run(stage: Stage, call: list[str], folder: Path) -> int:
 def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out: Path) -> str:
     import torch
 
-    from flexact.studies.everything.times import Measured, total
+    from flexact.studies.everything.times import estimate
     from flexact.studies.provenance import processor
 
     present = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
-    measured = Measured(results, present)
-    estimates = [measured.estimate(stage) for stage, _ in calls]
+    estimates = [estimate(stage, results, present) for stage, _ in calls]
     rows = [
         [
             stage.study,
@@ -118,7 +115,7 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out:
     ]
     header = ("study", "runs", "cells", "hours", "measured on", "note")
     cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
-    hours = total(estimates)
+    hours = math.fsum(one.hours for one in estimates if not math.isnan(one.hours))
     parts = [f"# All studies, budget {budget}", markdown(header, rows, words=("runs", "measured on", "note"))]
     parts.append(
         f"{cells}, {hours:.1f} hours if run sequentially, estimated from {results}. Finished cells are skipped. Stages "
@@ -133,14 +130,11 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], results: Path, out:
     count = torch.cuda.device_count()
     if count > 1:
         parts.append(f"On the {count} GPUs of this machine the grids take about {1 / count:.0%} of their hours.")
-    parts.append("The commands, one after the other:\n\n" + _block(shlex.join(["flexact", *call]) for _, call in calls))
-    cluster = ["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"]
-    parts.append(
+    lines = "\n".join("    " + shlex.join(["flexact", *call]) for _, call in calls)
+    cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"])
+    parts += [
+        f"The commands, one after the other:\n\n{lines}",
         "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
-        + _block([shlex.join([*cluster, "--address", "HOST:PORT"])])
-    )
+        f"    {cluster} --address HOST:PORT",
+    ]
     return "\n\n".join(parts)
-
-
-def _block(lines: Iterable[str]) -> str:
-    return "\n".join(f"    {line}" for line in lines)

@@ -55,14 +55,12 @@ def stages(budget: str) -> list[Stage]:
 
 
 def _short() -> list[Stage]:
-    both = ("cifar10", "cifar100")
-    five = ("--candidates", PAPERS_FIVE)
     return [
         _images("short", MAIN, seeds=10),
-        _images("short", PICKING, seeds=10, folder="cifar-papers-five", more=five),
+        _images("short", PICKING, seeds=10, papers_five=True),
         _images("short", RIVALS, seeds=3),
         _images("short", MAIN, seeds=3, models=("resnet34",)),
-        _images("short", MAIN, seeds=3, datasets=both[:1]),
+        _images("short", MAIN, seeds=3, datasets=("cifar10",)),
         _text(TextGrid(seeds=5)),
         _picks(),
     ]
@@ -71,27 +69,17 @@ def _short() -> list[Stage]:
 def _paper() -> list[Stage]:
     models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
     return [
-        _images("paper", USUAL, seeds=10, models=models, datasets=datasets),
-        _images(
-            "paper",
-            PICKING,
-            seeds=10,
-            models=models,
-            datasets=datasets,
-            folder="cifar-papers-five",
-            more=("--candidates", PAPERS_FIVE),
-        ),
+        _images("paper", USUAL, 10, models, datasets),
+        _images("paper", PICKING, 10, models, datasets, papers_five=True),
         _text(TextGrid(_TASKS, seeds=5), "bert-base-uncased"),
         _picks(),
     ]
 
 
 def _synthetic(name: str) -> Stage:
-    study = STUDIES[name]
-    models = study.models(PAPER_CANDIDATES)
+    study, models = STUDIES[name], STUDIES[name].models(PAPER_CANDIDATES)
     trained = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}"
-    about = f"{trained}, {study.seeds} seeds trained together"
-    return Stage(name, about, models)
+    return Stage(name, f"{trained}, {study.seeds} seeds trained together", models)
 
 
 def _images(
@@ -100,17 +88,15 @@ def _images(
     seeds: int,
     models: tuple[str, ...] = ("resnet18",),
     datasets: tuple[str, ...] = ("cifar100",),
-    folder: str = "",
-    more: tuple[str, ...] = (),
+    papers_five: bool = False,
 ) -> Stage:
-    grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
-    about = (
-        f"{', '.join(datasets)} × {', '.join(models)} × {', '.join(methods)}; {seeds} seeds, {BUDGETS[budget]} epochs"
-    )
-    about += "; the paper's five candidates" if more else ""
-    return Stage(
-        "cifar", about, grid.cells, ("--budget", budget, *_options(grid), *more), folder, {"epochs": BUDGETS[budget]}
-    )
+    grid, epochs = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED), BUDGETS[budget]
+    about = f"{', '.join(datasets)} × {', '.join(models)} × {', '.join(methods)}; {seeds} seeds, {epochs} epochs"
+    arguments, folder = ("--budget", budget, *_options(grid)), ""
+    if papers_five:
+        about += "; the paper's five candidates"
+        arguments, folder = (*arguments, "--candidates", PAPERS_FIVE), "cifar-papers-five"
+    return Stage("cifar", about, grid.cells, arguments, folder, {"epochs": epochs})
 
 
 def _text(grid: TextGrid, model: str = "") -> Stage:

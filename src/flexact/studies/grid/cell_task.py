@@ -115,7 +115,9 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
-        return Answer(kind, error=_message(error), device=name)
+        words = " ".join(str(error).split())
+        words = words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]
+        return Answer(kind, error=words, device=name)
     return Answer("done", task.figures(outcome), device=name)
 
 
@@ -140,8 +142,3 @@ def disk_is_full(error: BaseException | None) -> bool:
 def loaded(load: Load, name: str, folder: Path, partial: bool) -> Any:
     """A data set, which the cells of a worker share."""
     return load(name, folder, partial)
-
-
-def _message(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    return words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]

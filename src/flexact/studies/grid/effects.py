@@ -11,12 +11,12 @@ from flexact.errors import missing_extra
 from flexact.io.markdown_tables import markdown
 from flexact.studies.grid.statistics import mean_and_deviation, p_value, paired
 
-LEAST_FOR_WILCOXON = 6
+MIN_FOR_WILCOXON = 6
 """Minimum number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""
 WANTED_GAIN = 0.5
 """The gain in points for which tables show the number of seeds."""
 LEVEL, POWER = 0.05, 0.8
-MOST_SEEDS = 100_000
+MAX_SEEDS = 100_000
 _POINTS = 4001
 """Points of the integral over a chi distribution."""
 
@@ -48,7 +48,7 @@ def effect(ours: Mapping[int, float], baseline: Mapping[int, float]) -> Effect |
         return None if found is None else Effect(found.seeds, found.gain, None, None, None, None, None)
     gains = [ours[seed] - baseline[seed] for seed in sorted(set(ours) & set(baseline))]
     mean, deviation = mean_and_deviation(gains)
-    enough = found.seeds >= LEAST_FOR_WILCOXON
+    enough = found.seeds >= MIN_FOR_WILCOXON
     return Effect(
         found.seeds,
         found.gain,
@@ -85,7 +85,7 @@ def power(gain: float, deviation: float, seeds: int) -> float:
 
 
 def seeds_needed(deviation: float, gain: float = WANTED_GAIN) -> int | None:
-    """The smallest number of seeds with 80 % power for a gain; None if it is above `MOST_SEEDS`.
+    """The smallest number of seeds with 80 % power for a gain; None if it is above `MAX_SEEDS`.
 
     >>> seeds_needed(1.0), seeds_needed(0.5), seeds_needed(0.1)
     (34, 10, 3)
@@ -93,7 +93,7 @@ def seeds_needed(deviation: float, gain: float = WANTED_GAIN) -> int | None:
     low, high = 1, 2  # a test needs two seeds
     while power(gain, deviation, high) < POWER:
         low, high = high, 2 * high
-        if low > MOST_SEEDS:
+        if low > MAX_SEEDS:
             return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -146,7 +146,7 @@ def _row(one: Effect, adjusted: float | None) -> list[str]:
     tests = [p_value(one.p), p_value(adjusted), p_value(one.wilcoxon)]
     if one.size is None or one.interval is None:
         return [f"{one.gain:+.2f}", *tests, "-", "-", "-"]
-    needed = f"> {MOST_SEEDS:,}" if one.needed is None else f"{one.needed:,}"
+    needed = f"> {MAX_SEEDS:,}" if one.needed is None else f"{one.needed:,}"
     low, high = one.interval
     return [f"{one.gain:+.2f}", *tests, f"{one.size:.2f}", f"{low:.1f} to {high:.1f}", needed]
 

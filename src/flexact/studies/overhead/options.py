@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,10 +73,6 @@ class Options:
     def dtype(self) -> torch.dtype:
         """The type of convolutions and activations: bfloat16 by autocast on a GPU."""
         return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options in plain JSON types."""
-        return dataclasses.asdict(self)
 
 
 def chosen(device: str | None, quick: bool, **given: Any) -> Options:

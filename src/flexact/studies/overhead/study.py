@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from torch import nn
 
 from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
@@ -129,7 +128,7 @@ def run(
     if options.device == "cpu":
         made["device"] = f"{processor()}, one thread"
     enter(folder, NAME, resume=False, overwrite=overwrite, writes=(FILE,))
-    write_config(folder, run_config(NAME, TITLE, options=options.to_dict(), device=made["device"]))
+    write_config(folder, run_config(NAME, TITLE, options=dataclasses.asdict(options), device=made["device"]))
     made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
@@ -145,7 +144,7 @@ def run(
 def measure(network: str, options: Options) -> list[Measurement]:
     """Return the measurements of one network."""
     batch = Batch(options.batch, options.where, options.dtype)
-    first = _built(Cell(network, BASELINE, BASELINE, "eager"), options)
+    first = build(BLOCKS[network], options.width, BASELINE, BASELINE, options.where)
     Training(first, BASELINE, batch, compiled=False).warm_up()  # libraries allocate memory that they keep
     rows: list[Measurement] = []
     for modes in TIMED_TOGETHER:
@@ -178,7 +177,8 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
     for cell in cells:
         try:
             before = allocated(options.where)
-            training = Training(_built(cell, options), cell.way, batch, cell.compiled)
+            network = build(BLOCKS[cell.network], options.width, cell.placement, cell.way, options.where)
+            training = Training(network, cell.way, batch, cell.compiled)
             training.warm_up()
             work = training.capture if cell.captured else training.step
             memory[cell] = used = peak_mb(work, options.where, before)
@@ -202,7 +202,3 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
         if compiled:
             rows.append(Measurement(*cell, TO_COMPILED, ratios(values, compiled).median))
     return rows
-
-
-def _built(cell: Cell, options: Options) -> nn.Module:
-    return build(BLOCKS[cell.network], options.width, cell.placement, cell.way, options.where)

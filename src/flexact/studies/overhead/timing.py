@@ -15,7 +15,7 @@ Run = Callable[[], object]
 """One step, or one call, of a contender."""
 Key = TypeVar("Key", bound=Hashable)
 
-MOST_IN_A_BURST = 100
+MAX_IN_A_BURST = 100
 
 
 class Spread(NamedTuple):
@@ -66,7 +66,7 @@ def interleaved(
         try:
             run()
             one = _timed(run, 1, device, clock)
-            bursts[key] = max(1, min(MOST_IN_A_BURST, round(burst_ms / max(one, 1e-6))))
+            bursts[key] = max(1, min(MAX_IN_A_BURST, round(burst_ms / max(one, 1e-6))))
         except Exception as error:
             failed[key] = error
     times: dict[Key, list[float]] = {key: [] for key in bursts}

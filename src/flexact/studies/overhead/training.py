@@ -83,7 +83,7 @@ def use_kernels(way: str, device: torch.device) -> None:
 
 
 def check_kernels(way: str, device: torch.device) -> None:
-    """Raise unless an implementation's kernels are in use: those that fail to build fall back at their first call."""
+    """Raise unless an implementation's kernels are in use: those that fail to compile fall back at their first call."""
     wanted, found = WAYS[way].kernels, dispatch.active(device)
     if wanted not in ("auto", found.name):
         raise FlexActError(f"{wanted} does not run here: {found.reason}")

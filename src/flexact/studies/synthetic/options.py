@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +13,7 @@ import typer
 from flexact.candidates import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known, check_names, check_once, check_whole
+from flexact.io.value_checks import check_known, check_names, check_once, check_whole, number
 from flexact.studies.synthetic.replicas import Cell, Task
 
 DEFAULT = "flexact-default"
@@ -24,11 +22,7 @@ KAN = "kan"
 """The model that is a Kolmogorov-Arnold layer."""
 
 TITLES = {
-    "relu": "ReLU",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "leaky_relu": "LeakyReLU",
-    "identity": "Identity",
+    **dict(zip(PAPER_CANDIDATES, ("ReLU", "Sigmoid", "Tanh", "LeakyReLU", "Identity"), strict=True)),
     "none": "no correction",
     "clip_logit_gradient": "logit-gradient clipping",
     "clipped_norm_kl": "KL from clipped norms",
@@ -79,9 +73,6 @@ _HIDDEN = (
     "activation. 0 for the paper's single unit."
 )
 
-MOST_SEEDS = 10_000
-MOST_EPOCHS = 100_000
-
 
 @dataclass(frozen=True)
 class Options:
@@ -105,18 +96,14 @@ class Options:
     hidden: Annotated[int, typer.Option(help=_HIDDEN)] = 0
 
     def __post_init__(self) -> None:
-        check_whole("seeds", self.seeds, 1, MOST_SEEDS)
+        check_whole("seeds", self.seeds, 1, 10_000)
         check_whole("first-seed", self.first_seed, 0, 2**40)
-        check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
+        check_whole("epochs", self.epochs, 1, 100_000)
         check_whole("distractors", self.distractors, 0, 10_000)
         check_whole("hidden", self.hidden, 0, 10_000)
-        for name in ("slope", "label_noise", "target_scale"):
-            value, flag = getattr(self, name), "--" + name.replace("_", "-")
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise FlexActError(f"{flag} must be a finite number; got {value!r}.")
-            if name == "label_noise" and value < 0:
-                raise FlexActError(f"{flag} must be a number of at least 0; got {value!r}.")
-            if name != "label_noise" and value == 0:
+        number("--label-noise", self.label_noise, at_least=0)
+        for flag, value in (("--slope", self.slope), ("--target-scale", self.target_scale)):
+            if number(flag, value) == 0:
                 raise FlexActError(f"{flag} 0 leaves nothing to find; give a number other than 0.")
         check_known("policy", self.policy, POLICIES)
         for name in ("truths", "candidates", "models"):
@@ -149,10 +136,7 @@ class Options:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
         """Return the inverse of `to_dict`. Missing names keep their defaults."""
-        known = [field.name for field in dataclasses.fields(cls)]
         for name in data:
-            check_known("option", name, known)
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
+            check_known("option", name, [field.name for field in dataclasses.fields(cls)])
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
         return cls(**fields)

@@ -58,7 +58,9 @@ def run(
     store.open(resume, overwrite)
     left = [Group(study.name, model, options) for model in options.models if model not in store.done]
     progress = Progress(quiet=True) if progress is None else progress
-    with progress.over([_cost(group) for group in left], done=len(store.done)):
+    # Routing takes about three times as long as a fixed activation.
+    costs = [1.0 if named.policy(group.model, options) is None else 3.0 for group in left]
+    with progress.over(costs, done=len(store.done)):
         indexes = {group: index for index, group in enumerate(left)}
 
         def ended(group: Group, answer: Answer) -> None:
@@ -99,19 +101,18 @@ def train_group(group: Group, after_epoch: Callable[[float], None]) -> Part:
     """Train one model on all its cells. after_epoch: called with the completed share."""
     options = group.options
     activation = named.activation(group.model, options)
-    history: list[list[dict[str, float]]] = []
-    epochs = _kept_epochs(options.epochs)
+    history: dict[int, list[dict[str, float]]] = {}
+    stride = -(-options.epochs // HISTORY_POINTS)
 
-    def note() -> None:
-        if isinstance(activation, FlexAct):
-            history.append([row.probabilities for row in selection(activation)])
+    def note(epoch: int) -> None:
+        if isinstance(activation, FlexAct) and (epoch % stride == 0 or epoch == options.epochs):
+            history[epoch] = [row.probabilities for row in selection(activation)]
 
     def end_epoch(epoch: int) -> None:
-        if epoch in epochs:
-            note()
+        note(epoch)
         after_epoch(epoch / options.epochs)
 
-    note()
+    note(0)
     rate = named.rate(group.model, options)
     trained = train(options.task, options.cells, activation, options.epochs, end_epoch, rate)
     picks = [(group.model, 1.0)] * len(options.cells)
@@ -123,7 +124,13 @@ def train_group(group: Group, after_epoch: Callable[[float], None]) -> Part:
             options.cells, picks, trained.mse, trained.spread, strict=True
         )
     ]
-    return Part(results, _moments(group, sorted({0, *epochs}), history), _points(group, trained))
+    moments = [
+        Moment(group.model, cell.truth, cell.seed, epoch, candidate, probability)
+        for i, cell in enumerate(options.cells)
+        for epoch, rows in history.items()
+        for candidate, probability in rows[i].items()
+    ]
+    return Part(results, moments, _points(group, trained))
 
 
 def configuration(study: Study, options: Options) -> dict[str, Any]:
@@ -144,22 +151,6 @@ def configuration(study: Study, options: Options) -> dict[str, Any]:
     )
 
 
-def _kept_epochs(epochs: int) -> set[int]:
-    stride = -(-epochs // HISTORY_POINTS)
-    return {*range(stride, epochs + 1, stride), epochs}
-
-
-def _moments(group: Group, epochs: list[int], history: list[list[dict[str, float]]]) -> list[Moment]:
-    if not history:
-        return []
-    return [
-        Moment(group.model, cell.truth, cell.seed, epoch, candidate, probability)
-        for i, cell in enumerate(group.options.cells)
-        for epoch, rows in zip(epochs, history, strict=True)
-        for candidate, probability in rows[i].items()
-    ]
-
-
 def _points(group: Group, trained: Trained) -> list[Point]:
     """Return the prediction, as the mean over seeds, and the truth over x₁ with the distractors at 0.
 
@@ -178,8 +169,3 @@ def _points(group: Group, trained: Trained) -> list[Point]:
         wanted = target(options.task, options.cells[own[0]], inputs)[::CURVE_STEP].tolist()
         points += [Point(group.model, truth, *values) for values in zip(x1, predicted, wanted, strict=True)]
     return points
-
-
-def _cost(group: Group) -> float:
-    """Return the relative duration of a model: routing takes about three times as long as a fixed activation."""
-    return 3.0 if named.policy(group.model, group.options) is not None else 1.0

@@ -6,9 +6,8 @@ model in the other files are left over from an interruption and are dropped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
@@ -55,8 +54,7 @@ class Point(NamedTuple):
     target: float
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The rows of one model."""
 
     results: list[Result]
@@ -118,14 +116,14 @@ def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
     if not path.is_file():
         raise FlexActError(f"there is no {path}: no model of this run is done. Continue it with --resume.")
     cells = [(cell.truth, cell.seed) for cell in options.cells]
-    found: dict[tuple[str, str, int], Result] = {}
+    found: dict[str, dict[tuple[str, int], Result]] = {model: {} for model in options.models}
     for number, row in enumerate(_rows(folder, RESULTS, Result, options), start=2):
         if row.study != study or (row.truth, row.seed) not in cells:
             raise damaged(path, number, f"{row.study}, {row.truth}, seed {row.seed} is not part of this run")
-        found[row.model, row.truth, row.seed] = row
-    keys = {model: [(model, *cell) for cell in cells] for model in options.models}
-    done = {model: own for model, own in keys.items() if all(key in found for key in own)}
-    parts = {model: Part([found[key] for key in own], [], []) for model, own in done.items()}
+        found[row.model][row.truth, row.seed] = row
+    parts = {
+        model: Part([own[cell] for cell in cells], [], []) for model, own in found.items() if own.keys() >= set(cells)
+    }
     for number, moment in enumerate(_rows(folder, HISTORY, Moment, options), start=2):
         if moment.candidate not in options.candidates:
             raise damaged(folder / HISTORY, number, f"the candidate {moment.candidate} is not part of this run")
@@ -137,10 +135,7 @@ def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
     return parts
 
 
-Row = TypeVar("Row", Result, Moment, Point)
-
-
-def _rows(folder: Path, name: str, kind: type[Row], options: Options) -> list[Row]:
+def _rows(folder: Path, name: str, kind: type[Any], options: Options) -> list[Any]:
     """Return the rows of a file. Raises if a row names a model or a truth of another run."""
     rows = csv_rows.read(folder / name, kind)
     for number, row in enumerate(rows, start=2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,14 @@ def _probabilities(options: Options, part: Part, model: str, truth: str) -> Pane
     if not by_candidate:
         return None
     epochs = sorted(next(iter(by_candidate.values())))
-    picked = {
-        epoch for epoch in epochs if all(p in (0.0, 1.0) for own in by_candidate.values() for p in own.get(epoch, ()))
-    }
+    unpicked = [any(p not in (0.0, 1.0) for own in by_candidate.values() for p in own[epoch]) for epoch in epochs]
     colours = _candidate_colours(options)
     lines = []
     for candidate, by_epoch in by_candidate.items():
-        spread = [mean_and_deviation(by_epoch[epoch]) for epoch in epochs]
-        spread = [(mean, 0.0 if e in picked else std) for e, (mean, std) in zip(epochs, spread, strict=True)]
+        means, deviations = zip(*(mean_and_deviation(by_epoch[epoch]) for epoch in epochs), strict=True)
+        spread = [(mean, std * more) for mean, std, more in zip(means, deviations, unpicked, strict=True)]
         band = ([max(0.0, mean - std) for mean, std in spread], [min(1.0, mean + std) for mean, std in spread])
         width = 3.0 if candidate == truth else 1.8
-        means = [mean for mean, _ in spread]
         lines.append(Line(candidate, epochs, means, colours[candidate], candidate_dash(candidate), width, band))
     return Panel(f"{title(model)}, truth: {truth}", "epoch", "probability", lines, value_range=(-0.02, 1.02))
 
@@ -107,7 +105,8 @@ def errors(options: Options, parts: Parts) -> Picture | None:
     for truth in options.truths if parts else ():
         ours = [mean_and_deviation([row.mse for row in part.results if row.truth == truth]) for part in parts.values()]
         bars = [Bars("ours", [mean for mean, _ in ours], "#0072b2", [std for _, std in ours])]
-        paper = [_error_in_paper(options, model, truth) for model in parts]
+        swept = {model: alpha_cell(model, truth, options) for model in parts}
+        paper = [(cell[0], 0.0) if cell else correction_error(model, truth, options) for model, cell in swept.items()]
         if any(paper):
             theirs = [cell or (math.nan, 0.0) for cell in paper]
             bars.append(Bars("paper", [mean for mean, _ in theirs], "#e69f00", [std for _, std in theirs]))
@@ -120,11 +119,6 @@ def errors(options: Options, parts: Parts) -> Picture | None:
         panels,
         across=1,
     )
-
-
-def _error_in_paper(options: Options, model: str, truth: str) -> tuple[float, float] | None:
-    swept = alpha_cell(model, truth, options)
-    return (swept[0], 0.0) if swept else correction_error(model, truth, options)
 
 
 def final_probabilities(options: Options, parts: Parts) -> Picture | None:
@@ -162,7 +156,7 @@ def _looks(options: Options, models: list[str]) -> dict[str, dict[str, Any]]:
     candidates = _candidate_colours(options)
     alphas = sorted(alpha for model in models if (alpha := alpha_of(model)) is not None)
     looks: dict[str, dict[str, Any]] = {}
-    others = 0
+    others = cycle(_COLOURS)
     for model in models:
         alpha = alpha_of(model)
         if model == DEFAULT:
@@ -173,9 +167,7 @@ def _looks(options: Options, models: list[str]) -> dict[str, dict[str, Any]]:
         elif model in candidates:
             looks[model] = {"colour": candidates[model], "dash": candidate_dash(model), "width": 1.8}
         else:
-            colour = _COLOURS[others % len(_COLOURS)]
-            looks[model] = {"colour": colour, "dash": "dot", "width": 1.8, "shown": False}
-            others += 1
+            looks[model] = {"colour": next(others), "dash": "dot", "width": 1.8, "shown": False}
     return looks
 
 
@@ -241,5 +233,5 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     body = markdown(read_text(folder / TABLE), muted=PAPERS_ROW) if (folder / TABLE).is_file() else ""
     if not parts:
         body += "<p>No results yet.</p>"
-    drawn = [draw(options, parts) for draw in study.pictures]
-    return [Section(study.question, body, [one for one in drawn if one is not None])]
+    drawn = [one for draw in study.pictures if (one := draw(options, parts)) is not None]
+    return [Section(study.question, body, drawn)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
@@ -98,13 +98,11 @@ def regression_table(options: Options, results: list[Result]) -> str:
     )
     errors_table = markdown(["model", *map(title, options.truths), "right picks", "learned"], rows)
     parts = ["# Synthetic regression", about, errors_table, *_rates(options)]
-    picks = []
-    for model in routed:
-        for truth in options.truths:
-            cell = _of(results, model, truth)
-            picks.append(
-                [model, title(truth), _right(cell), _picks(cell), f"{max(row.mse for row in cell):.5f}"],
-            )
+    cells = {(model, truth): _of(results, model, truth) for model in routed for truth in options.truths}
+    picks = [
+        [model, title(truth), _right(cell), _picks(cell), f"{max(row.mse for row in cell):.5f}"]
+        for (model, truth), cell in cells.items()
+    ]
     if picks:
         header = ["model", "truth", "right picks", "picked", "largest error"]
         parts += ["## Picks", markdown(header, picks)]
@@ -128,72 +126,60 @@ def _rates(options: Options) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row of a table of variants: a model's results on one truth."""
-
-    model: str
-    truth: str
-    rows: list[Result]
-    options: Options
-
-    def error(self, scale: float, digits: int) -> str:
-        mean, deviation = mean_and_deviation([scale * row.mse for row in self.rows])
-        return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
-
-    @property
-    def alpha_in_paper(self) -> tuple[float, str] | None:
-        return alpha_cell(self.model, self.truth, self.options)
-
-    @property
-    def correction_in_paper(self) -> tuple[float, float] | None:
-        return correction_error(self.model, self.truth, self.options)
-
-
-Columns = Mapping[str, Callable[[Cell], str]]
-"""Heading → text of a cell. Columns of the paper are left out if it has no number for any row."""
-
-_ALPHA: Columns = {
-    "α": lambda cell: cell.model.removeprefix("flexact-a"),
-    "MSE (×10⁻⁴)": lambda cell: cell.error(1e4, 2),
-    "paper's": lambda cell: f"{1e4 * cell.alpha_in_paper[0]:.1f}" if cell.alpha_in_paper else "",
-    "picked": lambda cell: _picks(cell.rows),
-    "paper's pick": lambda cell: cell.alpha_in_paper[1] if cell.alpha_in_paper else "",
-    "probability": lambda cell: f"{mean_and_deviation([row.probability for row in cell.rows])[0]:.2f}",
-    "right picks": lambda cell: _right(cell.rows),
-}
-_CORRECTIONS: Columns = {
-    "correction": lambda cell: title(cell.model),
-    "MSE": lambda cell: cell.error(1, 5),
-    "paper's": lambda cell: "{:.5f} ± {:.5f}".format(*cell.correction_in_paper) if cell.correction_in_paper else "",
-    "picked": lambda cell: _picks(cell.rows),
-    "right picks": lambda cell: _right(cell.rows),
-}
-
-
 def alpha_table(options: Options, results: list[Result]) -> str:
     """Return error, pick and probability by α."""
-    note = "; the probability is that of the pick."
-    return _variants("The weight of the correction, α", _ALPHA, note, options, results)
+
+    def row(model: str, truth: str, own: list[Result]) -> dict[str, str]:
+        paper = alpha_cell(model, truth, options)
+        return {
+            "α": model.removeprefix("flexact-a"),
+            "MSE (×10⁻⁴)": _mean_error(own, 1e4, 2),
+            "paper's": f"{1e4 * paper[0]:.1f}" if paper else "",
+            "picked": _picks(own),
+            "paper's pick": paper[1] if paper else "",
+            "probability": f"{mean_and_deviation([one.probability for one in own])[0]:.2f}",
+            "right picks": _right(own),
+        }
+
+    return _variants("The weight of the correction, α", row, "; the probability is that of the pick.", options, results)
 
 
 def corrections_table(options: Options, results: list[Result]) -> str:
     """Return error and pick by correction."""
-    return _variants("Corrections of the routing", _CORRECTIONS, ".", options, results)
+
+    def row(model: str, truth: str, own: list[Result]) -> dict[str, str]:
+        paper = correction_error(model, truth, options)
+        return {
+            "correction": title(model),
+            "MSE": _mean_error(own, 1, 5),
+            "paper's": "{:.5f} ± {:.5f}".format(*paper) if paper else "",
+            "picked": _picks(own),
+            "right picks": _right(own),
+        }
+
+    return _variants("Corrections of the routing", row, ".", options, results)
 
 
-def _variants(heading: str, columns: Columns, note: str, options: Options, results: list[Result]) -> str:
+def _variants(
+    heading: str,
+    row: Callable[[str, str, list[Result]], dict[str, str]],
+    note: str,
+    options: Options,
+    results: list[Result],
+) -> str:
+    """Return one table per truth, without the paper's columns where it has no number for any row."""
     parts = [f"# {heading}"]
     for truth in options.truths:
-        cells = [Cell(model, truth, _of(results, model, truth), options) for model in options.models]
-        shown = {
-            name: texts
-            for name, text in columns.items()
-            if any(texts := [text(cell) for cell in cells]) or not name.startswith("paper's")
-        }
-        parts += [f"## Truth: {title(truth)}", markdown(list(shown), zip(*shown.values(), strict=True))]
+        rows = [row(model, truth, _of(results, model, truth)) for model in options.models]
+        shown = [name for name in rows[0] if not name.startswith("paper's") or any(one[name] for one in rows)]
+        parts += [f"## Truth: {title(truth)}", markdown(shown, [[one[name] for name in shown] for one in rows])]
     parts.append(f"Mean ± standard deviation over {counted(options.seeds, 'seed')}{note}")
     return "\n\n".join(parts) + "\n"
+
+
+def _mean_error(rows: list[Result], scale: float, digits: int) -> str:
+    mean, deviation = mean_and_deviation([scale * row.mse for row in rows])
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def _of(results: list[Result], model: str, truth: str | None = None) -> list[Result]:
@@ -208,5 +194,4 @@ def _right(rows: list[Result]) -> str:
 
 def _picks(rows: list[Result]) -> str:
     """Return the picks, the most frequent first, as "relu 3, leaky_relu 2"."""
-    counts = {pick: sum(row.pick == pick for row in rows) for pick in dict.fromkeys(row.pick for row in rows)}
-    return ", ".join(f"{pick} {count}" for pick, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{pick} {count}" for pick, count in Counter(row.pick for row in rows).most_common())
