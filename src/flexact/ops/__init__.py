@@ -68,16 +68,25 @@ def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
         and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
-        and _takes_triton(h.device, tuple([keys[k] for k in alive]))
+        and _takes_triton(h.device, tuple([keys[k] for k in alive]), operators.is_recorded(h))
     )
 
 
-def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
+def _takes_triton(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
+    """Return whether the Triton kernels support these candidates. torch.compile cannot take their custom forms."""
     if dispatch.active(device).name != "triton":
         return False
-    from flexact.ops.triton.basis import without_form  # needs Triton
+    from flexact.ops.triton.basis import custom_forms, without_form  # needs Triton
 
-    return not without_form(keys)
+    if without_form(keys):
+        return False
+    custom = custom_forms(keys)
+    if custom and not recorded:
+        from flexact.ops.triton.custom_forms import check
+
+        for key in custom:
+            check(key, device)
+    return not (custom and recorded)
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
