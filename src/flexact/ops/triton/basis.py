@@ -33,15 +33,15 @@ Part = Any
 """A basis function: the number of a built-in one, or the Triton form of a custom candidate."""
 
 
-class Basis(tuple[Part, ...]):
-    """A basis as a compile-time constant.
+class _WithCustomForms(tuple[Part, ...]):
+    """A basis with custom forms as a compile-time constant.
 
-    Triton's cache on disk has the value of a constant in its key, but of a function in a tuple only the name.
+    Without this key, Triton's cache on disk would tell functions in a tuple apart by their names only.
     """
 
     @functools.cached_property
     def cache_key(self) -> str:
-        """The key of this constant, with the source code of custom forms."""
+        """The key of this constant, which changes with the source code of the forms."""
         key = repr([getattr(part, "cache_key", part) for part in self])
         return hashlib.sha256(key.encode()).hexdigest()
 
@@ -54,16 +54,17 @@ class Blend:
     candidates, so sites that eliminated different candidates usually share it.
     """
 
-    basis: Basis
+    basis: tuple[Part, ...]
     """The functions to evaluate: those of the alive candidates, or those of all candidates if they are few."""
     forms: tuple[tuple[float, ...], ...]
     """Coefficients, indexed by basis function and then by candidate (eliminated ones included)."""
     alive: int
     """Bit mask of the alive candidates; the weights of the others are 0."""
 
-    def constants(self, fast: bool) -> tuple[Basis, tuple[tuple[float, ...], ...], bool]:
+    def constants(self, fast: bool) -> tuple[tuple[Part, ...], tuple[tuple[float, ...], ...], bool]:
         """Return the compile-time constants in the order in which every kernel takes them."""
-        return self.basis, self.forms, fast
+        is_built_in = all(isinstance(part, int) for part in self.basis)
+        return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast
 
     def picks(self) -> list[Blend]:
         """Return a blend for each alive candidate alone, as a site that commits to it has."""
@@ -71,7 +72,7 @@ class Blend:
         for k in range(self.alive.bit_length()):
             if self.alive >> k & 1:
                 kept = [b for b, form in enumerate(self.forms) if form[k]]
-                alone.append(Blend(Basis(self.basis[b] for b in kept), tuple(self.forms[b] for b in kept), 1 << k))
+                alone.append(Blend(tuple(self.basis[b] for b in kept), tuple(self.forms[b] for b in kept), 1 << k))
         return alone
 
 
@@ -119,7 +120,7 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
     every, needed = (dict.fromkeys(part for k in some for part in forms[k]) for some in (range(len(keys)), alive))
     chosen = list(every if len(every) <= FEW and len(alive) > 1 else needed)
     numbers, custom = sorted(p for p in chosen if isinstance(p, int)), [p for p in chosen if not isinstance(p, int)]
-    basis = Basis([*numbers, *custom])
+    basis = (*numbers, *custom)
     table = tuple(tuple(form.get(part, 0.0) for form in forms) for part in basis)
     return Blend(basis, table, sum(1 << k for k in alive))
 

@@ -211,12 +211,6 @@ def evaluated(h, PART: tl.constexpr, FAST: tl.constexpr):
     return value, slope
 
 
-@triton.jit
-def is_linear(PART: tl.constexpr):
-    """Return whether a basis function is the identity, whose slope needs no sum."""
-    return PART == LINEAR if isinstance(PART, int) else False
-
-
 # A zero weight masks infinite values, which 0·∞ = NaN would spread; relu_squared overflows soon. Bounded functions skip
 # the mask.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form import with_layout_of
-from flexact.ops.triton.basis import Basis, Blend, blend, coefficients, is_fast
+from flexact.ops.triton.basis import Blend, blend, coefficients, is_fast
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.routed import (
     blended,
@@ -31,7 +31,7 @@ from flexact.ops.triton.routed import (
 from flexact.ops.triton.tiles import STAGES, Tiles, add_up, by_channel, columns, load, places, store, store_sum, zeros
 
 _FINISH_BLOCK = 256
-_NOTHING = Blend(Basis(), (), 0)
+_NOTHING = Blend((), (), 0)
 _NO_RESIDUAL, _PLAIN, _NORMALISED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 

@@ -16,7 +16,7 @@ from flexact.ops import dispatch
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form import with_layout_of
 from flexact.ops.triton.basis import Blend, blend, coefficients, is_fast
-from flexact.ops.triton.basis_functions import evaluated, is_linear, weighted_slope, weighted_value
+from flexact.ops.triton.basis_functions import LINEAR, evaluated, weighted_slope, weighted_value
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.tiles import (
     FEW_SUMS,
@@ -180,7 +180,7 @@ def blended(
         value, slope = evaluated(h, BASIS[b], FAST)
         x += weighted_value(weights[b], value, BASIS[b])
         if SENSITIVITIES:
-            if is_linear(BASIS[b]):
+            if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
                 updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
                 size = tl.abs(slope)
@@ -212,7 +212,7 @@ def _finish_statistics(
     column = tl.arange(0, MOST_CANDIDATES)
     found = ()
     for b in tl.static_range(len(BASIS)):
-        if is_linear(BASIS[b]):
+        if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
             found = found + (elements * 1.0,)
         else:
             found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
