@@ -63,23 +63,30 @@ def routed_activation(
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
     """Return whether the Triton kernels support this input and the alive candidates."""
+    remaining = tuple([keys[k] for k in alive])
     return (
         h.dtype != torch.float64
         and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
-        and _takes_triton(h.device, tuple([keys[k] for k in alive]), operators.is_recorded(h))
+        and _takes_triton(h.device, remaining)
+        and _takes_custom_forms(h.device, remaining, operators.is_recorded(h))
     )
 
 
-def _takes_triton(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
-    """Return whether the Triton kernels support these candidates. torch.compile cannot take their custom forms."""
+def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
     if dispatch.active(device).name != "triton":
         return False
-    from flexact.ops.triton.basis import custom_forms, without_form  # needs Triton
+    from flexact.ops.triton.basis import without_form  # needs Triton
 
-    if without_form(keys):
-        return False
+    return not without_form(keys)
+
+
+def _takes_custom_forms(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
+    """Return whether the kernels can run the Triton forms of custom candidates, which torch.compile cannot record.
+    Raise if one is wrong."""
+    from flexact.ops.triton.basis import custom_forms  # needs Triton
+
     custom = custom_forms(keys)
     if custom and not recorded:
         from flexact.ops.triton.custom_forms import check
@@ -91,6 +98,7 @@ def _takes_triton(device: torch.device, keys: tuple[str, ...], recorded: bool) -
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
 _takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_takes_custom_forms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
