@@ -36,6 +36,11 @@ class Candidate:
     """Builds the plain module that extraction puts in the site's place."""
     init: Callable[[nn.Module], object] | None = None
     """Initialises the layer before the site; see `register_candidate`."""
+    triton: Any = None
+    """A Triton form of a custom candidate; see `register_candidate`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"triton": None}  # Triton's functions cannot be pickled
 
 
 class _Function(nn.Module):
@@ -204,6 +209,7 @@ def register_candidate(
     derivative: Callable[[Tensor], Tensor] | None = None,
     module: Callable[[], nn.Module] | None = None,
     init: Callable[[nn.Module], object] | None = None,
+    triton: Any = None,
 ) -> None:
     """Register an elementwise function as a candidate that sites can pick.
 
@@ -214,8 +220,11 @@ def register_candidate(
     is called on the layer before a site when this candidate starts alone from the initial weights: at the rewind after
     a commitment to it, and at its start in a trial. The other layers keep the weights that the run began with.
 
+    triton: a function with the decorator `triton.jit`, from a block of float32 numbers to a tuple of `fn` and its
+    derivative there. Sites on a GPU then run in fused kernels; without it, they use the closed form, which is slower.
+
     The derivative is compared with a numerical one here, and the module with the function, so that a wrong one never
-    trains a network.
+    trains a network. A Triton form is compared with the function when it is first used.
 
     >>> import torch, flexact
     >>> flexact.register_candidate("doctest_sine", torch.sin, derivative=torch.cos)
@@ -240,6 +249,8 @@ def register_candidate(
         _check_derivative(name, fn, slope)
         if module is not None:
             _check_module(name, fn, module)
+        if triton is not None:
+            _check_form(name, triton)
     except FlexActError:
         raise
     except Exception as error:
@@ -248,7 +259,7 @@ def register_candidate(
             "and module must take a float64 tensor of any shape."
         ) from error
     build = module if module is not None else functools.partial(_Function, name, fn)
-    _registry[name] = Candidate(name, fn, slope, build, init)
+    _registry[name] = Candidate(name, fn, slope, build, init, triton)
 
 
 def registered_candidates() -> dict[str, Candidate]:
@@ -317,6 +328,29 @@ def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[],
             f"the module of candidate {name!r} does not compute the given function: at h = {h[worst]:.4g} it gives "
             f"{value[worst]:.6g}, but the function gives {expected[worst]:.6g}."
         )
+
+
+def _check_form(name: str, form: Any) -> None:
+    """Raise if a Triton form is not a Triton function of one argument, or has the name of another one, by which Triton
+    tells them apart in a kernel."""
+    function = getattr(form, "fn", None)
+    if not hasattr(form, "arg_names") or not callable(function):
+        raise FlexActError(
+            f"the Triton form of candidate {name!r} must be a function with the decorator triton.jit; got {form!r:.80}."
+        )
+    if len(form.arg_names) != 1:
+        raise FlexActError(
+            f"the Triton form of candidate {name!r} must take one argument, the input; it takes "
+            f"{', '.join(form.arg_names) or 'none'}. It must return a tuple of the value and the derivative."
+        )
+    full_name = (function.__module__, function.__qualname__)
+    for other in _registry.values():
+        theirs = getattr(other.triton, "fn", None)
+        if theirs not in (None, function) and full_name == (theirs.__module__, theirs.__qualname__):
+            raise FlexActError(
+                f"the Triton form of candidate {name!r} has the same name as that of {other.name!r}, "
+                f"{'.'.join(full_name)}. Give one of the functions another name."
+            )
 
 
 def _check_derivative(

@@ -63,12 +63,14 @@ def routed_activation(
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
     """Return whether the Triton kernels support this input and the alive candidates."""
+    remaining = tuple([keys[k] for k in alive])
     return (
         h.dtype != torch.float64
         and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
-        and _takes_triton(h.device, tuple([keys[k] for k in alive]))
+        and _takes_triton(h.device, remaining)
+        and _takes_custom_forms(h.device, remaining, operators.is_recorded(h))
     )
 
 
@@ -80,8 +82,23 @@ def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
     return not without_form(keys)
 
 
+def _takes_custom_forms(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
+    """Return whether the kernels can run the Triton forms of custom candidates, which torch.compile cannot record.
+    Raise if one is wrong."""
+    from flexact.ops.triton.basis import custom_forms  # needs Triton
+
+    custom = custom_forms(keys)
+    if custom and not recorded:
+        from flexact.ops.triton.custom_forms import check
+
+        for key in custom:
+            check(key, device)
+    return not (custom and recorded)
+
+
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
 _takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_takes_custom_forms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,16 @@ candidates that are increasing everywhere are decomposed, so |σ′| is the comb
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from flexact.candidates import lookup
 from flexact.ops.triton.basis_functions import FORMS
 
 FEW = 10
@@ -26,6 +29,23 @@ _said: set[str] = set()
 """Candidates that `without_form` has warned about."""
 
 
+Part = Any
+"""A basis function: the number of a built-in one, or the Triton form of a custom candidate."""
+
+
+class _WithCustomForms(tuple[Part, ...]):
+    """A basis with custom forms as a compile-time constant.
+
+    Without this key, Triton's cache on disk would tell functions in a tuple apart by their names only.
+    """
+
+    @functools.cached_property
+    def cache_key(self) -> str:
+        """The key of this constant, which changes with the source code of the forms."""
+        key = repr([getattr(part, "cache_key", part) for part in self])
+        return hashlib.sha256(key.encode()).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Blend:
     """A set of candidates in the form that the kernels take.
@@ -34,16 +54,17 @@ class Blend:
     candidates, so sites that eliminated different candidates usually share it.
     """
 
-    basis: tuple[int, ...]
+    basis: tuple[Part, ...]
     """The functions to evaluate: those of the alive candidates, or those of all candidates if they are few."""
     forms: tuple[tuple[float, ...], ...]
     """Coefficients, indexed by basis function and then by candidate (eliminated ones included)."""
     alive: int
     """Bit mask of the alive candidates; the weights of the others are 0."""
 
-    def constants(self, fast: bool) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...], bool]:
+    def constants(self, fast: bool) -> tuple[tuple[Part, ...], tuple[tuple[float, ...], ...], bool]:
         """Return the compile-time constants in the order in which every kernel takes them."""
-        return self.basis, self.forms, fast
+        is_built_in = all(isinstance(part, int) for part in self.basis)
+        return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast
 
     def picks(self) -> list[Blend]:
         """Return a blend for each alive candidate alone, as a site that commits to it has."""
@@ -60,10 +81,18 @@ def is_fast(h: Tensor) -> bool:
     return h.is_cuda and h.element_size() == 2
 
 
+def form(key: str) -> dict[Part, float]:
+    """Return a candidate as coefficients by basis function; empty if it has no Triton implementation."""
+    if key in FORMS:
+        return FORMS[key]
+    custom = lookup(key).triton
+    return {} if custom is None else {custom: 1.0}
+
+
 @functools.cache
 def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the candidates that have no Triton implementation, and log a warning once for each."""
-    missing = tuple(key for key in keys if key not in FORMS)
+    missing = tuple(key for key in keys if not form(key))
     if new := set(missing) - _said:
         _said.update(new)
         _log.warning(
@@ -74,6 +103,12 @@ def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @functools.cache
+def custom_forms(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the custom candidates that have a Triton form."""
+    return tuple(key for key in keys if key not in FORMS and form(key))
+
+
+@functools.cache
 def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
     """Return the blend of the alive candidates.
 
@@ -81,9 +116,11 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
     candidates instead of two cost 2 % of a training step (candidates.csv of the overhead study), while compiling a
     kernel for a smaller basis takes seconds.
     """
-    forms = [FORMS.get(key, {}) for key in keys]  # empty for custom candidates, which are eliminated here
-    every, needed = ({part for k in some for part in forms[k]} for some in (range(len(keys)), alive))
-    basis = tuple(sorted(every if len(every) <= FEW and len(alive) > 1 else needed))
+    forms = [form(key) for key in keys]  # empty for candidates without a form, which are eliminated here
+    every, needed = (dict.fromkeys(part for k in some for part in forms[k]) for some in (range(len(keys)), alive))
+    chosen = list(every if len(every) <= FEW and len(alive) > 1 else needed)
+    numbers, custom = sorted(p for p in chosen if isinstance(p, int)), [p for p in chosen if not isinstance(p, int)]
+    basis = (*numbers, *custom)
     table = tuple(tuple(form.get(part, 0.0) for form in forms) for part in basis)
     return Blend(basis, table, sum(1 << k for k in alive))
 

@@ -78,10 +78,12 @@ _TWO_PI_REST = tl.constexpr(-1.7484556025237907e-07)  # 2π minus the above
 def evaluated(h, PART: tl.constexpr, FAST: tl.constexpr):
     """Return the value and the slope of one basis function; the compiler removes the one that is not used.
 
-    At a kink the slope is that of torch's backward.
+    At a kink the slope is that of torch's backward. PART is a number, or the Triton form of a custom candidate.
     """
     e = _exp(-tl.abs(h), FAST)
-    if PART == LINEAR:
+    if not isinstance(PART, int):
+        value, slope = PART(h)
+    elif PART == LINEAR:
         value = h
         slope = tl.full(h.shape, 1.0, h.dtype)
     elif PART == RELU:
@@ -216,7 +218,9 @@ def evaluated(h, PART: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def weighted_value(weight, v, PART: tl.constexpr):
     """Return weight times the value v of a basis function, or 0 if the weight is 0."""
-    if PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
+    if not isinstance(PART, int):
+        return weight * tl.where(weight == 0, 0.0, v)
+    elif PART == SIGMOID or PART == TANH or PART == NEGATIVE_EXP or PART == RELU6:  # noqa: SIM109  # Triton has no `in`
         return weight * v
     else:
         return weight * tl.where(weight == 0, 0.0, v)
@@ -225,7 +229,9 @@ def weighted_value(weight, v, PART: tl.constexpr):
 @triton.jit
 def weighted_slope(weight, d, PART: tl.constexpr):
     """Return weight times the derivative d of a basis function, or 0 if the weight is 0."""
-    if PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART >= SINE:  # noqa: SIM109  # Triton has no `in`
+    if not isinstance(PART, int):  # noqa: SIM114  # Triton compiles both sides of an `or`
+        return weight * tl.where(weight == 0, 0.0, d)
+    elif PART == SILU or PART == GELU or PART == MISH or PART == RELU_SQUARED or PART >= SINE:  # noqa: SIM109  # Triton has no `in`
         return weight * tl.where(weight == 0, 0.0, d)
     else:
         return weight * d

@@ -180,7 +180,7 @@ def blended(
         value, slope = evaluated(h, BASIS[b], FAST)
         x += weighted_value(weights[b], value, BASIS[b])
         if SENSITIVITIES:
-            if BASIS[b] == LINEAR:
+            if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
                 updated = updated + (sums[b],)  # its slope is 1 everywhere and needs no sum
             else:
                 size = tl.abs(slope)
@@ -212,7 +212,7 @@ def _finish_statistics(
     column = tl.arange(0, MOST_CANDIDATES)
     found = ()
     for b in tl.static_range(len(BASIS)):
-        if BASIS[b] == LINEAR:
+        if (BASIS[b] if isinstance(BASIS[b], int) else -1) == LINEAR:
             found = found + (elements * 1.0,)
         else:
             found = found + (add_up(partials_ptr, b, len(BASIS), row, rows, parts, per_row, BLOCK),)
