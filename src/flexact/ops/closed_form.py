@@ -20,6 +20,7 @@ from torch import Tensor
 from flexact.candidates import lookup
 from flexact.ops import shared_sigmoid, small_form
 from flexact.ops.blending import Blending
+from flexact.ops.small_form import CHEAP
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
@@ -45,9 +46,6 @@ NON_DECREASING = frozenset(
     }
 )
 """Candidates whose slope is never negative, so that the sum of its absolute values is its sum."""
-
-CHEAP = frozenset({"relu", "leaky_relu", "identity", "relu6", "hardtanh", "hardswish"})
-"""The candidates whose values are never kept, because recomputing them takes no longer than loading them."""
 
 Function = Callable[[Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], Tensor]

@@ -34,7 +34,7 @@ class Terms:
         self._orders: list[list[Tensor]] = []
         self._blends: dict[int, Tensor] = {}
         if kept and small_form.takes(h, blending):
-            self._blends[1], self._orders = kept[0], [list(kept[1].unbind())]
+            self._blends[1], self._orders = kept[0], [small_form.values(kept[1], h, blending)]
         elif len(kept) == self.sweep.kept_per_block:  # the tensor was processed as one block
             self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
 
