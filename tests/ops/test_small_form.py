@@ -36,7 +36,8 @@ def test_it_agrees_with_the_closed_form(
     found = both(h, delta, blending)
     monkeypatch.setattr(small_form, "takes", lambda *_: False)
     for one, expected in zip(found, both(h, delta, blending), strict=True):
-        assert one.dtype == expected.dtype and one.stride() == expected.stride()
+        assert one.dtype == expected.dtype
+        assert one.stride() == expected.stride()
         torch.testing.assert_close(one, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
@@ -44,7 +45,8 @@ def test_a_backward_without_kept_tensors_is_bit_identical() -> None:
     h, delta, blending = torch.randn(50), torch.randn(50), blending_of(torch.full((1, 5), 0.2))
     *_, to_h, to_logits = both(h, delta, blending)
     again = closed_form.backward(delta, h, blending, True)
-    assert torch.equal(to_h, again[0]) and torch.equal(to_logits, again[1])
+    assert torch.equal(to_h, again[0])
+    assert torch.equal(to_logits, again[1])
 
 
 def test_it_declines_large_tensors_channels_and_weights_of_zero() -> None:
