@@ -95,7 +95,7 @@ class PickingProtocol(GridProtocol):
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
     """The default candidates of each policy."""
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False}
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {}
     """The fields that the study changes in every policy."""
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
 
