@@ -45,9 +45,7 @@ SMALL = {"resnet18": (1, 1)}
 SHORT_ROUNDS = {"round_steps": 4}
 """Four candidates are picked from in two rounds, so the weights are rewound after step 8, in the second epoch."""
 BY_SITE = {"share": "site", "rewind": False}
-PROTOCOL = Protocol(
-    epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0, changes=SHORT_ROUNDS
-)
+PROTOCOL = Protocol(epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0, changes=SHORT_ROUNDS)
 PICKS = Cell("cifar10", "resnet18", "flexact-all", 0)
 RELU = Cell("cifar10", "resnet18", "relu", 0)
 
@@ -372,7 +370,7 @@ def step_reached(process: subprocess.Popen[str], folder: Path, wanted: int) -> N
 # What goes wrong
 
 
-@pytest.mark.parametrize("file", ["checkpoint-10.safetensors", "checkpoint.json", "curve.csv", "history.jsonl"])
+@pytest.mark.parametrize("file", ["checkpoint-18.safetensors", "checkpoint.json", "curve.csv", "history.jsonl"])
 def test_a_full_disk_stops_the_run_and_spoils_nothing(
     file: str, straight: Path, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,12 +380,12 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
     replace = os.replace
 
     def no_room(source: Path, target: Path) -> None:
-        if Path(target).name == file and step_of(tmp_path) == 5:
+        if Path(target).name == file and step_of(tmp_path) == 13:
             full(target)
         replace(source, target)
 
     def no_line(self: Recorder, step: int, **values: float) -> None:
-        if file == "history.jsonl" and step == 10:
+        if file == "history.jsonl" and step == 18:
             full(tmp_path / file)
         record(self, step, **values)
 
@@ -397,7 +395,7 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
         patched.setattr(Recorder, "record", no_line)
         with pytest.raises(FlexActError, match=rf"{file}: No space left on device"):
             trained(PICKS, images, tmp_path)
-    assert step_of(tmp_path) == 5
+    assert step_of(tmp_path) == 13
     assert checkpoint.load(tmp_path) is not None
     trained(PICKS, images, tmp_path)
     assert_same_run(tmp_path, straight)

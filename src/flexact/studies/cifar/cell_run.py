@@ -24,7 +24,7 @@ from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.methods import build, picking_sites
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.ranks import Ranks, synced
-from flexact.studies.cifar.step import Training, deterministic
+from flexact.studies.cifar.step import SCHEDULE, TOTALS, Training, deterministic
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.device_lock import wait
@@ -245,11 +245,14 @@ class CellRun:
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Write curve and checkpoint; raises before anything is written if a tensor is not finite."""
-        # The evidence of candidates that were not dropped is NaN.
-        found = [tensor.isfinite().all() for name, tensor in tensors.items() if not name.endswith(".evidence")]
-        devices = {one.device for one in found}  # the weights that a rewind restores are in host memory
-        if not all(bool(torch.stack([one for one in found if one.device == device]).all()) for device in devices):
-            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
+        # The evidence of candidates that were not dropped is NaN. After a blend diverged, only its weights are rewound.
+        found = [
+            tensor.isfinite().all()
+            for name, tensor in tensors.items()
+            if not name.endswith(".evidence") and not name.startswith((SCHEDULE, TOTALS))
+        ]
+        if not bool(torch.stack(found).all()):
+            raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
         self._write_curve()
         checkpoint.save(self.folder, name, tensors, about)
 

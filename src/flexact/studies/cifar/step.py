@@ -35,7 +35,9 @@ from flexact.studies.named_seeds import generator_of
 
 WARM_UP = 3
 """Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
-_MODEL, _MOMENTUM, _SCHEDULE, _REWOUND, _TOTALS = "model.", "momentum.", "schedule.", "rewound_at", "totals"
+_MODEL, _MOMENTUM, SCHEDULE, TOTALS = "model.", "momentum.", "schedule.", "totals"
+"""The names, or the beginnings of names, of tensors in a checkpoint."""
+_REWOUND = f"{SCHEDULE}rewound_at"
 
 
 class Training:
@@ -150,10 +152,10 @@ class Training:
                 state[f"{_MOMENTUM}{name}"] = momentum
         if self.schedule is not None:
             running = self.schedule.state_dict()
-            state |= {f"{_SCHEDULE}{name}": one for name, one in running.items() if isinstance(one, Tensor)}
+            state |= {f"{SCHEDULE}{name}": one for name, one in running.items() if isinstance(one, Tensor)}
             if self.schedule.rewound_at is not None:
                 state[_REWOUND] = torch.tensor(self.schedule.rewound_at)
-        state[_TOTALS] = mean_over_ranks(self._totals)
+        state[TOTALS] = mean_over_ranks(self._totals)
         return state
 
     def load(self, steps_done: int, state: Mapping[str, Tensor]) -> None:
@@ -170,8 +172,8 @@ class Training:
             if _REWOUND in state:
                 rewound_at = int(state[_REWOUND])
                 at |= {"rewound_at": rewound_at, "steps_lost": rewound_at, "start": None}
-            self.schedule.load_state_dict({**self.schedule.state_dict(), **at, **_named(state, _SCHEDULE)})
-        self._totals.copy_(state[_TOTALS])
+            self.schedule.load_state_dict({**self.schedule.state_dict(), **_named(state, SCHEDULE), **at})
+        self._totals.copy_(state[TOTALS])
         self.steps_done, self._laid_out = steps_done, -1
         self._forget_graph()
 
