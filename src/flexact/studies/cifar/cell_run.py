@@ -33,7 +33,7 @@ from flexact.studies.grid.cell_task import CURVE, Stopped
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"
 AGREE_EVERY = 20
-"""Steps between two collectives that ask all ranks whether to stop or to save."""
+"""Steps between two waits for the device, and between two collectives that ask all ranks whether to stop or to save."""
 
 
 class NanLoss(FlexActError):
@@ -142,10 +142,10 @@ class CellRun:
                 wait(self.device)
             if self.ranks.count == 1 or training.steps_done % AGREE_EVERY == 0:
                 self._stop_or_save()
-            picked = training.is_picking
+            was_picking = training.is_picking
             training.step()
             if training.trained_steps % training.steps_per_epoch == 0:  # also at the rewind
-                self._end_epoch(recorder, picked)
+                self._end_epoch(recorder, was_picking)
                 if self.protocol.checkpoint_minutes == 0 and not training.is_done:
                     self._save()
 
@@ -164,13 +164,13 @@ class CellRun:
         if self.ranks.any(due and self.ranks.writes, self.device):
             self._save()
 
-    def _end_epoch(self, recorder: Recorder | None, picked: bool) -> None:
+    def _end_epoch(self, recorder: Recorder | None, was_picking: bool) -> None:
         """Record an epoch. The epochs in which the sites picked are not part of the curve."""
         training = self.training
         loss, right = training.totals()
         spent = time.monotonic() - self.timing_started - self.untimed
         step_ms = spent * 1e3 / (training.steps_done - self.timed_from)
-        if picked:
+        if was_picking:
             self.picking_ms.append(step_ms)
         else:
             self._extend_curve(loss, right, step_ms)

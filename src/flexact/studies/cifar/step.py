@@ -74,6 +74,7 @@ class Training:
         self.schedule: Schedule | None = None
         if picking_sites(network):
             self.schedule = Schedule(network, optimizer=self.optimizer, network_steps=self.network_steps)
+        self.total_steps = self.network_steps if self.schedule is None else self.schedule.total_steps
         own = len(range(protocol.batch)[self._part])
         self._order = torch.zeros(self.steps_per_epoch, own, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
@@ -88,11 +89,6 @@ class Training:
         self._laid_out = -1
 
     @property
-    def total_steps(self) -> int:
-        """The number of steps of the whole run, picking included."""
-        return self.network_steps if self.schedule is None else self.schedule.total_steps
-
-    @property
     def trained_steps(self) -> int:
         """The number of steps that trained the current weights; 0 after a rewind."""
         return self.steps_done if self.schedule is None else self.schedule.trained_steps
@@ -100,8 +96,8 @@ class Training:
     @property
     def is_picking(self) -> bool:
         """Whether the weights are yet to be rewound."""
-        schedule = self.schedule
-        return schedule is not None and schedule.rewound_at is None and schedule.total_steps > self.network_steps
+        rewinds = self.schedule is not None and self.schedule.rewound_at is None
+        return rewinds and self.total_steps > self.network_steps
 
     @property
     def is_done(self) -> bool:

@@ -181,7 +181,7 @@ def _row(one: Summary) -> dict[str, str]:
 
 def _explained(protocol: Protocol, timed: bool) -> str:
     times = (
-        "cost: training time per step of the final network, picking included, relative to ReLU's; none if cells shared a "
+        "cost: training time per step of the final network, with picking, relative to ReLU's; none if cells shared a "
         "device."
         if timed
         else "Cells shared a device, so times are left out."

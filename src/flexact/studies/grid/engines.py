@@ -61,8 +61,6 @@ def engine(name: str, device: str | None, jobs: int | None, address: str | None)
     """An engine by its name."""
     check_known("engine", name, ENGINES)
     if name == "ray":
-        from flexact.studies.grid.engines import ray_engine
-
         return ray_engine(device, jobs, address)
     if address is not None:
         raise FlexActError("--address is the address of a Ray cluster; give it with --engine ray.")
