@@ -566,7 +566,8 @@ def test_two_ranks_train_as_one_process_does(
 ) -> None:
     # Ten steps are a short run: with the usual step size a logit goes ten up or down in one of them, and where
     # probabilities are 0 or 1 their gradients are rounding. The weight of the KL counts in layers of this width.
-    changes = {"policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
+    # The rewind comes after three rounds.
+    changes = {"round_steps": 3, "policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     options = f"--dataset cifar10 --method flexact-all --epochs 2 --batch 8 --lr {lr} --width 4 --norm synced --partial"
