@@ -40,6 +40,8 @@ TRIALS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("flexact-all", WITH_ELU, {"advantage": "normalized"}),
 ]
 """Method, candidates (empty for a fixed activation), and changes to the policy."""
+BY_SITE = {"share": "site", "rewind": False}
+"""The earlier default, with which the committed rows were made."""
 HELD_OUT = 5
 """One in this many images is held out."""
 
@@ -67,7 +69,7 @@ def main() -> None:
             }
             if any(about.items() <= row.items() for row in rows):
                 continue
-            settings = {"epochs": given.epochs, "width": given.width, "changes": changes}
+            settings = {"epochs": given.epochs, "width": given.width, "changes": {**BY_SITE, **changes}}
             protocol = Protocol(**settings, candidates=candidates or None, evaluate_every=given.epochs)
             with tempfile.TemporaryDirectory() as folder:
                 done = train_cell(Cell("cifar100", "resnet18", method, seed), protocol, images, Path(folder), device)

@@ -8,9 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
+from flexact import Schedule
 from flexact.errors import FlexActError
 from flexact.ops import dispatch
+from flexact.routing.sites import routers_of, sites_of
+from flexact.studies.device_lock import wait
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -31,6 +35,37 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], N
         raise cause or error from None
     torch.cuda.synchronize(device)
     return graph.replay
+
+
+def captured_by_thread(
+    work: Callable[[], object], network: nn.Module, device: torch.device
+) -> tuple[Callable[[], None], list[Any]]:
+    """Return a replay of a training step, and what must live as long as the replay: the tables that it reads, which
+    routers and sites replace at times.
+
+    torch.cuda.graph is not used, because it synchronizes the whole device and collects garbage, which is too slow while
+    other threads train.
+    """
+    wait(device)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    sites = sites_of(network)
+    read: list[Any] = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
+    return graph.replay, read + [site.picked for site in sites]
+
+
+def routing_state(schedule: Schedule) -> tuple[Any, ...]:
+    """Return a tuple that changes when a graph must be captured again: when a candidate is dropped, a warm-up ends, or
+    the weights are rewound."""
+    if schedule.committed:
+        return ()
+    router = schedule.router
+    sites = tuple(site.dropped_at._version for site in router.sites)
+    return (router.warming_up, router.trying, schedule.rewound_at, *sites)
 
 
 def autocast(device: torch.device, half: bool) -> torch.autocast:

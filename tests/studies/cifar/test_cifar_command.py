@@ -77,6 +77,14 @@ def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def test_cells_in_threads_have_the_results_of_cells_in_processes(command: list[str], tmp_path: Path) -> None:
+    for engine in ("streams", "local"):
+        options = ["--engine", engine, "--jobs", "2", "--epochs", "1", "--seeds", "1", "--quiet"]
+        assert ran(*command[5:], *options, "--out", str(tmp_path / engine)) == 0
+    assert results(tmp_path / "streams") == results(tmp_path / "local")
+    assert {row["state"] for row in results(tmp_path / "streams")} == {"done"}
+
+
 def ran(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "cifar", *arguments])

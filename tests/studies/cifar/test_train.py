@@ -23,9 +23,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flexact import FlexActError, Recorder, extract
+from flexact import FlexActError, Recorder, commit, extract
 from flexact.candidates import lookup
 from flexact.config import PAPER_CANDIDATES
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar import checkpoint, step, train
 from flexact.studies.cifar.methods import METHODS, build
 from flexact.studies.cifar.protocol import Cell, Protocol
@@ -41,7 +42,10 @@ from flexact.studies.grid.cell_task import LOCK, is_locked, locked
 
 CPU = torch.device("cpu")
 SMALL = {"resnet18": (1, 1)}
-PROTOCOL = Protocol(epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0)
+SHORT_ROUNDS = {"round_steps": 4}
+"""Four candidates are picked from in two rounds, so the weights are rewound after step 8, in the second epoch."""
+BY_SITE = {"share": "site", "rewind": False}
+PROTOCOL = Protocol(epochs=4, batch=8, lr=0.02, width=4, evaluate_every=2, checkpoint_minutes=0, changes=SHORT_ROUNDS)
 PICKS = Cell("cifar10", "resnet18", "flexact-all", 0)
 RELU = Cell("cifar10", "resnet18", "relu", 0)
 
@@ -181,7 +185,8 @@ def test_a_run_leaves_a_curve_and_the_history_of_its_picks(straight: Path) -> No
     assert [bool(line["test_accuracy"]) for line in curve] == [False, True, False, True]
     assert float(curve[1]["lr"]) == pytest.approx(0.02 * (1 + math.cos(math.pi * 9 / 20)) / 2)
     history = Recorder.load(straight / "history.jsonl")
-    assert [record["step"] for record in history] == [0, 5, 10, 15, 20]
+    assert [record["step"] for record in history] == [0, 5, 8, 13, 18, 23, 28]  # the weights are rewound at 8
+    assert [record["epoch"] for record in history] == pytest.approx([0, 1, 1.6, 2.6, 3.6, 4.6, 5.6])
     assert sorted(path.name for path in straight.iterdir()) == [
         "checkpoint.json",
         "curve.csv",
@@ -203,20 +208,86 @@ def test_a_finished_cell_is_not_trained_again(straight: Path, images: Images) ->
 def test_a_graph_is_captured_anew_when_candidates_are_dropped(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     captures: list[int] = []
 
-    def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    def captured(work: Callable[[], None], *_: Any) -> tuple[Callable[[], None], list[Any]]:
         captures.append(graphed.steps_done)
-        return work
+        return work, []
 
-    protocol = Protocol(epochs=8, batch=8, lr=0.02, width=4)
+    protocol = _changed({"changes": {"round_steps": 9}})
     eager, graphed = (training_of("flexact-all", images, protocol) for _ in range(2))
-    monkeypatch.setattr(step, "captured", captured)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(step, "captured_by_thread", captured)
     graphed._captures = True
-    for _ in range(40):
+    while not eager.is_done:
         eager.step()
         graphed.step()
-    assert captures == [3, 12, 22, 31]  # rounds end at 9, 19 and 28 of 40 steps; three direct steps come after each
+    assert captures == [3, 12, 21]  # rounds end at 9 and 18 of 38 steps; three direct steps come after each
     torch.testing.assert_close(graphed.state(), eager.state(), rtol=0, atol=0, equal_nan=True)
+
+
+# Picking, then training as if the picks had been known
+
+
+@pytest.mark.parametrize("candidates", [("relu", "leaky_relu", "gelu", "silu"), ("silu", "gelu")])
+def test_the_final_network_is_that_of_the_cell_with_the_picked_activation(
+    candidates: tuple[str, ...], images: Images, tmp_path: Path
+) -> None:
+    protocol = _changed({"candidates": candidates})
+    outcome = trained(Cell("cifar10", "resnet18", "flexact-all", 1), images, tmp_path / "picked", protocol)
+    (pick,) = set(outcome.picks.values())  # one for all sites
+    assert pick in candidates
+    fixed = trained(Cell("cifar10", "resnet18", pick, 1), images, tmp_path / "fixed", protocol)
+    assert_same_run(tmp_path / "picked", tmp_path / "fixed")
+    assert (outcome.accuracy, outcome.losses) == (fixed.accuracy, fixed.losses)
+
+
+def test_a_penultimate_pick_is_trained_as_if_it_had_been_known(images: Images) -> None:
+    protocol = _changed({"candidates": ("silu", "gelu")})
+    picking, known = (training_of("flexact-penultimate", images, protocol) for _ in range(2))
+    while not picking.is_done:
+        picking.step()
+    (picked,), (site,) = sites_of(picking.network), sites_of(known.network)
+    site.drop(torch.tensor([[name not in picked.picks for name in site.candidates]]), step=0)
+    known.network, known.schedule = commit(known.network), None
+    while not known.is_done:
+        known.step()
+    ours, theirs = (extract(one.network).state_dict() for one in (picking, known))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_picking_comes_on_top_of_the_epochs_and_is_counted(straight: Path) -> None:
+    about = json.loads((straight / "checkpoint.json").read_text())
+    assert (about["step"], about["outcome"]["epochs"]) == (28, 4)
+    assert len(about["picking_ms"]) == 2  # the first epoch, and the steps until the rewind
+    median = sorted(line["step_ms"] for line in about["curve"])
+    expected = (median[1] + median[2]) / 2 + min(about["picking_ms"]) * 8 / 20
+    assert about["outcome"]["step_ms"] == pytest.approx(expected)
+
+
+def test_picking_longer_than_the_epochs_repeats_them(images: Images, tmp_path: Path) -> None:
+    protocol = _changed({"epochs": 1, "evaluate_every": 1, "changes": {"round_steps": 4, "commit_at": 0.9}})
+    outcome = trained(PICKS, images, tmp_path / "picked", protocol)
+    assert json.loads((tmp_path / "picked" / "checkpoint.json").read_text())["step"] == 8 + 5
+    trained(Cell("cifar10", "resnet18", outcome.picks["layer1.0.relu"], 0), images, tmp_path / "fixed", protocol)
+    assert_same_run(tmp_path / "picked", tmp_path / "fixed")
+
+
+def test_a_blend_that_diverges_keeps_relu_and_starts_again(
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def broken_once(answers: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        return cross_entropy(answers, y) * (torch.nan if len(calls) == 3 else 1)
+
+    cross_entropy = nn.functional.cross_entropy
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.functional, "cross_entropy", broken_once)
+        with pytest.warns(UserWarning, match="every site keeps its original function"):
+            outcome = trained(PICKS, images, tmp_path / "picked")
+    assert set(outcome.picks.values()) == {"relu"}
+    assert len(calls) == 3 + 20
+    trained(RELU, images, tmp_path / "fixed")
+    assert_same_run(tmp_path / "picked", tmp_path / "fixed")
 
 
 # Going on
@@ -227,8 +298,9 @@ def test_a_graph_is_captured_anew_when_candidates_are_dropped(images: Images, mo
     [
         ("relu", {}),
         ("flexact-all", {}),
-        ("flexact-all", {"policy": "paper"}),
-        ("flexact-all", {"changes": {"granularity": "channel"}}),
+        ("flexact-all", {"policy": "paper", "changes": {}}),
+        ("flexact-all", {"changes": BY_SITE}),
+        ("flexact-all", {"changes": {**SHORT_ROUNDS, "granularity": "channel"}}),
     ],
 )
 def test_a_run_stopped_in_the_middle_of_epochs_goes_on_bit_for_bit(
@@ -236,7 +308,7 @@ def test_a_run_stopped_in_the_middle_of_epochs_goes_on_bit_for_bit(
 ) -> None:
     cell, protocol = Cell("cifar10", "resnet18", method, 3), _changed(changes)
     trained(cell, images, tmp_path / "straight", protocol)
-    for steps in (0, 3, 4, 5, 0, 1):
+    for steps in (0, 3, 4, 1, 0, 1, 4, 3):  # also right before and right after the rewind
         with pytest.raises(Stopped, match=r"start it again to resume from .*checkpoint\.json"):
             trained(cell, images, tmp_path / "stopped", protocol, stop=After(steps))
     trained(cell, images, tmp_path / "stopped", protocol)
@@ -250,11 +322,12 @@ def _changed(changes: dict[str, Any]) -> Protocol:
 def test_a_run_that_is_terminated_and_then_killed_goes_on_bit_for_bit(
     folder: Path, images: Images, tmp_path: Path
 ) -> None:
-    out, protocol = tmp_path / "killed", Protocol(epochs=4, batch=8, lr=0.02, width=4)
+    out, protocol = tmp_path / "killed", Protocol(epochs=4, batch=8, lr=0.02, width=4, changes=SHORT_ROUNDS)
     train_cell(PICKS, protocol, images, tmp_path / "straight", CPU)
     options = "--dataset cifar10 --model resnet18 --method flexact-all --epochs 4 --batch 8 --lr 0.02 --width 4"
     # A checkpoint about every step: the moment of the kill is then often that of a writing.
     command = [*options.split(), "--checkpoint-minutes", "0.0001", "--partial", "--data", folder, "--out", out]
+    command += ["--changes", json.dumps(SHORT_ROUNDS)]
 
     def started() -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -297,7 +370,7 @@ def step_reached(process: subprocess.Popen[str], folder: Path, wanted: int) -> N
 # What goes wrong
 
 
-@pytest.mark.parametrize("file", ["checkpoint-10.safetensors", "checkpoint.json", "curve.csv", "history.jsonl"])
+@pytest.mark.parametrize("file", ["checkpoint-18.safetensors", "checkpoint.json", "curve.csv", "history.jsonl"])
 def test_a_full_disk_stops_the_run_and_spoils_nothing(
     file: str, straight: Path, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,12 +380,12 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
     replace = os.replace
 
     def no_room(source: Path, target: Path) -> None:
-        if Path(target).name == file and step_of(tmp_path) == 5:
+        if Path(target).name == file and step_of(tmp_path) == 13:
             full(target)
         replace(source, target)
 
     def no_line(self: Recorder, step: int, **values: float) -> None:
-        if file == "history.jsonl" and step == 10:
+        if file == "history.jsonl" and step == 18:
             full(tmp_path / file)
         record(self, step, **values)
 
@@ -322,7 +395,7 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
         patched.setattr(Recorder, "record", no_line)
         with pytest.raises(FlexActError, match=rf"{file}: No space left on device"):
             trained(PICKS, images, tmp_path)
-    assert step_of(tmp_path) == 5
+    assert step_of(tmp_path) == 13
     assert checkpoint.load(tmp_path) is not None
     trained(PICKS, images, tmp_path)
     assert_same_run(tmp_path, straight)
@@ -493,7 +566,8 @@ def test_two_ranks_train_as_one_process_does(
 ) -> None:
     # Ten steps are a short run: with the usual step size a logit goes ten up or down in one of them, and where
     # probabilities are 0 or 1 their gradients are rounding. The weight of the KL counts in layers of this width.
-    changes = {"policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
+    # The rewind comes after three rounds.
+    changes = {"round_steps": 3, "policy": {"logit_step_size": 0.2, "alpha": 1000.0}}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     options = f"--dataset cifar10 --method flexact-all --epochs 2 --batch 8 --lr {lr} --width 4 --norm synced --partial"

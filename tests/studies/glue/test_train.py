@@ -12,6 +12,7 @@ import torch
 
 import flexact
 from flexact import FlexActError
+from flexact.config import PAPER_CANDIDATES
 from flexact.studies.glue import trainer
 from flexact.studies.glue.data import load, measured
 from flexact.studies.glue.encoder import build, find_encoder
@@ -168,6 +169,9 @@ def test_a_pretrained_start_is_every_policys() -> None:
         config = Protocol(policy=policy, candidates=("relu", "tanh")).config(seed=4)
         assert (config.init, config.seed, config.candidates) == ("original", 4, ("relu", "tanh"))
         assert 0 < config.warmup < config.commit_at
+    pretrained = {"init": "original", "warmup": 0.3}  # as docs/transformers.md shows for a Trainer
+    assert Protocol().config(seed=0) == flexact.FlexConfig(candidates=PAPER_CANDIDATES, **pretrained)
+    assert Protocol(policy="paper").config(seed=0) == flexact.FlexConfig.paper(**pretrained)
     assert Protocol(policy="paper").logit_lr is not None
     assert Protocol().logit_lr is None
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from flexact import FlexActError
+from flexact.studies.device_lock import DeviceLock
 from flexact.studies.grid.cell_task import Task, run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
-from flexact.studies.picks.device_lock import DeviceLock
 from flexact.studies.picks.protocol import Cell, Grid, Protocol
 from flexact.studies.picks.study import Store
 from flexact.studies.workers import Answer

@@ -24,15 +24,16 @@ from flexact.studies.cifar import checkpoint
 from flexact.studies.cifar.methods import build, picking_sites
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.ranks import Ranks, synced
-from flexact.studies.cifar.step import Training
+from flexact.studies.cifar.step import SCHEDULE, TOTALS, Training, deterministic
 from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
+from flexact.studies.device_lock import wait
 from flexact.studies.grid.cell_task import CURVE, Stopped
 
 HISTORY = "history.jsonl"
 NETWORK = "network.safetensors"
 AGREE_EVERY = 20
-"""Steps between two collectives that ask all ranks whether to stop or to save."""
+"""Steps between two waits for the device, and between two collectives that ask all ranks whether to stop or to save."""
 
 
 class NanLoss(FlexActError):
@@ -68,7 +69,7 @@ class Outcome:
     """By epoch."""
     seconds: float
     step_ms: float
-    """The median over epochs."""
+    """Training time per step of the final network: the median over its epochs, plus its share of picking."""
     picks: dict[str, str]
     """By site, in depth order; empty for methods that do not pick."""
     epochs: int
@@ -95,6 +96,8 @@ class CellRun:
         self.ranks = Ranks.current()
         self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
         self.curve: list[Epoch] = []
+        self.picking_ms: list[float] = []
+        """Milliseconds per step, for each epoch of picking."""
         self.seconds_before = 0.0
         self.saved_at = -1
 
@@ -134,13 +137,16 @@ class CellRun:
         training = self.training
         self.started = self.saved = time.monotonic()
         self._restart_timing()
-        while training.steps_done < training.total_steps:
+        while not training.is_done:
+            if training.steps_done % AGREE_EVERY == 0:
+                wait(self.device)
             if self.ranks.count == 1 or training.steps_done % AGREE_EVERY == 0:
                 self._stop_or_save()
+            was_picking = training.is_picking
             training.step()
-            if training.steps_done % training.steps_per_epoch == 0:
-                self._end_epoch(recorder)
-                if self.protocol.checkpoint_minutes == 0 and training.steps_done < training.total_steps:
+            if training.trained_steps % training.steps_per_epoch == 0:  # also at the rewind
+                self._end_epoch(recorder, was_picking)
+                if self.protocol.checkpoint_minutes == 0 and not training.is_done:
                     self._save()
 
     def _restart_timing(self) -> None:
@@ -158,27 +164,34 @@ class CellRun:
         if self.ranks.any(due and self.ranks.writes, self.device):
             self._save()
 
-    def _end_epoch(self, recorder: Recorder | None) -> None:
+    def _end_epoch(self, recorder: Recorder | None, was_picking: bool) -> None:
+        """Record an epoch. The epochs in which the sites picked are not part of the curve."""
         training = self.training
         loss, right = training.totals()
-        if not math.isfinite(loss):
-            raise self._not_finite(f"the loss of epoch {training.epochs_done} is {loss}")
         spent = time.monotonic() - self.timing_started - self.untimed
         step_ms = spent * 1e3 / (training.steps_done - self.timed_from)
-        epoch = training.epochs_done
+        if was_picking:
+            self.picking_ms.append(step_ms)
+        else:
+            self._extend_curve(loss, right, step_ms)
+        if recorder is not None:
+            with checkpoint.naming(self.folder / HISTORY):
+                recorder.record(training.steps_done, epoch=training.steps_done / training.steps_per_epoch, loss=loss)
+        self._restart_timing()
+
+    def _extend_curve(self, loss: float, right: float, step_ms: float) -> None:
+        training, epoch = self.training, len(self.curve) + 1
+        if not math.isfinite(loss):
+            raise self._not_finite(f"the loss of epoch {epoch} is {loss}")
         accuracy = None
         if self.ranks.writes and (epoch == self.protocol.epochs or epoch % self.protocol.evaluate_every == 0):
             accuracy = self._accuracy(extracted(training.network))
-        lr = training.lr(training.steps_done - 1)
+        lr = training.lr(training.trained_steps - 1)
         line = Epoch(epoch, loss, 100 * right, accuracy, lr, self._seconds(), step_ms)
         self.curve.append(line)
         if self.ranks.writes:
-            if recorder is not None:
-                with checkpoint.naming(self.folder / HISTORY):
-                    recorder.record(training.steps_done, epoch=epoch, loss=loss)
             self._write_curve()
             self.report(line)
-        self._restart_timing()
 
     def _accuracy(self, network: nn.Module) -> float:
         """The accuracy on the test images, in percent."""
@@ -187,24 +200,28 @@ class CellRun:
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         training = network.training
         network.eval()
-        with torch.inference_mode(), self.training.autocast():
+        with torch.inference_mode(), deterministic(self.device), self.training.autocast():
             for first in range(0, len(y), size):
                 batch = normalised(x[first : first + size], self.images.mean, self.images.std)
                 if self.device.type == "cuda":
                     batch = batch.contiguous(memory_format=torch.channels_last)
                 right += (network(batch).argmax(1) == y[first : first + size]).sum()
         network.train(training)
+        wait(self.device)
         return 100 * right.item() / len(y)
 
     def _finish(self) -> Outcome:
         """Save the extracted network, and return the result."""
-        network = self.training.network
+        network, steps = self.training.network, self.training.network_steps
+        step_ms = statistics.median(line.step_ms for line in self.curve)
+        if self.picking_ms:  # the low median leaves out an epoch that compiled kernels, if there are two
+            step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
         accuracy = self.curve[-1].test_accuracy
         outcome = Outcome(
             accuracy=math.nan if accuracy is None else accuracy,
             losses=tuple(line.loss for line in self.curve),
             seconds=self._seconds(),
-            step_ms=statistics.median(line.step_ms for line in self.curve),
+            step_ms=step_ms,
             picks=selection(network).leading if picking_sites(network) else {},
             epochs=len(self.curve),
             devices=tuple(self.devices),
@@ -228,11 +245,14 @@ class CellRun:
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Write curve and checkpoint; raises before anything is written if a tensor is not finite."""
-        # The evidence of candidates that were not dropped is NaN.
-        found = [tensor.isfinite().all() for name, tensor in tensors.items() if not name.endswith(".evidence")]
-        devices = {one.device for one in found}  # the weights that a rewind restores are in host memory
-        if not all(bool(torch.stack([one for one in found if one.device == device]).all()) for device in devices):
-            raise self._not_finite(f"a weight or the loss after step {self.training.steps_done} is not finite")
+        # The evidence of candidates that were not dropped is NaN. After a blend diverged, only its weights are rewound.
+        found = [
+            tensor.isfinite().all()
+            for name, tensor in tensors.items()
+            if not name.endswith(".evidence") and not name.startswith((SCHEDULE, TOTALS))
+        ]
+        if not bool(torch.stack(found).all()):
+            raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
         self._write_curve()
         checkpoint.save(self.folder, name, tensors, about)
 
@@ -247,11 +267,12 @@ class CellRun:
             "step": step,
             "seconds": self._seconds() if step else 0.0,
             "curve": [line._asdict() for line in self.curve],
+            "picking_ms": self.picking_ms,
         }
 
     def _resume(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         try:
-            self.curve = [Epoch(**line) for line in about["curve"]]
+            self.curve, self.picking_ms = [Epoch(**line) for line in about["curve"]], list(about["picking_ms"])
             self.devices = list(dict.fromkeys([*about["devices"], *self.devices]))
             self.seconds_before = float(about["seconds"])
             self.training.load(about["step"], tensors)

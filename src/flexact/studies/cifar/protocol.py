@@ -83,6 +83,8 @@ class Protocol(PickingProtocol):
         super().__post_init__()
         if self.nesterov and self.momentum == 0:
             raise FlexActError("nesterov=True needs a momentum above 0.")
+        if self.config(seed=0).pick_by == "trial":
+            raise FlexActError("pick_by='trial' has no checkpoints in this study; leave pick_by as it is.")
 
     def epochs_of(self, dataset: str) -> int:
         return self.epochs

@@ -4,12 +4,16 @@ On a GPU the whole step is one CUDA graph; on a CPU, and with several ranks, the
 between steps (images, crops, learning rate, the values that the Schedule sets) is read from fixed memory. The
 Schedule's own step runs on the host, outside of the graph; if it drops candidates, the kernels change, and the graph is
 captured again.
+
+A network that picks is trained for the protocol's epochs after its picks are made and its weights rewound. Learning
+rate, order and crops restart at the rewind. If picking takes more steps than these epochs, they are repeated.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,18 +24,20 @@ from flexact import Schedule, penalty
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.routing.call_statistics import mean_over_ranks
-from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import autocast, captured
+from flexact.studies.cuda_graph import autocast, captured_by_thread, routing_state
+from flexact.studies.device_lock import wait
 from flexact.studies.named_seeds import generator_of
 
 WARM_UP = 3
 """Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
-_MODEL, _MOMENTUM, _SCHEDULE, _TOTALS = "model.", "momentum.", "schedule.", "totals"
+_MODEL, _MOMENTUM, SCHEDULE, TOTALS = "model.", "momentum.", "schedule.", "totals"
+"""The names, or the beginnings of names, of tensors in a checkpoint."""
+_REWOUND = f"{SCHEDULE}rewound_at"
 
 
 class Training:
@@ -51,8 +57,10 @@ class Training:
             raise FlexActError(
                 f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
             )
-        self.total_steps = protocol.epochs * self.steps_per_epoch
+        self.network_steps = protocol.epochs * self.steps_per_epoch
+        """The number of steps that train the final network."""
         self.steps_done = 0
+        """The number of steps of the whole run, picking included."""
         self._forward = ranks.wrapped(network.train(), device)
         # A captured graph reads the learning rate from a tensor; only the fused SGD does so without synchronizing.
         self._lr = torch.full((), protocol.lr, device=device)
@@ -63,15 +71,17 @@ class Training:
             nesterov=protocol.nesterov,
             fused=True,
         )
-        self._sites = sites_of(network)
-        picks = bool(picking_sites(network))
-        self.schedule = Schedule(network, self.total_steps, self.optimizer) if picks else None
+        self.schedule: Schedule | None = None
+        if picking_sites(network):
+            self.schedule = Schedule(network, optimizer=self.optimizer, network_steps=self.network_steps)
+        self.total_steps = self.network_steps if self.schedule is None else self.schedule.total_steps
         own = len(range(protocol.batch)[self._part])
         self._order = torch.zeros(self.steps_per_epoch, own, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._mean, self._std = (torch.tensor(values, device=device) for values in (images.mean, images.std))
-        self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), device=device)
+        self._totals = torch.zeros(3, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda" and ranks.count == 1
         self._replay: Callable[[], None] | None = None
         self._read_by_graph: list[Any] = []
@@ -79,31 +89,43 @@ class Training:
         self._laid_out = -1
 
     @property
-    def epochs_done(self) -> int:
-        """The number of completed epochs."""
-        return self.steps_done // self.steps_per_epoch
+    def trained_steps(self) -> int:
+        """The number of steps that trained the current weights; 0 after a rewind."""
+        return self.steps_done if self.schedule is None else self.schedule.trained_steps
+
+    @property
+    def is_picking(self) -> bool:
+        """Whether the weights are yet to be rewound."""
+        rewinds = self.schedule is not None and self.schedule.rewound_at is None
+        return rewinds and self.total_steps > self.network_steps
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the final network is trained."""
+        return not self.is_picking and self.trained_steps >= self.network_steps
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step (from 0): a cosine from the protocol's rate to 0 at the end of the run."""
-        return self.protocol.lr * 0.5 * (1 + math.cos(math.pi * step / self.total_steps))
+        """The learning rate of a step (from 0): a cosine from the protocol's rate to 0 at the end of the last epoch."""
+        return self.protocol.lr * 0.5 * (1 + math.cos(math.pi * step / self.network_steps))
 
     def step(self) -> None:
         """Take one step, without waiting for the device."""
-        epoch, position = divmod(self.steps_done, self.steps_per_epoch)
+        place = self.trained_steps % self.network_steps
+        epoch, position = divmod(place, self.steps_per_epoch)
         if position == 0:
             self._totals.zero_()
-        if epoch != self._laid_out:
+        if position == 0 or epoch != self._laid_out:
             self._load_epoch(epoch, position)
-        self._lr.fill_(self.lr(self.steps_done))
+        self._lr.fill_(self.lr(place))
         if self._replay is not None:
             self._replay()
         else:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before = self._routing()
-            self.schedule.step()
-            if self._routing() != before:
+            before = routing_state(self.schedule)
+            self.schedule.step(mean_over_ranks(self._loss))
+            if routing_state(self.schedule) != before:
                 self._forget_graph()
         self.steps_done += 1
         if self._captures and self._replay is None and self._directly >= WARM_UP:
@@ -111,8 +133,8 @@ class Training:
 
     def totals(self) -> tuple[float, float]:
         """The epoch's mean loss and accuracy so far, over all ranks. Waits for the device."""
-        steps = (self.steps_done - 1) % self.steps_per_epoch + 1
-        loss, right = mean_over_ranks(self._totals).tolist()
+        wait(self.device)
+        loss, right, steps = mean_over_ranks(self._totals).tolist()
         return loss / steps, right / (steps * self._order.shape[1])
 
     def state(self) -> dict[str, Tensor]:
@@ -126,8 +148,10 @@ class Training:
                 state[f"{_MOMENTUM}{name}"] = momentum
         if self.schedule is not None:
             running = self.schedule.state_dict()
-            state |= {f"{_SCHEDULE}{name}": one for name, one in running.items() if isinstance(one, Tensor)}
-        state[_TOTALS] = mean_over_ranks(self._totals)
+            state |= {f"{SCHEDULE}{name}": one for name, one in running.items() if isinstance(one, Tensor)}
+            if self.schedule.rewound_at is not None:
+                state[_REWOUND] = torch.tensor(self.schedule.rewound_at)
+        state[TOTALS] = mean_over_ranks(self._totals)
         return state
 
     def load(self, steps_done: int, state: Mapping[str, Tensor]) -> None:
@@ -139,9 +163,13 @@ class Training:
                 own = torch.empty_like(parameter).copy_(momenta[name])  # in the parameter's memory order
                 self.optimizer.state[parameter]["momentum_buffer"] = own
         if self.schedule is not None:
-            at = {"step": steps_done}
-            self.schedule.load_state_dict({**self.schedule.state_dict(), **at, **_named(state, _SCHEDULE)})
-        self._totals.copy_(state[_TOTALS])
+            # Before the rewind, the initial weights are those of this new schedule: they depend on the seed only.
+            at: dict[str, Any] = {"step": steps_done}
+            if _REWOUND in state:
+                rewound_at = int(state[_REWOUND])
+                at |= {"rewound_at": rewound_at, "steps_lost": rewound_at, "start": None}
+            self.schedule.load_state_dict({**self.schedule.state_dict(), **_named(state, SCHEDULE), **at})
+        self._totals.copy_(state[TOTALS])
         self.steps_done, self._laid_out = steps_done, -1
         self._forget_graph()
 
@@ -170,33 +198,32 @@ class Training:
         drawn = self._draws.index_select(0, self._position).squeeze(0)
         x = augmented(images.train_x.index_select(0, chosen), self._mean, self._std, drawn)
         y = images.train_y.index_select(0, chosen)
-        with self.autocast():
-            answers = self._forward(x)
-            loss = F.cross_entropy(answers, y)
-            total = loss if self.schedule is None else loss + penalty(self.network)
-        total.backward()
+        with deterministic(self.device):
+            with self.autocast():
+                answers = self._forward(x)
+                loss = F.cross_entropy(answers, y)
+                total = loss if self.schedule is None else loss + penalty(self.network)
+            total.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._loss = loss.detach()
         with torch.no_grad():
-            self._totals += torch.stack([loss.detach().double(), (answers.argmax(1) == y).sum().double()])
+            right = (answers.argmax(1) == y).sum()
+            self._totals += torch.stack([self._loss.double(), right.double(), torch.ones_like(self._totals[0])])
             self._position += 1
 
     def _capture(self) -> None:
-        self._replay = captured(self._work, self.device)
-        # A graph reads tables that the router and the sites replace at times, for example in an evaluation. The tables
-        # that the graph reads must live as long as the graph.
-        routers = routers_of(self._sites)
-        self._read_by_graph = [dict(vars(part)) for router in routers for part in (router, router.gathered)]
-        self._read_by_graph += [site.picked for site in self._sites]
+        self._replay, self._read_by_graph = captured_by_thread(self._work, self.network, self.device)
 
     def _forget_graph(self) -> None:
-        if self._replay is not None:
-            torch.cuda.synchronize(self.device)  # the graph may still be running
+        wait(self.device)  # the graph may still be running
         self._replay, self._read_by_graph, self._directly = None, [], 0
 
-    def _routing(self) -> tuple[tuple[bool, int], ...]:
-        """A tuple that changes when a warm-up ends or a candidate is dropped, also in a single channel."""
-        return tuple((site.router.warming_up, site.dropped_at._version) for site in self._sites)
+
+def deterministic(device: torch.device) -> AbstractContextManager[Any]:
+    """Fixed algorithms that add in a fixed order, so that a resumed run is bit-identical. The setting is global, so no
+    other thread may run until it is left."""
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

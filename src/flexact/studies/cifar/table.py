@@ -61,7 +61,7 @@ class Summary:
     device: str
     """The device of the times, the same for all methods of a model and data set; empty if nothing was timed."""
     step_ms: float
-    """The time of a training step, mean over seeds; NaN if it was not measured on that device."""
+    """Training time per step of the final network, mean over seeds; NaN if it was not measured on that device."""
     against: Comparison | None
     """The comparison with ReLU; None for ReLU itself, and if no seed of ReLU is done."""
     cost: float
@@ -181,7 +181,8 @@ def _row(one: Summary) -> dict[str, str]:
 
 def _explained(protocol: Protocol, timed: bool) -> str:
     times = (
-        "cost: time of a training step relative to ReLU's, median over epochs; none if cells shared a device."
+        "cost: training time per step of the final network, with picking, relative to ReLU's; none if cells shared a "
+        "device."
         if timed
         else "Cells shared a device, so times are left out."
     )
@@ -189,6 +190,6 @@ def _explained(protocol: Protocol, timed: bool) -> str:
     return (
         "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
         f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. {times} Flex-Act "
-        f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy}). The paper's figures are from "
-        f"{CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five candidates."
+        f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy_and_changes}). The paper's "
+        f"figures are from {CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five candidates."
     )

@@ -11,10 +11,11 @@ the end network.safetensors, the extracted network.
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
+from flexact.studies.device_lock import DEVICE
 from flexact.studies.grid.cell_task import Stopped, locked
 from flexact.studies.grid.engines import devices
 from flexact.studies.grid.study import LOCK, POLICIES
@@ -68,10 +70,11 @@ def train_cell(
     """
     if images.name != cell.dataset:
         raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
-    # Fixed algorithms that add in a fixed order, so that a resumed run is bit-identical.
-    flags = torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
-    with study_stream(device), flags:
-        return CellRun(cell, protocol, images, Path(folder), device, report, stop).outcome()
+    try:
+        with DEVICE.held(), study_stream(device):
+            return CellRun(cell, protocol, images, Path(folder), device, report, stop).outcome()
+    finally:
+        gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
 
 @contextmanager

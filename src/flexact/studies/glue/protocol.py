@@ -77,7 +77,7 @@ class Protocol(PickingProtocol):
     ] = 2.0
     keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {**PickingProtocol.OWN_CHANGES, **PRETRAINED}
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay", "checkpoint_minutes")
 

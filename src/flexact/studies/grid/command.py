@@ -39,8 +39,8 @@ class GridCommand:
     engine: Annotated[
         str,
         typer.Option(
-            help="local (processes), ray (a cluster), streams (threads that share one GPU; picks only) or inline (this "
-            "process; compare only)."
+            help="local (processes), ray (a cluster), streams (threads that share one GPU; cifar and picks) or inline "
+            "(this process; compare only)."
         ),
     ] = "local"
     address: Annotated[

@@ -95,7 +95,7 @@ class PickingProtocol(GridProtocol):
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(POLICIES, PAPER_CANDIDATES)
     """The default candidates of each policy."""
-    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {"share": "site", "rewind": False}
+    OWN_CHANGES: ClassVar[Mapping[str, Any]] = {}
     """The fields that the study changes in every policy."""
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
 
@@ -117,8 +117,13 @@ class PickingProtocol(GridProtocol):
             fields["policy"] = base.to_dict()["policy"] | fields["policy"]
         return FlexConfig.from_dict(fields)
 
+    @property
+    def policy_and_changes(self) -> str:
+        """The name of the policy and what is changed in it, such as "default, share=site"."""
+        return ", ".join([self.policy, *(f"{name}={value}" for name, value in self.changes.items())])
+
     def about(self) -> list[str]:
-        return [f"policy {self.policy}", f"candidates {', '.join(self.candidates or ())}"]
+        return [f"policy {self.policy_and_changes}", f"candidates {', '.join(self.candidates or ())}"]
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "candidates": list(self.candidates or ())}

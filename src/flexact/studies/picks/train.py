@@ -17,8 +17,8 @@ import torch
 from flexact.config import FlexConfig
 from flexact.io.atomic_files import write_whole
 from flexact.studies.cuda_graph import study_stream
+from flexact.studies.device_lock import DEVICE
 from flexact.studies.grid.study import candidate_of
-from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.picking import Picked, flexact_run, further_steps, picked_at_random, picked_by_flexact
 from flexact.studies.picks.protocol import ABLATED, Cell, Protocol
 from flexact.studies.picks.setting import Picks, Setting

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from flexact import Schedule, param_groups
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.routing.sites import routers_of, sites_of
+from flexact.routing.sites import sites_of
+from flexact.studies.cuda_graph import captured_by_thread, routing_state
+from flexact.studies.device_lock import wait
 from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.named_seeds import seed_of
-from flexact.studies.picks.device_lock import DEVICE
 from flexact.studies.picks.task import Problem, Task
 
 WARM_UP_STEPS = 100
@@ -94,7 +95,7 @@ class Training:
 
     def run(self, steps: int, stop: Callable[[], bool] = never) -> None:
         """Train for a number of steps and synchronize. Raises `Stopped` if `stop()` returns True between steps."""
-        self._wait()
+        wait(self.device)
         start = time.perf_counter()
         done = 0
         while done < steps:
@@ -106,8 +107,8 @@ class Training:
                 self.step()
                 done += 1
                 if done % PICKING_STEPS_AT_ONCE == 0:
-                    self._wait()
-        self._wait()
+                    wait(self.device)
+        wait(self.device)
         self.seconds += time.perf_counter() - start
 
     def step(self) -> None:
@@ -118,9 +119,9 @@ class Training:
             self._work()
             self._directly += 1
         if self.schedule is not None:
-            before, tried = self._routing(), self.schedule.router.trying
+            before, tried = routing_state(self.schedule), self.schedule.router.trying
             self.schedule.step(self.loss)
-            if self._routing() != before:
+            if routing_state(self.schedule) != before:
                 self._switch_graph(tried)
             if self.schedule.rewound_at == self.schedule.steps_done:
                 self._place.fill_(self.schedule.trained_steps)
@@ -136,7 +137,7 @@ class Training:
         if self.schedule is not None:  # counted on the host while the device works
             for _ in range(steps):
                 self.schedule.step(self.loss)
-        self._wait()
+        wait(self.device)
         return steps
 
     @torch.no_grad()
@@ -161,7 +162,7 @@ class Training:
         """
         assert self.schedule is not None
         if self._replay is not None:
-            self._wait()
+            wait(self.device)
             if tried is not None:
                 self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, self._states)
         self._replay, self._read_by_graph, self._directly = None, [], 0
@@ -190,35 +191,10 @@ class Training:
         self.loss = loss.detach()
         self._place.add_(1).remainder_(len(self._rates))
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            with DEVICE.released():
-                torch.cuda.current_stream(self.device).synchronize()
-
     def _capture(self) -> None:
-        """Capture the step on the current stream. torch.cuda.graph is not used, because it synchronizes the whole
-        device and collects garbage, which is too slow while other threads train."""
-        self._wait()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            self._work()
-        finally:
-            graph.capture_end()
-        self._replay = graph.replay
+        """Capture the step on the current stream."""
+        self._replay, self._read_by_graph = captured_by_thread(self._work, self.network, self.device)
         self._states = [self.optimizer.state[one] for one in self._weights]  # a rewind puts others in their place
-        # Tables that the router may replace must live as long as the graph that reads them.
-        sites = sites_of(self.network)
-        self._read_by_graph = [dict(vars(part)) for one in routers_of(sites) for part in (one, one.gathered)]
-
-    def _routing(self) -> tuple[Any, ...]:
-        """Return a tuple that changes when a candidate is dropped, a warm-up ends, or the weights are rewound."""
-        assert self.schedule is not None
-        if self.schedule.committed:
-            return ()
-        router = self.schedule.router
-        sites = tuple(site.dropped_at._version for site in router.sites)
-        return (router.warming_up, router.trying, self.schedule.rewound_at, *sites)
 
 
 def _rate(task: Task, step: int, steps: int) -> float:

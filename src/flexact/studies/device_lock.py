@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 
 class DeviceLock:
     """A lock that its holder can release temporarily."""
@@ -42,3 +44,10 @@ class DeviceLock:
 
 
 DEVICE = DeviceLock()
+
+
+def wait(device: torch.device) -> None:
+    """Wait for the current stream, while other threads may use the device."""
+    if device.type == "cuda":
+        with DEVICE.released():
+            torch.cuda.current_stream(device).synchronize()
