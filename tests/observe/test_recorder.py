@@ -363,3 +363,11 @@ def test_the_loss_is_that_of_the_schedule_unless_it_is_given() -> None:
     recorder.record(4)
     assert [entry.get("loss") for entry in recorder.history] == [None, 0.5, 0.25, 7.0, None]
     assert recorder.history[1]["accuracy"] == 0.9
+
+
+def test_a_step_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
+    path, model = tmp_path / "history.jsonl", network()
+    with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="optimizer steps"):
+        recorder.record(10**400, loss=1.0)
+    with Recorder(model, path, resume=True) as recorder:
+        assert recorder.history == []

@@ -375,7 +375,7 @@ class KeptByAHookOfASequential(Animal):
         return F.relu_(self.block(h)) + self.kept.pop()
 
 
-@left_alone("needs it to overwrite its input")
+@left_alone("it works in place, and other code may read its input")
 class ModuleOfAChild(Animal):
     def __init__(self):
         super().__init__()
@@ -401,6 +401,96 @@ class FunctionOfAChildWithASetting(Animal):
 class ModuleRenames(Animal):
     """The result has another name, and nothing reads the overwritten tensor later."""
 
+
+def rectifiers():
+    return nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True)
+
+
+@left_alone("it works in place, and other code may read its input")
+class FirstOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Sequential(nn.Dropout(0.0), nn.ReLU(inplace=True)), nn.Linear(6, 6))
+
+    def act(self, h):
+        return self.block(h) + h
+
+
+@identical
+class FirstOfASequentialAfterALayer(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6))
+
+    def act(self, h):
+        return self.block(self.first(h)) + h
+
+
+@identical
+class AfterALayerOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(*rectifiers())
+
+    def act(self, h):
+        return self.block(h) + h
+
+
+@left_alone("it works in place, and other code may read its input")
+class LayersOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(*rectifiers())
+
+    def act(self, h):
+        before = self.block[0](h)
+        return self.block[1](before) + before
+
+
+@left_alone("it works in place, and other code may read its input")
+class KeepsEveryOutput(Animal):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(rectifiers())
+
+    def act(self, h):
+        kept = []
+        for layer in self.layers:
+            h = layer(h)
+            kept.append(h)
+        return sum(kept)
+
+
+@left_alone("it works in place, and other code may read its input")
+class KeepsOutputsOfASequential(Animal):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(*rectifiers())
+
+    def act(self, h):
+        kept = {}
+        for name, layer in self.features._modules.items():
+            h = kept[name] = layer(h)
+        return kept["0"] + kept["2"]
+
+
+@left_alone("it works in place, and other code may read its input")
+class HookKeepsALayersOutput(Animal):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(*rectifiers())
+        self.kept = []
+        self.block[2].register_forward_hook(self.keep)
+
+    def keep(self, module, args, result):
+        self.kept.append(result)
+
+    def act(self, h):
+        return self.block(h) + self.kept.pop()
+
+
+@left_alone("it works in place, and other code may read its input")
+class CalledThroughAVariable(Animal):
     def __init__(self):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
@@ -436,3 +526,7 @@ class ModuleRenamesInALoop(Animal):
             g = h * i
             y = self.relu(g)
         return total + y
+
+        relu = self.relu
+        relu(h)
+        return h

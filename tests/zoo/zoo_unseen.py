@@ -649,3 +649,71 @@ class MethodOfAContainer(Animal):
         pair = Pair(h, h.tanh())
         kept = pair
         return pair.relu().left + kept.relu_().right.relu()
+
+
+@left_alone("its children are iterated over")
+class ListsItsAttributes(Animal):
+    def act(self, h):
+        return F.relu(h) * len(self.__dict__["_modules"])
+
+
+@left_alone("its children are iterated over")
+class ListsItsVariables(Animal):
+    def act(self, h):
+        return F.relu(h) * len(vars(self)["_modules"])
+
+
+@left_alone("its children are iterated over")
+class ComputesANameToAskFor(Animal):
+    def act(self, h):
+        name = "re" + "lu"
+        return F.relu(h) + hasattr(self, name)
+
+
+class PassesOnAttributes(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+    def forward(self, h):
+        return self.base(h)
+
+
+@left_alone("act reads getattr(self.wrapped, 'negative_slope', 1.0)")
+class SettingOfAWrapped(Animal):
+    def __init__(self):
+        super().__init__()
+        self.wrapped = PassesOnAttributes(nn.LeakyReLU(0.3))
+
+    def act(self, h):
+        return self.wrapped(h) * getattr(self.wrapped, "negative_slope", 1.0)
+
+
+class Shifted(torch.Tensor):
+    """A tensor with its own method of the same name."""
+
+    def relu(self):
+        return self.clamp(min=0) + 1
+
+
+@identical
+class MethodOfASubclass(Animal):
+    def act(self, h):
+        return h.as_subclass(Shifted).relu().as_subclass(torch.Tensor) + h.relu()
+
+
+@identical
+class CompiledPart(Animal):
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        self.compiled = torch.compile(self.part, backend="eager")
+
+    def act(self, h):
+        return self.compiled(h)

@@ -94,6 +94,8 @@ class Recorder:
         `schedule.step(loss)` unless you give it.
         """
         step = value_checks.integer("step", step)
+        if step > value_checks.MOST_STEPS:  # the file could not be read again
+            raise FlexActError(f"step must be the number of optimizer steps done; got {step!r:.80}.")
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
                 f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To resume "

@@ -24,11 +24,11 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
 from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
-from flexact.surgery.scope import UNKNOWN, Scope, is_unobserved, tensor_of
+from flexact.surgery.scope import UNKNOWN, Scope, attribute_of, is_unobserved, tensor_of
 from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of, nodes_of
 
 _LISTS_ALL = {"modules", "named_modules"}
-_LISTS_CHILDREN = {"_modules", "children", "named_children"} | _LISTS_ALL
+_LISTS_CHILDREN = {"__dict__", "_modules", "children", "named_children"} | _LISTS_ALL
 _LISTS_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"}
 _APPLIES = {"apply", "_apply"}
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
@@ -49,6 +49,11 @@ class Call:
     """Whether a site can be called with the same arguments."""
     place: float
     """As `Reading.place`."""
+
+    def calls(self, module: nn.Module) -> bool:
+        """Return whether it is a call of a module, from the class that holds it or from another one."""
+        names = [] if self.child is None or self.child in vars(self.reading.owner) else self.child.split(".")
+        return bool(names) and functools.reduce(attribute_of, names, self.reading.owner) is module
 
     @property
     def lines(self) -> Iterator[tuple[str, int]]:
@@ -111,51 +116,42 @@ class Reading:
                     how = "checks for this type" if is_activation_type(kind) else exact
                     self.conflicts[kind] = f"{method} {how}"
                 with contextlib.suppress(CannotRewrite):
-                    self._check(method, Scope(function, self.owner))
+                    if function.__module__ != nn.Sequential.__module__:  # a container lists its own children
+                        self._check(method, Scope(function, self.owner))
 
     def _check(self, method: str, scope: Scope) -> None:
-        """Check the attributes that a method reads, and the functions to which it passes submodules."""
+        """Notice each attribute of a submodule that a method reads."""
         calls = nodes_of(ast.Call, scope.definition)
         called = {call.func for call in calls}
         firsts = [call for call in calls if scope.value(call.func) is next and len(call.args) == 1]
-        of_first = {node for call in firsts for node in ast.walk(call)}
-        for node in nodes_of(ast.Attribute, scope.definition):
-            holder = scope.value(node.value)
-            is_super = isinstance(node.value, ast.Call) and scope.value(node.value.func) is super
-            known = self if is_super else self.readings.get(id(holder))
-            if known is not None:
-                known.check(node.attr)
-            elif holder is not UNKNOWN or node.attr in _APPLIES or not (node in called or node.attr == "_modules"):
+        in_firsts = {node for call in firsts for node in ast.walk(call)}
+        for holder, name, node, by in _reads(scope, method):
+            value = scope.value(holder)
+            is_super = isinstance(holder, ast.Call) and scope.value(holder.func) is super
+            known = self if is_super else self.readings.get(id(value))
+            if known is not None and isinstance(node, ast.Attribute):
+                known.check(name)
+            reading = known or self
+            is_first = name in _LISTS_TENSORS and node in in_firsts
+            if is_first and not _begins_with_activation(reading.owner):
                 continue
-            reading = known or self  # an unknown holder may be any submodule
-            is_first = node.attr in _LISTS_TENSORS and node in of_first
-            if not is_first or _begins_with_activation(reading.owner):
-                reading.notice(node.attr, method, node, known is None)
-        attributes = [node for node in nodes_of(ast.Attribute, scope.definition) if node not in called]
-        reads: list[tuple[ast.AST, Any, ast.AST]] = [(node.value, node.attr, node) for node in attributes]
-        for call in calls:
-            function, by = scope.value(call.func), method
-            names = set[Any]()
-            if any(function is one for one in (getattr, hasattr)):
-                names = {scope.value(argument) for argument in call.args[1:2]}
-                reads += [(call.args[0], name, call) for name in names]
-            elif isinstance(function, types.FunctionType):
-                names = {name for code in codes_of(function.__code__) for name in code.co_names}
-                if f"{function.__module__}.".startswith("torch."):
-                    names = {function.__name__}  # nn.Module.children(self)
-                names, by = names & (_LISTS_CHILDREN | _LISTS_TENSORS), f"{function.__name__}, which {method} calls,"
-            passed = [self.readings.get(id(scope.value(argument))) for argument in call.args]
-            for reading, name in itertools.product(filter(None, passed), names):
-                reading.notice(name, by, call)
-        asked = {
-            name: node
-            for variable, name, node in reads
-            if isinstance(variable, ast.Name) and scope.value(variable) is UNKNOWN  # it may be any submodule
-            if isinstance(name, str) and not hasattr(Tensor, name)
-        }
-        for module in filter(is_activation, self.owner.modules()) if asked else ():
-            for name in asked.keys() & (vars(module).keys() - _OF_ALL_MODULES):
-                self.readings[id(module)].notice(name, method, asked[name])
+            if known is not None:
+                known.notice(name, by, node)
+            elif value is UNKNOWN and (name == "_modules" or (node in called and name not in _APPLIES)):
+                self.notice(name, by, node, is_deep=True)  # it may be any submodule
+            is_variable = value is UNKNOWN and isinstance(holder, ast.Name) and node not in called
+            if is_variable or (known is not None and attribute_of(known.owner, name) is UNKNOWN):
+                for one in reading.settings.get(name, ()):  # a submodule, or one that hands on its attributes
+                    one.notice(name, by, node)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, list[Reading]]:
+        """The activations in the module, by the names of their settings."""
+        found: dict[str, list[Reading]] = {}
+        for module in filter(is_activation, self.owner.modules()):
+            for name in vars(module).keys() - _OF_ALL_MODULES:
+                found.setdefault(name, []).append(self.readings[id(module)])
+        return found
 
     def notice(self, name: str, by: str, node: ast.AST, is_deep: bool = False) -> None:
         """Note that an attribute of this module is read. is_deep: whether it may be an attribute of any submodule."""
@@ -214,15 +210,6 @@ class _Reader(ast.NodeVisitor):
             self.visit(node.value)
 
     visit_Name = visit_Attribute
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """A statement such as `self.block.act(h)`, which is of use only if the module works in place."""
-        self.visit(node.value)
-        if isinstance(node.value, ast.Call) and "." in (self.scope.path(node.value.func) or ""):
-            module = self.scope.value(node.value.func)
-            if isinstance(module, nn.Module) and is_activation(module) and getattr(module, "inplace", False):
-                method = f"{type(self.reading.owner).__name__}.{self.method}"
-                self.reading.readings[id(module)].conflicts[nn.Module] = f"{method} needs it to overwrite its input"
 
     def visit_Call(self, node: ast.Call) -> None:
         value = self.scope.value(node.func)
@@ -285,6 +272,26 @@ class _Reader(ast.NodeVisitor):
         if module is not None:
             reading.calls.append(Call(reading, edit, module, child, is_plain, reading.place))
         return module is not None
+
+
+def _reads(scope: Scope, method: str) -> Iterator[tuple[ast.expr, str, ast.expr, str]]:
+    """Yield the attributes that a method reads: the holder, the name, the expression, and what reads it. The method may
+    do so itself, with a function such as getattr, or in a function to which it passes the holder."""
+    for node in nodes_of(ast.Attribute, scope.definition):
+        yield node.value, node.attr, node, method
+    for call in nodes_of(ast.Call, scope.definition):
+        function, names, by = scope.value(call.func), set[str](), method
+        if any(function is one for one in (getattr, hasattr, vars, dir)) and call.args:
+            name = scope.value(call.args[1]) if len(call.args) > 1 else UNKNOWN
+            is_plain_getattr = function is getattr and len(call.args) == 2  # it finds only what is there
+            names = {name} if isinstance(name, str) else set() if is_plain_getattr else {"__dict__"}
+        elif isinstance(function, types.FunctionType):
+            names = {name for code in codes_of(function.__code__) for name in code.co_names}
+            if f"{function.__module__}.".startswith("torch."):
+                names = {function.__name__}  # nn.Module.children(self)
+            names, by = names & (_LISTS_CHILDREN | _LISTS_TENSORS), f"{function.__name__}, which {method} calls,"
+        for holder, name in itertools.product(call.args, names):
+            yield holder, name, call, by
 
 
 def _begins_with_activation(owner: nn.Module) -> bool:

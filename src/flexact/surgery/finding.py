@@ -25,7 +25,9 @@ from flexact.activations import (
     spelling,
 )
 from flexact.surgery.calls import Call, Reading
+from flexact.surgery.fused_site import is_sequential
 from flexact.surgery.rewriting import Edit, edited_class, homes
+from flexact.surgery.scope import is_new_from, is_unobserved
 
 Kind = Literal["module", "call", "function"]
 Place = tuple[float, ...]
@@ -197,9 +199,47 @@ class Findings:
                 parent, _, attribute = call.child.rpartition(".")
                 self._called.add((id(owner.get_submodule(parent)), attribute))
 
+    def _is_seen(self, name: str) -> bool:
+        """Return whether other code may read the tensor that an in-place module overwrites, in a call that is not
+        rewritten."""
+        path, _, attribute = name.rpartition(".")
+        module, parent = self._modules[name], self._modules[path]
+        calls = [call for reading in self.readings.values() for call in reading.calls if call.calls(module)]
+        if any(call.child != attribute and not call.is_plain for call in calls):
+            return True  # a call in another class than the parent's
+        if is_sequential(parent):
+            grandparent, _, own = path.rpartition(".")
+            is_listed = (
+                own in self.readings[id(self._modules[grandparent])].asked or self.readings[id(parent)].is_listed
+            )
+            return is_listed or not self._is_new(name)
+        return not calls and (
+            isinstance(parent, (nn.ModuleList, nn.ModuleDict)) or bool(self.readings[id(parent)].scopes)
+        )
+
+    def _is_new(self, name: str) -> bool:
+        """Return whether nothing else holds the input of a module."""
+        path, _, attribute = name.rpartition(".")
+        parent = self._modules[path]
+        if not is_sequential(parent) or not name:
+            scopes = self.readings[id(parent)].scopes.values() if name else ()
+            calls = [(scope, call) for scope in scopes for call in scope.calls_of(self._modules[name])]
+            return bool(calls) and all(is_unobserved(scope, call, call.args[0]) for scope, call in calls)
+        for module in reversed(list(parent)[: list(parent._modules).index(attribute)]):
+            if module._forward_hooks:  # they may keep its result
+                return False
+            if is_new_from(module) or any(True for _ in module.parameters()):
+                return True
+        return self._is_new(path)
+
     def _leave_conflicts(self) -> None:
-        """Leave an activation alone if a method of an enclosing module depends on its type or on all parameters."""
+        """Leave an activation alone if a method of an enclosing module depends on its type or on all parameters, or if
+        other code may see that it works in place."""
         for one in self.found:
+            is_in_place = one.kind == "module" and getattr(one.original, "inplace", False)
+            if is_in_place and any(name and self._is_seen(name) for name in one.names):
+                self.conflicting[one.name] = one
+                self.left_alone[one.name] = "it works in place, and other code may read its input; use inplace=False"
             rewritten = {homes(type(call.reading.owner))[0] for call in one.calls}
             parts = [name.split(".") for name in one.names if name]
             around = {".".join(path[:i]) for path in parts for i in range(len(path) + (one.kind == "module"))}

@@ -57,8 +57,8 @@ SEQUENTIAL = Edit("forward", "sequential", (0, 0, 0, 0))
 
 
 def overwritten(site: Callable[[Any], Any], h: Any, inplace: bool, method: str = "") -> Any:
-    """Return site(h), and overwrite h with it if in place. If h is not a tensor, call its method of a given name."""
-    if method and not isinstance(h, (Tensor, fx.Proxy)):
+    """Return site(h), and overwrite h with it if in place. If h has its own method of a given name, call that."""
+    if method and not isinstance(h, fx.Proxy) and getattr(type(h), method, None) is not getattr(Tensor, method):
         return getattr(h, method)()
     return h.copy_(site(h.clone())) if inplace else site(h)
 

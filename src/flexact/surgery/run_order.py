@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +58,7 @@ def run_order(
     seen: dict[int, Seen] = {}
     given: Any = example_inputs if isinstance(example_inputs, (tuple, list, dict)) else [example_inputs]
     try:
-        with same_random_state(model), torch.set_grad_enabled(graph):
+        with same_random_state(model), torch.set_grad_enabled(graph), _eager():
             twin = copied(model, (parameter for parameter in model.parameters() if not is_lazy(parameter))).eval()
             with Watch(twin, findings.lines_left(findings.found), sigmoids) as watch:
                 recorded = _recorded(model, twin, findings, seen, graph)
@@ -69,6 +71,12 @@ def run_order(
         ) from error
     findings.left_alone |= watch.found
     return seen
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """Run compiled submodules uncompiled. Nothing is compiled if dynamo, which takes seconds to import, is not."""
+    is_imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_imported else contextlib.nullcontext()
 
 
 def _recorded(model: nn.Module, twin: nn.Module, findings: Findings, seen: dict[int, Seen], graph: bool) -> nn.Module:

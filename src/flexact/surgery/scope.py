@@ -57,7 +57,7 @@ class Scope:
             value = self.owner
         for name in names:
             try:
-                value = UNKNOWN if value is UNKNOWN else _attribute(value, name)
+                value = UNKNOWN if value is UNKNOWN else attribute_of(value, name)
             except Exception:  # a lazy module that cannot be imported, or an object whose attributes raise errors
                 return UNKNOWN
         return value
@@ -83,6 +83,11 @@ class Scope:
         name = node.attr if isinstance(node, ast.Attribute) else ""
         return UNKNOWN if name == "training" or name in self.stored else self.value(node)
 
+    def calls_of(self, module: nn.Module) -> list[ast.Call]:
+        """Return the calls of a module with one argument."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and len(node.args) == 1]
+        return [call for call in calls if self.value(call.func) is module]
+
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
         first, *names = names_of(node) or [""]
@@ -101,7 +106,7 @@ def names_of(node: ast.AST) -> list[str]:
     return [node.id, *names] if isinstance(node, ast.Name) else []
 
 
-def _attribute(value: Any, name: str) -> Any:
+def attribute_of(value: Any, name: str) -> Any:
     """Return an attribute without running a property or a user's `__getattr__`."""
     if isinstance(value, types.ModuleType):
         return getattr(value, name, UNKNOWN)
@@ -177,14 +182,18 @@ def is_fresh(scope: Scope, node: ast.AST, unshared: str = "") -> bool:
     if not isinstance(node, ast.Call):
         return isinstance(node, ast.BinOp) or (isinstance(node, ast.Name) and node.id == unshared)
     module = scope.value(node.func)
+    if any(module is function for function in _NEW_FROM_FUNCTIONS) or is_new_from(module):
+        return True
+    takes_one = len(node.args) == 1 and not node.keywords and (module is None or isinstance(module, nn.Module))
+    return takes_one and not (module and module._forward_hooks) and is_fresh(scope, node.args[0], unshared)
+
+
+def is_new_from(module: Any) -> bool:
+    """Return whether a module is a layer of torch without hooks, so that nothing else holds its result."""
     while type(module) is nn.Sequential and len(module) and not module._forward_hooks:
         module = module[-1]
-    if any(module is function for function in _NEW_FROM_FUNCTIONS):
-        return True
-    if type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity:
-        return not module._forward_hooks  # a hook may keep the output
-    takes_one = len(node.args) == 1 and not node.keywords and (module is None or isinstance(module, nn.Module))
-    return takes_one and is_fresh(scope, node.args[0], unshared)
+    is_layer = type(module).__module__ in _NEW_FROM_MODULES and type(module) is not nn.Identity
+    return is_layer and not module._forward_hooks
 
 
 def target_of(statement: ast.Assign | ast.AugAssign) -> str:
