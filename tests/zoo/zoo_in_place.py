@@ -397,11 +397,6 @@ class FunctionOfAChildWithASetting(Animal):
         return self.inner.function(h, 0.3)
 
 
-@identical
-class ModuleRenames(Animal):
-    """The result has another name, and nothing reads the overwritten tensor later."""
-
-
 def rectifiers():
     return nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True)
 
@@ -496,6 +491,20 @@ class CalledThroughAVariable(Animal):
         self.relu = nn.ReLU(inplace=True)
 
     def act(self, h):
+        relu = self.relu
+        relu(h)
+        return h
+
+
+@identical
+class ModuleRenames(Animal):
+    """The result has another name, and nothing reads the overwritten tensor later."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def act(self, h):
         g = h * 2
         y = self.relu(g)
         return y + 1
@@ -526,7 +535,3 @@ class ModuleRenamesInALoop(Animal):
             g = h * i
             y = self.relu(g)
         return total + y
-
-        relu = self.relu
-        relu(h)
-        return h
