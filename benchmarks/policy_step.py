@@ -42,15 +42,15 @@ def timed(sites: int, phase: str, repeats: int) -> dict[str, float]:
         loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        start = time.thread_time()
+        start = time.perf_counter()
         action = schedule._action(optimizer)
         if action is not None:
             action(False)
-        acted = time.thread_time()
+        acted = time.perf_counter()
         schedule.step(loss)
-        stepped = time.thread_time()
+        stepped = time.perf_counter()
         router.refresh(training=True)
-        return acted - start, stepped - acted, time.thread_time() - stepped
+        return acted - start, stepped - acted, time.perf_counter() - stepped
 
     until = {"moving": 20, "still": 355, "trial": 20, "committed": schedule.commit_step + 5}[phase]
     while schedule.steps_done < until:

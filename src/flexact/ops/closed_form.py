@@ -18,34 +18,19 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
-from flexact.ops import shared_sigmoid, small_form
+from flexact.ops import shared_sigmoid
 from flexact.ops.blending import Blending
-from flexact.ops.small_form import CHEAP
 
 BLOCK = 1 << 17
 """Elements per block and CPU thread (512 KiB): the fastest of 2^14 to 2^20 in benchmarks/op_cpu.py."""
 MOST_KEPT = 1 << 19
 """Maximum number of elements of a CPU tensor for which the values are kept (2 MiB per candidate in float32). For larger
 tensors, storing and loading the values takes longer than recomputing them."""
-SHARED_FROM = small_form.MOST + 1
+SHARED_FROM = 1 << 14
 """Minimum number of elements of a CPU tensor for which candidates share a sigmoid; smaller ones have more overhead."""
 
-NON_DECREASING = frozenset(
-    {
-        "relu",
-        "leaky_relu",
-        "identity",
-        "relu6",
-        "hardtanh",
-        "sigmoid",
-        "tanh",
-        "elu",
-        "selu",
-        "softplus",
-        "relu_squared",
-    }
-)
-"""Candidates whose slope is never negative, so that the sum of its absolute values is its sum."""
+CHEAP = frozenset({"relu", "leaky_relu", "identity", "relu6", "hardtanh", "hardswish"})
+"""The candidates whose values are never kept, because recomputing them takes no longer than loading them."""
 
 Function = Callable[[Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], Tensor]
@@ -65,8 +50,6 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
     kept: a list to which the blended slope and the values of each block are appended, for `backward`.
     """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
-    if small_form.takes(h, blending):
-        return small_form.forward(h, blending, kept)
     x = torch.empty_like(h)
     sweep = Sweep(h, blending)
     sums: list[list[Tensor]] = []
@@ -74,7 +57,7 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
         slope = None if kept is None else torch.zeros_like(source)
         values, totals = [], []
-        for (function, derivative, weight), rises in zip(sweep.functions(source), sweep.rises, strict=True):
+        for function, derivative, weight in sweep.functions(source):
             if slope is None and not statistics and _is_zero(weight):
                 continue
             value = function(source)
@@ -86,7 +69,7 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
                 sweep.add(slope, own_slope, weight)
                 values.append(value)
             if statistics:
-                totals.append(sweep.total(own_slope if rises else own_slope.abs()))
+                totals.append(sweep.total(own_slope.abs()))
         if mixed is not block_x:
             block_x.copy_(mixed)
         if kept is not None and slope is not None:
@@ -105,10 +88,7 @@ def backward(
     kept: the tensors that `forward` saved; empty to recompute them.
     """
     h, weights = dense(h), blending.weights
-    delta = with_layout_of(h, delta)
-    if small_form.takes(h, blending):
-        return small_form.backward(delta, h, blending, need_logits, kept)
-    gradient = torch.empty_like(h)
+    delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
     sweep, remaining = Sweep(h, blending), iter(kept)
     inner: list[list[Tensor]] = []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
@@ -192,7 +172,6 @@ class Sweep:
             self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
         self.weights = [weights[k] for k in blending.alive]
         self._candidates = [lookup(blending.keys[k]) for k in blending.alive]
-        self.rises = [candidate.name in NON_DECREASING for candidate in self._candidates]
         self._shares = (
             self.on_cpu
             and self.dtype == torch.float32

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flexact.candidates import Candidate, lookup
-from flexact.ops import closed_form, derivatives, differentiable, small_form
+from flexact.ops import closed_form, derivatives, differentiable
 from flexact.ops.blending import Blending
 
 
@@ -33,9 +33,7 @@ class Terms:
         self.source, self._shape, self._stride = self.sweep.flat(h).to(self.sweep.dtype), h.shape, h.stride()
         self._orders: list[list[Tensor]] = []
         self._blends: dict[int, Tensor] = {}
-        if kept and small_form.takes(h, blending):
-            self._blends[1], self._orders = kept[0], [small_form.values(kept[1], h, blending)]
-        elif len(kept) == self.sweep.kept_per_block:  # the tensor was processed as one block
+        if len(kept) == self.sweep.kept_per_block:  # the tensor was processed as one block
             self._blends[1], self._orders = kept[0], [self.sweep.with_cheap(list(kept[1:]), self.source)]
 
     def order(self, n: int) -> list[Tensor]:

@@ -384,7 +384,7 @@ class Schedule:
         """Write the values in place, since a captured CUDA graph reads this memory. Skip unchanged values, since each
         write is a kernel launch."""
         self.router.move_to_device()
-        temperatures = self.router.temperature_buffers()
+        temperatures = [site.temperature for site in self.router.sites]
         held = [*temperatures, self._step_size, self.router.alpha]
         if self._written == ((temperature, step_size, alpha), [version_of(one) for one in held]):
             return

@@ -80,7 +80,6 @@ class Router(SiteTables[AnySite]):
         self._read: list[tuple[int, int] | None] = [None] * len(sites)
         self._alive: Tensor | None = None
         self._alive_is_old = True
-        self._made_from: tuple[Tensor, Tensor] | None = None  # the logits and temperatures of the tables, if known
 
     @property
     def at_rest(self) -> bool:
@@ -94,7 +93,7 @@ class Router(SiteTables[AnySite]):
             for site in self.sites:
                 site.notice_copied_buffers()
             self._read = [_state_of(site) for site in self.sites]
-        if self.at_rest and all(site.only_candidate is not None for site in self.sites):
+        if all(site.only_candidate is not None for site in self.sites):
             return
         if training and not self.scheduled and not recomputing():
             self.advance()
@@ -178,7 +177,7 @@ class Router(SiteTables[AnySite]):
 
     def alive_changed(self) -> None:
         """Mark the tables as outdated after a drop or after a state was loaded."""
-        self._alive_is_old, self._decided, self.current, self._made_from = True, False, False, None
+        self._alive_is_old, self._decided, self.current = True, False, False
 
     def called(self) -> Tensor:
         """Return a mask of the rows that were called in this step, (rows, 1)."""
@@ -201,20 +200,14 @@ class Router(SiteTables[AnySite]):
         self._device, self._alive = self.device, None
         self.gathered.clear()
         self.ready = self.current = self._decided = False
-        self._made_from = None
         self.lay_out()
         self.noise = self._drawn().to(self.device)
         self.alpha = torch.tensor(self.config.policy.alpha, device=self.device)
 
     def _probabilities(self) -> tuple[Tensor, Tensor]:
-        """Return π and p, (rows, K) each. On a CPU, those of the last step are returned while the logits hold still."""
-        logits, temperature, noise = self.logits(), self.temperature(), self.config.policy.noise
-        keeps = noise == 0 and self.device.type == "cpu" and not torch.compiler.is_compiling() and _is_real(logits)
-        if keeps and self._made_from is not None and all(map(torch.equal, self._made_from, (logits, temperature))):
-            return self.pi, self.p
-        self._made_from = (logits, temperature) if keeps and not transforming() else None
-        of_pi = log_pi(logits, self.alive())
-        return of_pi.exp(), probabilities(of_pi, self.noise if noise else None, temperature)
+        """Return π and p, (rows, K) each."""
+        of_pi = log_pi(self.logits(), self.alive())
+        return of_pi.exp(), probabilities(of_pi, self.noise if self.config.policy.noise else None, self.temperature())
 
     def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
         """Return `_probabilities`, computed by one kernel."""
@@ -240,7 +233,6 @@ class Router(SiteTables[AnySite]):
         if self.ready and is_wrapped(self.p):  # tensors of torch.func cannot be copied
             del state["pi"], state["p"]
             state["ready"] = state["current"] = False
-            state["_made_from"] = None
         return state
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:

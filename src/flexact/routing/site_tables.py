@@ -26,7 +26,6 @@ class Site(Protocol):
     view: Any
     """The site's `flexact.routing.router.View`, which its router sets."""
     _parameters: dict[str, nn.Parameter | None]
-    _buffers: dict[str, Tensor | None]
 
     @property
     def label(self) -> str: ...
@@ -65,7 +64,7 @@ class SiteTables(Generic[AnySite]):
 
     def flat_logits(self) -> list[Tensor]:
         """Return the full logits of each site."""
-        every = self.parameters()
+        every = [site.logits for site in self.sites]
         for site, logits in zip(self.sites, every, strict=True):
             if logits.dtype in (torch.float16, torch.bfloat16):
                 raise FlexActError(
@@ -76,16 +75,12 @@ class SiteTables(Generic[AnySite]):
 
     def temperature(self) -> Tensor:
         """Return τ of each row, (rows, 1)."""
-        by_site = torch.stack(self.temperature_buffers())
+        by_site = torch.stack([site.temperature for site in self.sites])
         return (by_site if self.rows == len(self.sites) else by_site[self._site_of_row]).unsqueeze(1)
 
     def temperatures(self) -> list[Tensor]:
         """Return τ of each site as a tensor of shape (1,)."""
-        return [temperature.view(1) for temperature in self.temperature_buffers()]
-
-    def temperature_buffers(self) -> list[Tensor]:
-        """Return the buffer `temperature` of each site."""
-        return [site._buffers["temperature"] for site in self.sites]  # type: ignore[misc]
+        return [site.temperature.view(1) for site in self.sites]
 
     def width(self) -> Tensor:
         """Return the number of elements per sample of each row, (rows, 1)."""
