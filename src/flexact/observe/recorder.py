@@ -94,7 +94,7 @@ class Recorder:
         `schedule.step(loss)` unless you give it.
         """
         step = value_checks.integer("step", step)
-        if step > value_checks.MOST_STEPS:  # the file could not be read again
+        if step > value_checks.MAX_STEPS:  # the file could not be read again
             raise FlexActError(f"step must be the number of optimizer steps done; got {step!r:.80}.")
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
