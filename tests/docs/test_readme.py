@@ -68,7 +68,7 @@ def test_the_caption_has_the_mean_regrets_of_the_table() -> None:
     mean = {line.split("|")[1].strip(): line.split("|")[3].strip() for line in table.splitlines() if "|" in line}
     caption = re.sub(r"\s+", " ", README)
     assert f"Means: original activation {mean['original']}, race {mean['race']}, Flex-Act {mean['flexact']}." in caption
-    assert f"its regret is {mean['flexact']}: 0 is the best" in caption
+    assert f"Its mean regret over ten tasks is {mean['flexact']}, where 0 is the best" in caption
 
 
 def test_every_task_of_the_benchmark_has_a_row() -> None:

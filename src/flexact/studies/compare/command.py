@@ -25,7 +25,9 @@ def compare(
             help="The training, train(model, seed, make_schedule) -> score, as module:name.", show_default=False
         ),
     ] = None,
-    candidates: Annotated[shared.Names, typer.Option(help="The candidates.", show_default="those of --config")] = None,
+    candidates: Annotated[
+        shared.Names, typer.Option(help="The candidates, with commas between them.", show_default="those of --config")
+    ] = None,
     methods: Annotated[
         shared.Names,
         typer.Option(
