@@ -23,7 +23,7 @@ _Kinds = tuple[tuple[str, dict[str, Any]], ...]
 
 
 def _own_modules() -> dict[str, _Kinds]:
-    """Return the candidates' own types; nn.GELU is the type of two candidates."""
+    """Return the module type of each built-in candidate, with its settings; two candidates are an nn.GELU."""
     found: dict[str, _Kinds] = {}
     for own in BUILT_IN:
         module = own.module()
@@ -93,8 +93,8 @@ SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation that a site can replace: it has a known type, that type's forward, and no
-    tensors."""
+    """Whether a module is an activation that a site can replace: it has a known type, its forward was
+    not replaced, and it holds no tensors."""
     if not is_activation_type(type(module)) or "forward" in vars(module):
         return False
     held = (*vars(module).values(), *module._parameters.values(), *module._buffers.values())
@@ -148,7 +148,7 @@ def function_name(module: nn.Module) -> str:
 
 
 def spelling(name: str) -> str:
-    """The name of a function or of its module, spelled alike: "leakyrelu" for leaky_relu_ and for LeakyReLU."""
+    """The name of a function or of its module in a common spelling: "leakyrelu" for leaky_relu_ and for LeakyReLU."""
     return "sigmoid" if name == "special_expit" else name.replace("_", "").lower()
 
 

@@ -73,7 +73,7 @@ def _differentiate(function: Callable[[Tensor], Tensor], h: Tensor, value: Tenso
 
 
 def _one(h: Tensor) -> Tensor:
-    """The gradient that makes torch's backward operators give the derivative itself; it takes no memory."""
+    """An upstream gradient of ones, with which torch's backward operators return the derivative; it takes no memory."""
     return h.new_ones(()).expand_as(h)
 
 
@@ -143,7 +143,7 @@ ALIASES = {
 """Other names of built-in candidates, in torch, timm and transformers."""
 
 ORIGINAL = "original"
-"""The name of a site's previous function if it is not a registered candidate."""
+"""In a config: the function that a site replaced. In a selection: that function, if it is not a built-in candidate."""
 
 _registry: dict[str, Candidate] = {candidate.name: candidate for candidate in BUILT_IN}
 _originals: dict[str, Candidate] = {}
@@ -331,8 +331,8 @@ def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[],
 
 
 def _check_form(name: str, form: Any) -> None:
-    """Raise if a Triton form is not a Triton function of one argument, or has the name of another one, by which Triton
-    tells them apart in a kernel."""
+    """Raise if a Triton form is not a Triton function of one argument, or if another form has the same
+    qualified name, by which Triton identifies functions in a kernel."""
     function = getattr(form, "fn", None)
     if not hasattr(form, "arg_names") or not callable(function):
         raise FlexActError(

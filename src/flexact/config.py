@@ -51,8 +51,8 @@ class Policy:
     alpha: float = 1.3
     """The weight of a KL correction."""
     alpha_kind: Literal["absolute", "relative"] = "relative"
-    """"absolute" adds α·KL to the loss. "relative" adds its gradient in units of the site's own task gradient, divided
-    by the number of elements of a sample at the site."""
+    """"absolute" adds α·KL to the loss. "relative" adds α·s/n·(q − p̃) to the logit gradient, where s is the
+    running root-mean-square of the site's task gradient, and n the number of elements per sample at the site."""
     alpha_schedule: Literal["constant", "falling"] = "constant"
     """Whether α is constant until the commitment, or falls linearly to 0 there."""
     lam: float | Literal["temperature"] = 0.3
@@ -64,8 +64,8 @@ class Policy:
     logit_step: Literal["schedule", "optimizer"] = "schedule"
     """Whether the Schedule moves the logits (see `flexact.policy.logit_updates`) or your optimizer does."""
     logit_step_size: float = 10.0
-    """Step size of logits that the Schedule moves, per elimination round: how far a logit with a perfectly consistent
-    gradient moves in a round, once the weights have settled."""
+    """How far the Schedule moves a logit with a perfectly consistent gradient in one round. In the first round, which
+    has no settling phase, it is 1/(1 − settle) times as far."""
     settle: float = 0.5
     """The fraction at the start of each round, except the first, in which the Schedule does not move the logits, so
     that the weights adapt to the last drop."""
@@ -145,7 +145,8 @@ class FlexConfig:
     pick_by: Literal["auto", "blend", "trial"] = "auto"
     """"blend": sites blend their candidates, and drop the least likely ones. "trial": each candidate is trained
     alone from the same initial weights, and they are compared by their loss; this needs `share="model"` and
-    `schedule.step(loss)`. "auto": a trial in a network without normalisation layers, a blend in others."""
+    `schedule.step(loss)`. "auto": a trial in a network without normalisation layers or with
+    `held_out`, if the other settings and the length of the run allow one; otherwise a blend."""
     share: Literal["model", "site"] = "model"
     """"model": sites with the same candidates pick together, with their combined evidence. "site": each picks alone."""
     trial_steps: int = 420
@@ -174,7 +175,7 @@ class FlexConfig:
     init_probability: float = 0.999
     """The initial π of the original function, with init="original"."""
     seed: int = 0
-    """Seed of the noise; the same seed repeats a run."""
+    """Seed of the noise and of the candidates' own initialisations."""
     policy: Policy = field(default_factory=Policy)
     """How the routing samples from its logits, corrects their gradients and moves them."""
 

@@ -19,7 +19,7 @@ class FlexActError(Exception):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'tanh'?" with the closest known word in any case, or "." if none is close."""
+    """Return "; did you mean 'tanh'?" with the closest known word, ignoring case, or "." if none is close."""
     names = {name.lower(): name for name in known}
     closest = difflib.get_close_matches(word.lower(), names, n=1)
     return f"; did you mean {names[closest[0]]!r}?" if closest else "."

@@ -37,8 +37,8 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
 def check_held_out(
     model: nn.Module, given: Callable[[], Any], loss: Callable[[str, float | None], float], site: FlexAct
 ) -> None:
-    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. Weights that are not
-    finite are no fault of it: they may have been loaded to resume a run whose current candidate has diverged.
+    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. If weights are
+    not finite, an infinite loss is accepted: the run may resume one whose current candidate has diverged.
 
     given: the function of the user. loss: the function that calls it and checks its result.
     """
@@ -61,7 +61,7 @@ def check_held_out(
 
 
 def held_out_number(value: Any) -> float:
-    """Return a held-out loss as a number. A TypeError, ValueError or RuntimeError says that it is none."""
+    """Return a held-out loss as a float. Raise a TypeError, ValueError or RuntimeError if it is not a number."""
     if isinstance(value, bool | str | bytes):
         raise TypeError
     return float(value)
@@ -131,7 +131,7 @@ def groups(router: SiteRouter) -> list[int]:
 
 
 def check_groups(saved: Any, router: SiteRouter) -> None:
-    """Raise if other sites pick together in the saved run. saved: None if the flexact that saved it was older."""
+    """Raise if the saved run groups the sites differently. saved: None if the flexact that saved it was older."""
     if saved is not None and saved != groups(router):
         raise FlexActError(
             f"the saved run has the groups {saved!r:.80} of sites that pick together, but this one has "
@@ -165,7 +165,7 @@ def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
 
 
 def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
-    """Return warnings about omissions of the training loop: the schedule's state on resuming, or the penalty.
+    """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
 
     stepped: whether an optimizer that holds logits has made a step.
     """

@@ -65,8 +65,8 @@ class Elimination:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
 
         found: (rows, K, 3), this round's evidence, edited in place. An unprotected original keeps the evidence of the
-        round that unprotected it. A leader can only be dropped in favour of the original, so its evidence becomes its
-        margin behind the original.
+        round that unprotected it. A leader is only dropped if the original is kept instead, so its evidence becomes its
+        margin behind the original, which is negative if the leader was ahead.
         """
         protected = self.protected[site.view.rows]
         unprotected = ~protected.to(found.device)

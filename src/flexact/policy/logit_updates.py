@@ -1,9 +1,9 @@
 """The penalty that the policy adds to the loss, and its update of the logits before an optimizer step.
 
-If the Schedule moves the logits (`Policy.logit_step`), a step does not depend on the optimizer, the loss scale or the
-run length: a site's logit gradient is averaged over recent steps and divided by its running root-mean-square, so that
-its consistency matters, and its magnitude does not. In one elimination round, a logit can move by
-`Policy.logit_step_size`.
+If the Schedule moves the logits (`Policy.logit_step`), how far they move in a round does not depend on the optimizer,
+the loss scale or the run length: a site's logit gradient is averaged over recent steps and divided by its running
+root-mean-square, so that its consistency matters, and its magnitude does not. In one elimination round, a logit can
+move by `Policy.logit_step_size`; in the first round, which has no settling phase, by 1/(1 − settle) times as much.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from flexact.routing.sites import one_router, sites_of
 
 VERSION = 2
 _in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
-"""The schedule of each router, by its id."""
+"""The newest acting schedule of each router, by the id of the router."""
 
 
 class Schedule:
@@ -105,7 +105,7 @@ class Schedule:
             )
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         self._start = StartingPoint(model, optimizer, rewinds, self._plan.rewinds)
-        self.router.trying = None  # set in a copy that was made in a trial
+        self.router.trying = None  # a model that was copied during a trial still has it set
         self._trial: Trial | None = None
         """The trial of this run while it lasts; None if the run picks by a blend."""
         if not self.committed:
@@ -183,7 +183,7 @@ class Schedule:
             self._end_picking()
         elif self.steps_done > self.commit_step:
             self._warn_once(
-                "some sites are not committed, although the commitment is over: an earlier state was loaded into the "
+                "some sites are not committed, although commit_step has passed: an earlier state was loaded into the "
                 "model but not into the schedule. Load the schedule's state from the same checkpoint."
             )
         self._start_step()

@@ -139,7 +139,7 @@ class Trial:
         self._rung += 1
         kept = list(evidence_of)[: self._rungs[self._rung].candidates if self._rung < len(self._rungs) else 1]
         originals = {site.original_index for site in sites} - {-1}
-        original = originals.pop() if len(originals) == 1 else -1  # several: no candidate is the original network
+        original = originals.pop() if len(originals) == 1 else -1  # no single candidate is the original network
         margin, error, steps = evidence_of.get(original, (math.inf, 0.0, 0.0))
         if original not in kept and margin <= SIGNIFICANT * error:  # no candidate is significantly better
             evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original

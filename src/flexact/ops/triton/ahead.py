@@ -47,8 +47,8 @@ def wait_for(key: Hashable) -> None:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    # Triton's front end enters `catch_warnings` at every node of the syntax tree. It is not thread-safe: threads that
-    # leave it out of order would change the warning filters of the process permanently.
+    # Triton's front end enters `catch_warnings`, which is not thread-safe, at every node of the syntax tree: threads
+    # that leave it out of order would change the warning filters of the process permanently.
     code_generator.warnings = types.SimpleNamespace(
         **vars(warnings) | {"catch_warnings": contextlib.nullcontext, "simplefilter": lambda *_: None}
     )

@@ -114,7 +114,7 @@ def blend(keys: tuple[str, ...], alive: tuple[int, ...]) -> Blend:
 
     A basis of at most FEW functions is kept until one candidate is left. The kernels are bound by memory: five
     candidates instead of two cost 2 % of a training step (candidates.csv of the overhead study), while compiling a
-    kernel for a smaller basis takes seconds.
+    kernel for a smaller basis takes up to a second.
     """
     forms = [form(key) for key in keys]  # empty for candidates without a form, which are eliminated here
     every, needed = (dict.fromkeys(part for k in some for part in forms[k]) for some in (range(len(keys)), alive))

@@ -62,7 +62,7 @@ class Launch:
         self._prepared: list[tuple[Launch, Callable[..., Iterable[torch.dtype]]]] = []
 
     def build_ahead(self, device: int, dtypes: Dtypes) -> None:
-        """Build the kernel in the background for aligned tensors, with all kernels that it prepares."""
+        """Build the kernel in the background for aligned tensors, and those registered with `prepares`."""
         ahead.start(self._build_key(device, dtypes), functools.partial(self._compile, device, dtypes))
         self._build_prepared_ahead(device, dtypes)
 

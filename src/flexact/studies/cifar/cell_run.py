@@ -245,7 +245,8 @@ class CellRun:
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Write curve and checkpoint; raises before anything is written if a tensor is not finite."""
-        # The evidence of candidates that were not dropped is NaN. After a blend diverged, only its weights are rewound.
+        # The evidence of candidates that were not dropped is NaN. A rewind does not reset
+        # the NaNs that a diverged blend left in the schedule and the totals.
         found = [
             tensor.isfinite().all()
             for name, tensor in tensors.items()

@@ -121,7 +121,7 @@ class Grid(Choices):
 
 
 class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+    """One row of results.csv. A failed cell has an error, and NaN or 0 in place of its metrics."""
 
     dataset: str
     model: str

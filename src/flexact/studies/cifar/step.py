@@ -5,8 +5,8 @@ between steps (images, crops, learning rate, the values that the Schedule sets) 
 Schedule's own step runs on the host, outside of the graph; if it drops candidates, the kernels change, and the graph is
 captured again.
 
-A network that picks is trained for the protocol's epochs after its picks are made and its weights rewound. Learning
-rate, order and crops restart at the rewind. If picking takes more steps than these epochs, they are repeated.
+If the policy rewinds, a network is trained for the protocol's epochs after the rewind, on top of the picking. Learning
+rate, order and crops restart at the rewind. If picking takes longer than these epochs, their order and crops repeat.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Training:
 
     @property
     def is_picking(self) -> bool:
-        """Whether the weights are yet to be rewound."""
+        """Whether the run is before its rewind; always False if the policy does not rewind."""
         rewinds = self.schedule is not None and self.schedule.rewound_at is None
         return rewinds and self.total_steps > self.network_steps
 
@@ -138,7 +138,7 @@ class Training:
         return loss / steps, right / (steps * self._order.shape[1])
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, except seed and epoch. All ranks must call this."""
+        """Everything that the next step depends on, except the seed and the step count. All ranks must call this."""
         state = {f"{_MODEL}{name}": tensor for name, tensor in self.network.state_dict().items()}
         for name, parameter in self.network.named_parameters():
             momentum = (
@@ -221,8 +221,8 @@ class Training:
 
 
 def deterministic(device: torch.device) -> AbstractContextManager[Any]:
-    """Fixed algorithms that add in a fixed order, so that a resumed run is bit-identical. The setting is global, so no
-    other thread may run until it is left."""
+    """A context in which cuDNN is deterministic, so that a resumed run is bit-identical. The setting is global, so no
+    other thread may train inside it."""
     return torch.backends.cudnn.flags(enabled=True, deterministic=True) if device.type == "cuda" else nullcontext()
 
 

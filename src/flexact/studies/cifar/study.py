@@ -24,7 +24,7 @@ from flexact.studies.grid.study import GridStudy, picks_column
 
 
 def figures(outcome: Any) -> dict[str, Any]:
-    """The columns of results.csv from an `Outcome`."""
+    """The metrics of an `Outcome`, by column of results.csv."""
     return {
         "accuracy": outcome.accuracy,
         "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,

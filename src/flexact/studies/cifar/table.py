@@ -46,7 +46,7 @@ CIFAR: dict[tuple[str, str, str], tuple[float, float, str]] = {
     for method, mean, deviation, p in zip(_METHODS, means, deviations, p_values, strict=True)
 }
 """Accuracy in percent, its deviation, and the p-value of a paired t-test against ReLU, by data set, model and method.
-The paper's AReLU row is `parametric`; it has no SPLASH."""
+The paper's AReLU row is `parametric`; the paper has no SPLASH row."""
 
 
 @dataclass(frozen=True)

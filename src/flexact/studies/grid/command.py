@@ -51,7 +51,7 @@ class GridCommand:
         typer.Option(
             min=1,
             help="Cells that run at the same time.",
-            show_default="one per device; glue on a CPU: one per core up to 4",
+            show_default="one per device; with streams 16; glue on a CPU: one per core up to 4",
         ),
     ] = None
     device: Annotated[
