@@ -7,7 +7,8 @@ processes=${1:-12} limit=${2:-400} logs=$(mktemp -d)
 export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8
 options=(-m gpu -q -o "addopts=--import-mode=importlib" -p no:cacheprovider --tb=short)
 python3 -m pytest "${options[@]}" --collect-only tests | grep :: > "$logs/all"
-echo "$(wc -l < "$logs/all") tests, logs in $logs"
+echo "$(wc -l < "$logs/all") tests"
+echo "logs in $logs" >&2
 for ((i = 0; i < processes; i++)); do
   awk -v n="$processes" -v i="$i" 'NR % n == i' "$logs/all" > "$logs/tests.$i"
   (timeout "$limit" python3 -m pytest "${options[@]}" "@$logs/tests.$i" > "$logs/$i.log" 2>&1

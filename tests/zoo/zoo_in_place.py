@@ -496,13 +496,15 @@ class CalledThroughAVariable(Animal):
         return h
 
 
-@identical
-class ModuleRenames(Animal):
-    """The result has another name, and nothing reads the overwritten tensor later."""
-
+class InPlace(Animal):
     def __init__(self):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
+
+
+@identical
+class ModuleRenames(InPlace):
+    """The result has another name, and nothing reads the overwritten tensor later."""
 
     def act(self, h):
         g = h * 2
@@ -511,11 +513,7 @@ class ModuleRenames(Animal):
 
 
 @identical
-class ModuleRenamesAndReadsBoth(Animal):
-    def __init__(self):
-        super().__init__()
-        self.relu = nn.ReLU(inplace=True)
-
+class ModuleRenamesAndReadsBoth(InPlace):
     def act(self, h):
         g = h * 2
         y = self.relu(g)
@@ -523,11 +521,7 @@ class ModuleRenamesAndReadsBoth(Animal):
 
 
 @identical
-class ModuleRenamesInALoop(Animal):
-    def __init__(self):
-        super().__init__()
-        self.relu = nn.ReLU(inplace=True)
-
+class ModuleRenamesInALoop(InPlace):
     def act(self, h):
         total, g = 0, h * 2
         for i in range(2):

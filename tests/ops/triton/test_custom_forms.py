@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,25 +185,13 @@ def test_the_closed_form_is_the_oracle_and_not_the_form(device: torch.device) ->
 
 BUILD = """
 import sys
-import torch, triton
-from triton.backends.compiler import GPUTarget
+import torch
 import forms
 from flexact.candidates import register_candidate
 from flexact.ops.blending import Blending
 from flexact.ops.triton import batch_norm, routed
 from flexact.ops.triton.launch import Launch
 
-class Card:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-triton.runtime.driver.set_active(Card())
 hashes = []
 
 def build(launch, *tensors):
@@ -251,15 +237,12 @@ def square_form(x):
 
 
 @pytest.mark.slow
-def test_the_kernels_build_for_a_card_and_an_edited_form_is_built_anew(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
-
+def test_the_kernels_build_for_a_card_and_an_edited_form_is_built_anew(
+    tmp_path: Path, printed_with_a_card: Callable[..., str]
+) -> None:
     def hashes(forms: str, *arguments: str) -> list[str]:
         (tmp_path / "forms.py").write_text(forms)
-        command = [sys.executable, "-c", BUILD, *arguments]
-        return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        return printed_with_a_card(BUILD, *arguments).split()
 
     every, again, edited = hashes(FORMS, "all"), hashes(FORMS), hashes(FORMS.replace("2 * x\n", "x + x\n"))
     assert every[: len(again)] == again
