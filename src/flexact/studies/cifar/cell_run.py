@@ -217,12 +217,13 @@ class CellRun:
         if self.picking_ms:  # the low median leaves out an epoch that compiled kernels, if there are two
             step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
         accuracy = self.curve[-1].test_accuracy
+        picking = {site.name for site in picking_sites(network)}
         outcome = Outcome(
             accuracy=math.nan if accuracy is None else accuracy,
             losses=tuple(line.loss for line in self.curve),
             seconds=self._seconds(),
             step_ms=step_ms,
-            picks=selection(network).leading if picking_sites(network) else {},
+            picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
             epochs=len(self.curve),
             devices=tuple(self.devices),
         )
