@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -160,6 +160,7 @@ def test_derivative_is_autograds_also_at_kinks_and_extremes(name: str, dtype: to
 
 
 @every_candidate
+@settings(max_examples=25)
 @given(h=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40))
 def test_derivative_is_autograds_anywhere(name: str, h: list[float]) -> None:
     at, candidate = torch.tensor(h, dtype=torch.float64), lookup(name)

@@ -277,7 +277,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(field=st.sampled_from([*FIELDS, *POLICY_FIELDS, "flexact_config"]), value=json_values)
 def test_hand_edited_json_is_a_config_or_an_error_of_ours(field: str, value: Any) -> None:
     fields = FlexConfig().to_dict()

@@ -1,4 +1,4 @@
-"""What docs/start.md prints is what its code prints, on one thread and on two."""
+"""What docs/start.md prints is what its code prints, on two threads. test_code_blocks.py runs it on one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def cells(table: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_tables_of_the_page_are_what_its_code_prints(threads: int, tmp_path: Path) -> None:
+def test_the_tables_of_the_page_are_what_its_code_prints(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     inspection, selection = SHOWN
     last = next(i for i, block in enumerate(CODE) if "print(flexact.selection(model))" in block)
-    settings = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": 200}
+    settings = {"OMP_NUM_THREADS": 2, "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": 200}
     ran = subprocess.run(
         [sys.executable, "-c", "\n".join(CODE[: last + 1])],
         cwd=tmp_path,

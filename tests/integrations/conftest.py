@@ -51,14 +51,8 @@ def tiny_bert() -> Callable[..., Any]:
     return build
 
 
-@pytest.fixture(scope="session")
-def converted() -> dict[str, tuple[nn.Module, torch.Tensor]]:
-    """Converted models by how they were made, and torch's random state after that: reading a BERT's source is slow."""
-    return {}
-
-
 @pytest.fixture
-def routed(tiny_bert: Callable[..., Any], converted: dict[str, tuple[nn.Module, torch.Tensor]]) -> Callable[..., Any]:
+def routed(tiny_bert: Callable[..., Any]) -> Callable[..., Any]:
     """Builds a tiny BERT, converted."""
 
     def build(where: Any = "all", seed: int = 0, settings: dict[str, Any] | None = None, **choices: Any) -> Any:

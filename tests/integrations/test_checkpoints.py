@@ -62,7 +62,7 @@ def trained(
         how = repr((picks, where))
         if how not in runs:
             model = set_picks(routed(where, candidates=(*PAPER_CANDIDATES, "relu_squared", "gelu_tanh")), picks)
-            trainer = FlexActCallback().wrap(trainer_of(model, num_train_epochs=1))
+            trainer = FlexActCallback().wrap(trainer_of(model, max_steps=2))
             trainer.train()
             runs[how] = trainer.model, tmp_path_factory.mktemp("trained")
             trainer.save_model(str(runs[how][1]))
@@ -77,8 +77,6 @@ def trained(
     ("picks", "hidden_act"),
     [
         ({}, "gelu"),
-        ({LAYER.format(0): "relu", LAYER.format(1): "relu"}, "relu"),
-        ({LAYER.format(0): "identity", LAYER.format(1): "identity"}, "linear"),
         ({LAYER.format(0): "relu_squared", LAYER.format(1): "relu_squared"}, "relu2"),
         ({LAYER.format(0): "gelu_tanh", LAYER.format(1): "gelu_tanh"}, "gelu_pytorch_tanh"),
     ],
@@ -101,7 +99,6 @@ def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
     [
         {LAYER.format(0): "relu"},
         {POOLER: "identity"},
-        {LAYER.format(0): "relu", LAYER.format(1): "tanh", POOLER: "sigmoid"},
         {LAYER.format(0): "relu", LAYER.format(1): "relu", POOLER: "relu"},
     ],
 )
@@ -139,7 +136,7 @@ def test_a_network_with_picks_can_be_fine_tuned_again(trained: Build, trainer_of
     model = flexact.load_picks(transformers.BertForSequenceClassification.from_pretrained(folder), folder)
     model = flexact.convert(model, config=flexact.FlexConfig(init="original"))
     assert [site.candidates[int(site.logits.argmax())] for site in sites_of(model)][:2] == ["gelu", "tanh"]
-    trainer = FlexActCallback().wrap(trainer_of(set_picks(model, {LAYER.format(0): "relu"}), num_train_epochs=1))
+    trainer = FlexActCallback().wrap(trainer_of(set_picks(model, {LAYER.format(0): "relu"}), max_steps=2))
     trainer.train()
     trainer.save_model(str(tmp_path / "again"))
     kept = json.loads((tmp_path / "again" / "flexact.json").read_text())
@@ -194,8 +191,6 @@ def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Bui
     ("projection", "picks"),
     [
         ("relu", {}),
-        ("gated-silu", {}),
-        ("relu", {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}),
         ("gated-gelu", {"encoder.block.0.layer.1.DenseReluDense.act": "tanh"}),
         ("gated-gelu", None),
     ],
@@ -302,6 +297,8 @@ def test_the_best_checkpoint_is_not_taken_for_what_was_committed_later(
     with pytest.warns(UserWarning, match="not committed"):
         FlexActCallback().wrap(trainer).train()
     assert not json.loads((saving.folder / "config.json").read_text())["flexact"]["committed"]
+    assert trainer.state.best_global_step == 4
+    assert sites_of(trainer.model) == []
 
 
 @pytest.mark.parametrize("extracted", [False, True])
@@ -380,23 +377,6 @@ def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
     with pytest.raises(flexact.FlexActError, match="different picks"):
         flexact.load_picks(loaded, folder)
-
-
-def test_the_best_checkpoint_is_extracted_where_it_is_loaded_at_the_end(routed: Build, trainer_of: Build) -> None:
-    trainer = FlexActCallback().wrap(
-        trainer_of(
-            routed(),
-            save_strategy="epoch",
-            eval_strategy="epoch",
-            load_best_model_at_end=True,
-            metric_for_best_model="loss",
-            greater_is_better=True,  # the first one is the best
-        )
-    )
-    with pytest.warns(UserWarning, match="not committed"):
-        trainer.train()
-    assert trainer.state.best_global_step in (6, 12)
-    assert sites_of(trainer.model) == []
 
 
 def test_functional_activations_take_their_picks(tmp_path: Path) -> None:

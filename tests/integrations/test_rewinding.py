@@ -77,28 +77,21 @@ def test_the_trainer_goes_on_as_one_that_fine_tunes_the_plain_network(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("cut", [4, 12, 16])
-def test_a_resumed_trainer_rewinds_to_the_same_place(
-    cut: int, routed: Build, trainer_of: Build, tmp_path: Path
-) -> None:
-    """Stopped before the rewind, right after it, and later."""
-    saving = {"save_strategy": "steps", "save_steps": cut, "save_total_limit": None}
+def test_a_resumed_trainer_rewinds_to_the_same_place(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    """Stopped before the rewind, right after it, and later; and a damaged starting point is an error."""
+    saving = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": None}
     whole = FlexActCallback().wrap(trainer_of(routed(**REWINDS), "whole", **SETTINGS, **saving))
     whole.train()
-    checkpoint = tmp_path / "whole" / f"checkpoint-{cut}"
-    assert (checkpoint / START).exists() == (cut < 12)
-    resumed = FlexActCallback().wrap(trainer_of(routed(seed=7, **REWINDS), "resumed", **SETTINGS))
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.flexact.schedule.rewound_at == 12
-    assert logged(resumed, "loss") == logged(whole, "loss")
-    assert logged(resumed, "learning_rate") == logged(whole, "learning_rate")
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_damaged_starting_point_is_told(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 4}
-    FlexActCallback().wrap(trainer_of(routed(**REWINDS), "whole", **SETTINGS, **saving)).train()
+    for cut in (4, 12, 16):
+        checkpoint = tmp_path / "whole" / f"checkpoint-{cut}"
+        assert (checkpoint / START).exists() == (cut < 12)
+        resumed = FlexActCallback().wrap(trainer_of(routed(seed=7, **REWINDS), "resumed", **SETTINGS))
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.flexact.schedule.rewound_at == 12
+        assert logged(resumed, "loss") == logged(whole, "loss")
+        assert logged(resumed, "learning_rate") == logged(whole, "learning_rate")
+        for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
     checkpoint = tmp_path / "whole" / "checkpoint-4"
     (checkpoint / START).write_bytes((checkpoint / START).read_bytes()[:100])
     with pytest.raises(FlexActError, match=START):
@@ -225,14 +218,14 @@ def test_lightning_goes_on_as_the_plain_network_bit_for_bit(tmp_path: Path) -> N
         assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_resumed_fit_rewinds_to_the_same_place(cut: int, tmp_path: Path) -> None:
+def test_a_resumed_fit_rewinds_to_the_same_place(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     whole = Lit()
     fitted(whole, tmp_path, callbacks=[saving])
-    resumed = Lit(seed=7)
-    callback = fitted(resumed, tmp_path, ckpt_path=tmp_path / f"epoch={cut - 1}.ckpt")
-    assert callback.schedule.rewound_at == 12
-    assert resumed.losses == whole.losses[6 * cut :]
-    assert resumed.rates == whole.rates[6 * cut :]
-    torch.testing.assert_close(dict(resumed.state_dict()), dict(whole.state_dict()), rtol=0, atol=0, equal_nan=True)
+    for cut in (1, 2, 3):
+        resumed = Lit(seed=7)
+        callback = fitted(resumed, tmp_path, ckpt_path=tmp_path / f"epoch={cut - 1}.ckpt")
+        assert callback.schedule.rewound_at == 12
+        assert resumed.losses == whole.losses[6 * cut :]
+        assert resumed.rates == whole.rates[6 * cut :]
+        torch.testing.assert_close(dict(resumed.state_dict()), dict(whole.state_dict()), rtol=0, atol=0, equal_nan=True)

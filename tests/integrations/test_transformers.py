@@ -168,21 +168,19 @@ def test_gradient_checkpointing_changes_nothing(routed: Build, trainer_of: Build
     assert torch.allclose(final_logits(saving), final_logits(plain), atol=1e-3)
 
 
-@pytest.mark.parametrize("cut", [4, 10])
 def test_a_resumed_run_has_the_losses_of_one_that_was_not_stopped(
-    cut: int, routed: Build, trainer_of: Build, tmp_path: Path
+    routed: Build, trainer_of: Build, tmp_path: Path
 ) -> None:
     """Before the commitment, at step 8, and after it."""
-    settings = {"save_strategy": "steps", "save_steps": cut}
-    whole = FlexActCallback().wrap(trainer_of(routed(noise=1.0), "whole", **settings))
+    whole = FlexActCallback().wrap(trainer_of(routed(noise=1.0), "whole", save_strategy="steps", save_steps=5))
     whole.train()
-    checkpoint = tmp_path / "whole" / f"checkpoint-{cut}"
-    resumed = FlexActCallback().wrap(trainer_of(routed(seed=7, noise=1.0), "resumed"))
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert losses(resumed) == losses(whole)  # the log of the first part comes with the checkpoint
-    assert resumed.flexact.selection.to_dict() == whole.flexact.selection.to_dict()
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for cut in (5, 10):
+        resumed = FlexActCallback().wrap(trainer_of(routed(seed=7, noise=1.0), "resumed"))
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{cut}"))
+        assert losses(resumed) == losses(whole)  # the log of the first part comes with the checkpoint
+        assert resumed.flexact.selection.to_dict() == whole.flexact.selection.to_dict()
+        for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_probabilities_go_to_tensorboard_and_into_the_log(
@@ -282,32 +280,23 @@ def test_bf16_trains_with_logits_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_compile_gives_the_same_losses(routed: Build, trainer_of: Build) -> None:
-    small = {"settings": {**STILL, "num_hidden_layers": 1}, "candidates": ("relu", "original")}  # few compilations
-    plain = FlexActCallback().wrap(trainer_of(routed(**small)))
-    compiled = FlexActCallback().wrap(trainer_of(routed(**small), torch_compile=True, torch_compile_backend="eager"))
-    plain.train()
-    torch._dynamo.reset()
-    compiled.train()
-    torch._dynamo.reset()
-    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
-    assert compiled.flexact.selection.picks == plain.flexact.selection.picks
-    assert sites_of(compiled.model) == []
-
-
-@pytest.mark.slow
-def test_torch_compile_with_evaluation_stays_within_the_recompile_limit(routed: Build, trainer_of: Build) -> None:
+def test_torch_compile_gives_the_same_losses_within_the_recompile_limit(routed: Build, trainer_of: Build) -> None:
     """Layers with six candidates and a pooler with five: eight steps at which something is dropped."""
-    model = routed(settings={**STILL, "num_hidden_layers": 1})
+    settings = {**STILL, "num_hidden_layers": 1}
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 16}
+    plain = FlexActCallback().wrap(trainer_of(routed(settings=settings), **steps))
+    plain.train()
     compiling = {"torch_compile": True, "torch_compile_backend": "eager"}
-    trainer = trainer_of(model, eval_strategy="steps", eval_steps=1, max_steps=16, **compiling)
+    compiled = FlexActCallback().wrap(trainer_of(routed(settings=settings), **steps, **compiling))
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.reset()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        FlexActCallback().wrap(trainer).train()
+        compiled.train()
     torch._dynamo.reset()
     assert torch._dynamo.config.recompile_limit == limit
-    assert sites_of(trainer.model) == []
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
+    assert compiled.flexact.selection.picks == plain.flexact.selection.picks
+    assert sites_of(compiled.model) == []
 
 
 @pytest.mark.gpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,14 @@ class Ranks:
                 (folder / f"{rank}.log").write_text("".join(program.output(200)))
             except TimeoutError as error:
                 (folder / f"{rank}.log").write_text(str(error))
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[[Column, str], dict[str, Any]]:
+    """What one process has at the end of a run under a policy; trained once for all tests."""
+    from matrix.ranks import POLICIES, trained
+
+    return functools.cache(lambda column, policy: trained(column, POLICIES[policy]))
 
 
 @pytest.fixture(scope="session")

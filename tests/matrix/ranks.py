@@ -42,6 +42,8 @@ POLICIES = {
     ),
     "sampled, default": FlexConfig(policy=Policy(logit_step_size=0.2, noise=0.5, kl_on="p")),
 }
+COMPARED = ("default", "paper", "warm-up")
+"""What is compared with one process, too; of the others, the ranks among each other."""
 COMMITTING = FlexConfig(policy=Policy(noise=0.5))
 
 
@@ -87,7 +89,8 @@ def trained(column: Column, config: FlexConfig, rank: int = 0, ranks: int = 1) -
 
 def ddp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     """A run under each policy, and one that commits."""
-    found: dict[str, Any] = {name: trained(column, config, rank, ranks) for name, config in POLICIES.items()}
+    names = POLICIES if ranks == 2 else COMPARED
+    found: dict[str, Any] = {name: trained(column, POLICIES[name], rank, ranks) for name in names}
     model = column.build(COMMITTING, synced(column))
     run, optimizer = DistributedDataParallel(model), optimizer_of(model)
     schedule = flexact.Schedule(model, STEPS, optimizer)
@@ -130,8 +133,8 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     found: dict[str, Any] = {}
-    for name, config in POLICIES.items():
-        model = sharded(config)
+    for name in COMPARED:
+        model = sharded(POLICIES[name])
         optimizer = optimizer_of(model)
         steps(model, optimizer, flexact.Schedule(model, 40, optimizer), STEPS)
         found[name] = collected(model)

@@ -68,9 +68,9 @@ def test_the_picks_are_not_all_what_was_there_before(column: Column, extracted: 
     assert column.is_site or not torch.equal(answers(extracted, column), answers(column.twin().eval(), column))
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
-def test_torch_export(column: Column, extracted: nn.Module, strict: bool, tmp_path: Path) -> None:
+def test_torch_export(column: Column, extracted: nn.Module, tmp_path: Path) -> None:
     inputs, _ = column.batch(5)
+    strict = column.name != "bert"  # which would take six seconds, for what is transformers' own code
     program = torch.export.export(one_tensor(extracted, column), inputs, strict=strict)
     assert "flexact" not in str(program.graph)
     torch.testing.assert_close(program.module()(*inputs), answers(extracted, column))

@@ -9,7 +9,7 @@ import torch
 
 import flexact
 from matrix.models import Column
-from matrix.ranks import COMMITTING, POLICIES, synced, trained
+from matrix.ranks import COMMITTING, COMPARED, synced
 
 
 @pytest.fixture
@@ -17,11 +17,12 @@ def found(ranks: Any, column: Column) -> list[dict[str, Any]]:
     return ranks.results("fsdp", column, 2)
 
 
-@pytest.mark.parametrize("policy", ["default", "paper", "warm-up"])
-def test_sharded_it_trains_as_one_process_does(column: Column, policy: str, found: list[dict[str, Any]]) -> None:
-    alone = trained(column, POLICIES[policy])
+@pytest.mark.parametrize("policy", COMPARED)
+def test_sharded_it_trains_as_one_process_does(
+    column: Column, policy: str, found: list[dict[str, Any]], alone: Any
+) -> None:
     assert found[0]["kinds"] == ["DTensor"], "the logits were sharded"
-    for name, tensor in alone["state"].items():
+    for name, tensor in alone(column, policy)["state"].items():
         torch.testing.assert_close(
             found[0][policy][name], tensor, rtol=0, atol=1e-5, equal_nan=name.endswith("evidence")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -23,8 +24,9 @@ safetensors = pytest.importorskip("safetensors.torch")
 CONFIG = FlexConfig(policy=Policy(final_temperature=0.2))
 
 
+@functools.cache
 def trained(column: Column, steps: int, total: int = 20) -> nn.Module:
-    """A model in the middle of its run, some candidates dropped, or at its end."""
+    """A model in the middle of its run, some candidates dropped, or at its end. No test changes it."""
     model = scatter_logits(column.build(CONFIG))
     optimizer = optimizer_of(model)
     schedule = flexact.Schedule(model, total, optimizer)

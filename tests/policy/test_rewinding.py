@@ -577,11 +577,22 @@ def _saved(schedule: Schedule, model: nn.Module, optimizer: Any, scheduler: Any)
     return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
 
 
-@pytest.mark.parametrize("loads_first", [True, False], ids=["loaded before the schedule is made", "after"])
-@pytest.mark.parametrize("given", [True, False], ids=["optimizer given", "optimizer found"])
-@pytest.mark.parametrize("cut", [0, 4, 10, 14])
-@pytest.mark.parametrize("make", [OPTIMIZERS["AdamW"], OPTIMIZERS["Adagrad"]], ids=["AdamW", "Adagrad"])
-def test_a_run_that_was_stopped_rewinds_to_the_same_place(make: Make, cut: int, given: bool, loads_first: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "cut", "given", "loads_first"),
+    [
+        ("AdamW", 0, True, True),
+        ("AdamW", 4, False, True),
+        ("AdamW", 10, True, False),
+        ("AdamW", 14, False, False),
+        ("Adagrad", 4, True, False),
+        ("Adagrad", 4, False, True),
+        ("Adagrad", 14, True, True),
+    ],
+)
+def test_a_run_that_was_stopped_rewinds_to_the_same_place(name: str, cut: int, given: bool, loads_first: bool) -> None:
+    """loads_first: whether the states are loaded before the Schedule is created, as Lightning does, or after."""
+    make = OPTIMIZERS[name]
+
     def begin(seed: int, state: dict[str, Any] | None = None) -> tuple[Any, ...]:
         model = Network()
         torch.manual_seed(seed)
@@ -837,9 +848,10 @@ def test_a_learning_rate_that_is_not_rewound_is_warned_about(named: bool) -> Non
 def test_a_blend_longer_than_its_network_is_rewound_after_it_was_resumed_too() -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer, Schedule]:
         torch.manual_seed(0)
-        model = convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)))
+        layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model = convert(layers, config=FlexConfig(round_steps=20))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        return model, optimizer, Schedule(model, network_steps=1_000, optimizer=optimizer)
+        return model, optimizer, Schedule(model, network_steps=50, optimizer=optimizer)
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, until: int) -> None:
         while schedule.steps_done < until:
@@ -850,12 +862,12 @@ def test_a_blend_longer_than_its_network_is_rewound_after_it_was_resumed_too() -
             schedule.step()
 
     whole, resumed = made(), made()
-    assert whole[2].commit_step == 1_050
-    train(*whole, until=100)
+    assert whole[2].commit_step == 60
+    train(*whole, until=30)
     for new, old in zip(resumed, whole, strict=True):
         new.load_state_dict(old.state_dict())
     for run in (whole, resumed):
-        train(*run, until=1_051)
-        assert (run[2].rewound_at, run[2].trained_steps) == (1_050, 1)
+        train(*run, until=61)
+        assert (run[2].rewound_at, run[2].trained_steps) == (60, 1)
     ours, theirs = (dict(run[0].named_parameters()) for run in (whole, resumed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -493,9 +493,16 @@ def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of
     assert model[1].picks == ("tanh",)
 
 
-@pytest.mark.parametrize("committed", [True, False])
-@pytest.mark.parametrize("passes_optimizer", [True, False])
-@policies
+@pytest.mark.parametrize(
+    ("config", "passes_optimizer", "committed"),
+    [
+        *((config, False, False) for config in POLICIES.values()),
+        (POLICIES["default"], True, False),
+        (POLICIES["paper"], True, False),
+        (POLICIES["default"], True, True),
+        (POLICIES["paper"], False, True),
+    ],
+)
 def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
     config: FlexConfig, passes_optimizer: bool, committed: bool
 ) -> None:

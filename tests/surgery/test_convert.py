@@ -646,42 +646,42 @@ def network():
 
 LOADER = """
 import sys, torch
-model = torch.load(sys.argv[1], weights_only=False)
 x = torch.load("x.pt")
-model.eval()
-torch.save(model(x), "y.pt")
-import flexact
-from network import Block
-assert isinstance(model[0], Block)
-if any(isinstance(module, flexact.FlexAct) for module in model.modules()):
-    model.train()
-    model(x).sum().backward()
-    flexact.extract(model, commit=True)
+for stage in sys.argv[1:]:
+    model = torch.load(f"{stage}.pt", weights_only=False)  # the first one before anything else imports flexact
+    model.eval()
+    torch.save(model(x), f"{stage}-y.pt")
+    import flexact
+    from network import Block
+    assert isinstance(model[0], Block)
+    if any(isinstance(module, flexact.FlexAct) for module in model.modules()):
+        model.train()
+        model(x).sum().backward()
+        flexact.extract(model, commit=True)
 """
 
 
-@pytest.mark.parametrize("stage", ["converted", "committed", "extracted", "back"])
-def test_a_saved_model_works_in_a_new_process(
-    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pick: Callable
-) -> None:
+def test_a_saved_model_works_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pick: Callable) -> None:
     (tmp_path / "network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "network", raising=False)
     import network
 
-    model = convert(network.network(), config=FlexConfig(init="original"))
-    if stage in ("committed", "extracted"):
-        flexact.commit(pick(model, "tanh"))
-    if stage == "back":
-        flexact.commit(pick(model, None))
-    if stage in ("extracted", "back"):
-        model = extract(model)
-        assert isinstance(model[0], Rewritten) == (stage == "extracted")
+    def converted() -> nn.Module:
+        return convert(network.network(), config=FlexConfig(init="original"))
+
+    committed = flexact.commit(pick(converted(), "tanh"))
+    models = {"converted": converted(), "committed": committed, "extracted": extract(committed)}
+    models["back"] = extract(flexact.commit(pick(converted(), None)))
+    assert isinstance(models["extracted"][0], Rewritten)
+    assert not isinstance(models["back"][0], Rewritten)
     x = torch.randn(3, 4)
     torch.save(x, tmp_path / "x.pt")
-    torch.save(model, tmp_path / "model.pt")
-    subprocess.run([sys.executable, "-c", LOADER, "model.pt"], cwd=tmp_path, check=True)
-    assert torch.equal(torch.load(tmp_path / "y.pt"), model.eval()(x))
+    for stage, model in models.items():
+        torch.save(model, tmp_path / f"{stage}.pt")
+    subprocess.run([sys.executable, "-c", LOADER, *models], cwd=tmp_path, check=True)
+    for stage, model in models.items():
+        assert torch.equal(torch.load(tmp_path / f"{stage}-y.pt"), model.eval()(x)), stage
 
 
 def test_a_state_of_other_candidates_is_refused_and_loads_nothing() -> None:
