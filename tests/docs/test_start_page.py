@@ -1,4 +1,4 @@
-"""What docs/start.md prints is what its code prints, on two threads. test_code_blocks.py runs it on one."""
+"""What docs/start.md prints is what its code prints, on two threads. test_code_blocks.py only runs a shortened form."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from flexact import FlexConfig
-from matrix.models import COLUMNS, Column, gradients_of, scatter_logits
+from matrix.models import Column, gradients_of, scatter_logits
 
 CONFIG = FlexConfig.paper()
 
@@ -94,9 +94,8 @@ def test_recomputed_activations_give_the_same_gradients(column: Column, how: str
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet"])  # one with a site per call, and one with shared sites
-def test_the_compilers_memory_budget_gives_the_same_gradients(name: str) -> None:
-    column, results, saved = COLUMNS[name], [], []
+def test_the_compilers_memory_budget_gives_the_same_gradients(column: Column) -> None:
+    results, saved = [], []
     for budget in (1.0, 0.0):
         model, schedule = scheduled(column)
         torch._dynamo.reset()
@@ -108,4 +107,4 @@ def test_the_compilers_memory_budget_gives_the_same_gradients(name: str) -> None
         saved.append(sum(sizes))
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-    assert saved[1] < saved[0], "the budget had an effect"
+    assert column.is_site or saved[1] < saved[0], "the budget had an effect"
