@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.methods import USUAL
 from flexact.studies.cifar.protocol import BUDGETS
@@ -77,7 +76,7 @@ def _paper() -> list[Stage]:
 
 
 def _synthetic(name: str) -> Stage:
-    study, models = STUDIES[name], STUDIES[name].models(PAPER_CANDIDATES)
+    study, models = STUDIES[name], STUDIES[name].models
     trained = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}"
     return Stage(name, f"{trained}, {study.seeds} seeds trained together", models)
 

@@ -150,7 +150,7 @@ def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Calla
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        settings = _setting_options(protocol)
+        settings = setting_options(protocol)
         shared = inspect.signature(GridCommand, eval_str=True).parameters
         out = shared["out"].replace(default=Path("runs", command.__name__))
 
@@ -167,7 +167,7 @@ def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Calla
     return decorated
 
 
-def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
+def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
     """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
     options = []
     for name, hint in get_type_hints(protocol, include_extras=True).items():
@@ -175,7 +175,7 @@ def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
         for one in notes:
             shown = one.default or str(getattr(protocol, name))
             option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
-            given = Names if tuple in [get_origin(part) for part in get_args(kind)] else kind | None
+            given = Names if tuple in map(get_origin, (kind, *get_args(kind))) else kind | None
             default = None
             if kind is bool:
                 option, given, default = typer.Option(f"--{name}", help=one.help), bool, False
