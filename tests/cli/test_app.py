@@ -64,7 +64,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     assert "| flexact-default |" in captured.out
     assert "report.html" in captured.out
     assert "2/2" in captured.err
-    for name in ("config.json", "results.csv", "history.csv", "curves.csv", "table.md", "report.html"):
+    for name in ("config.json", "results.csv", "lines.csv", "table.md", "report.html"):
         assert (tmp_path / "run" / name).stat().st_size > 0
 
     assert "continue it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
