@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +127,12 @@ class CellTraining:
         picks = _fixed_picks(cell, protocol, folder)
         model = self._network(cell, protocol, picks)
         schedule = ScheduleMaker(model) if cell.method == FLEXACT else None
-        sites, kind = sites_of(model), type(model)
-        _warm_up()
+        sites = sites_of(model)
         with interruptible(stop), seeded(cell.seed):
             curve, seconds = _trained(self.functions.train, model, cell.seed, schedule, folder)
         if len(curve) > 1:
             write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
         notes = []
-        if type(model) is not kind:
-            notes.append(f"train changed the class of the model from {kind.__name__} to {type(model).__name__}")
         if schedule is not None:
             picks = _picks_of(sites, schedule)
             if not picks:
@@ -159,15 +155,6 @@ class CellTraining:
                 warnings.simplefilter("ignore")  # shown when the comparison began
                 return convert(model, self.functions.where, replace(protocol.flexact, seed=cell.seed))
         return load_picks(model, picks) if picks else model
-
-
-@cache
-def _warm_up() -> None:
-    """Take one step of an optimizer, which imports much of torch for the first time, outside of what is timed."""
-    layer = nn.Linear(1, 1)
-    optimizer = torch.optim.AdamW(layer.parameters())
-    layer(torch.zeros(1, 1)).sum().backward()
-    optimizer.step()
 
 
 def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]:
@@ -204,20 +191,13 @@ def _trained(
         path = folder / TRACEBACK
         write_whole(path, traceback.format_exc())
         raise FlexActError(
-            f"train raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({_place(error)}). The "
-            f"traceback is in {'/'.join(path.parts[-3:])}."
+            f"train raised {type(error).__name__}: {' '.join(str(error).split())[:300]}. The traceback is in "
+            f"{'/'.join(path.parts[-3:])}."
         ) from error
     seconds = time.perf_counter() - start
     if not given:
         raise FlexActError("train yielded no score. Yield one after each evaluation; the last one counts.")
     return [_number(score, seed, last=i == len(given)) for i, score in enumerate(given, start=1)], seconds
-
-
-def _place(error: BaseException) -> str:
-    """The last line of the user's code before an error, which may have been raised in a library."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "when it was called"
 
 
 def _number(score: Any, seed: int, last: bool) -> float:
