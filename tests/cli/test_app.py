@@ -79,7 +79,7 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     assert captured.out == captured.err == ""
     assert results.read_bytes() == before
 
-    results.write_text(before.decode().replace(",relu,", ",relu,x", 1))
+    results.write_text(before.decode().replace(",relu,0,", ",relu,x0,", 1))
     assert "results.csv, line 2:" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out, "--resume")
 
 
