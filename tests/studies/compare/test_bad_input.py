@@ -319,7 +319,7 @@ def test_functions_that_cannot_be_sent_are_refused_with_the_engine_that_takes_th
         with lock:
             return float(small.train(model, seed, make_schedule))
 
-    with pytest.raises(FlexActError, match="cannot be sent to another process.*or give engine='inline'"):
+    with pytest.raises(FlexActError, match=r"cannot be sent to another process.*or give engine='inline'"):
         comparing(train, seeds=1, methods=["original"], engine="local")
     assert comparing(train, seeds=1, methods=["original"]).runs[0].state == "done"
 

@@ -64,11 +64,11 @@ def stages(budget: str) -> list[Stage]:
             _grid("glue", TextGrid(seeds=5)),
             picks,
         ]
-    both = {"models": ("resnet18", "resnet34"), "datasets": ("cifar10", "cifar100")}
+    models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
     return [
         *every,
-        _images(budget, USUAL, seeds=10, **both),
-        _images(budget, PICKING, seeds=10, arguments=PAPERS_FIVE, folder="cifar-papers-five", **both),
+        _images(budget, USUAL, 10, models, datasets),
+        _images(budget, PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
         _grid("glue", TextGrid(_TASKS, seeds=5), ("--model", "bert-base-uncased")),
         picks,
     ]
@@ -109,8 +109,10 @@ def hours(stage: Stage, results: Path) -> float:
 
     A kind of cell that was not measured counts as the slowest one.
     """
-    path, column, seconds = _TIMES.get(stage.study, ("", "", float))
-    if not (results / path).is_file() or "--model" in stage.arguments:
+    if stage.study not in _TIMES or "--model" in stage.arguments:
+        return math.nan
+    path, column, seconds = _TIMES[stage.study]
+    if not (results / path).is_file():
         return math.nan
     with (results / path).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps of a run

@@ -184,7 +184,7 @@ def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
         for one in notes:
             shown = one.default or str(getattr(protocol, name))
             option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
-            given = Names if tuple in map(get_origin, (kind, *get_args(kind))) else kind | None
+            given = Names if tuple in [get_origin(part) for part in (kind, *get_args(kind))] else kind | None
             default = None
             if kind is bool:
                 option, given, default = typer.Option(f"--{name}", help=one.help), bool, False

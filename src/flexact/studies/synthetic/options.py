@@ -112,4 +112,5 @@ class Options:
         """Return the inverse of `to_dict`. Missing names keep their defaults."""
         for name in data:
             check_known("option", name, cls.__annotations__)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**fields)

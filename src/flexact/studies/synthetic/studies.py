@@ -35,17 +35,16 @@ class Study:
 
     def options(self, **given: Any) -> Options:
         """Return the options of a run."""
-        return Options(**({"seeds": self.seeds, "truths": self.truths, "models": self.models} | given))
+        own: dict[str, Any] = {"seeds": self.seeds, "truths": self.truths, "models": self.models}
+        return Options(**own | given)
 
 
-MODERN = ("gelu", "silu", "mish")
-"""Fixed activations that are common today, besides the paper's candidates."""
 SYNTHETIC = Study(
     "synthetic",
     "Synthetic regression: which activation made the data?",
     seeds=5,
     truths=PAPER_CANDIDATES,
-    models=(DEFAULT, "flexact-a0.3", "flexact-a0", *PAPER_CANDIDATES, *MODERN, *BASELINES, KAN),
+    models=(DEFAULT, "flexact-a0.3", "flexact-a0", *PAPER_CANDIDATES, "gelu", "silu", "mish", *BASELINES, KAN),
 )
 ALPHA = Study(
     "alpha",
@@ -144,7 +143,7 @@ def errors(options: Options, parts: Parts) -> Picture | None:
     ours = [mean_and_deviation([row.mse for row in part.results]) for part in parts.values()]
     bars = [Bars("ours", [mean for mean, _ in ours], "#0072b2", [deviation for _, deviation in ours])]
     if papers := variants(options):
-        theirs = [float(papers[model].error.split()[0]) if model in papers else math.nan for model in parts]
+        theirs = [float(papers[model][0].split()[0]) if model in papers else math.nan for model in parts]
         bars.append(Bars("paper", theirs, "#e69f00"))
     return Picture(
         "errors",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
@@ -28,26 +27,20 @@ SYNTHETIC = {model: dict(zip(PAPER_CANDIDATES, row, strict=True)) for model, row
 """Table 1 (tab:mse_results): by model, then by truth; ± is the spread over the grid."""
 
 
-class Variant(NamedTuple):
-    """The paper's error and selection for a variant of its policy, on the Sigmoid truth."""
-
-    error: str
-    pick: str = ""
-
-
-VARIANTS: dict[str, Variant] = {
-    "flexact-a0": Variant("0.00600", "diffuse (ReLU + LeakyReLU)"),
-    "flexact-a0.1": Variant("0.00160", "Sigmoid"),
-    "flexact-a0.2": Variant("0.00070", "Sigmoid"),
-    "flexact-a0.3": Variant("0.00030", "Sigmoid"),
-    **{f"flexact-a{tenths / 10:g}": Variant("0.00020", "Sigmoid") for tenths in range(4, 11)},
-    "none": Variant("0.00590 ± 0.00000"),
-    "clip_logit_gradient": Variant("0.00590 ± 0.00000"),
-    "clipped_norm_kl": Variant("0.04235 ± 0.00078"),
-    "output_norm": Variant("0.35629 ± 0.00938"),
-    "grad_norm_kl": Variant("0.00110 ± 0.00060"),
+VARIANTS: dict[str, tuple[str, str]] = {
+    "flexact-a0": ("0.00600", "diffuse (ReLU + LeakyReLU)"),
+    "flexact-a0.1": ("0.00160", "Sigmoid"),
+    "flexact-a0.2": ("0.00070", "Sigmoid"),
+    "flexact-a0.3": ("0.00030", "Sigmoid"),
+    **{f"flexact-a{tenths / 10:g}": ("0.00020", "Sigmoid") for tenths in range(4, 11)},
+    "none": ("0.00590 ± 0.00000", ""),
+    "clip_logit_gradient": ("0.00590 ± 0.00000", ""),
+    "clipped_norm_kl": ("0.04235 ± 0.00078", ""),
+    "output_norm": ("0.35629 ± 0.00938", ""),
+    "grad_norm_kl": ("0.00110 ± 0.00060", ""),
 }
-"""The sweep of α (tab:alpha_sweep), and the ablation of corrections (tab:sigmoid_mse; ± is the deviation over runs)."""
+"""The sweep of α (tab:alpha_sweep) and the ablation of corrections (tab:sigmoid_mse; ± is the deviation over runs), on
+the Sigmoid truth: error and selection by model."""
 
 
 def synthetic_row(model: str, options: Options) -> dict[str, str]:
@@ -57,7 +50,7 @@ def synthetic_row(model: str, options: Options) -> dict[str, str]:
     return {truth: row[truth] for truth in options.truths if truth in row}
 
 
-def variants(options: Options) -> Mapping[str, Variant]:
+def variants(options: Options) -> Mapping[str, tuple[str, str]]:
     """Return `VARIANTS`; empty if they are not comparable."""
     return VARIANTS if options.truths == ("sigmoid",) and _same_policy(options) else {}
 
@@ -122,9 +115,9 @@ def _picks(models: Sequence[str], options: Options, results: Sequence[Result]) -
                 "model": model,
                 "truth": truth,
                 "MSE": "{:.5f} ± {:.5f}".format(*mean_and_deviation([row.mse for row in own])),
-                "paper's": papers.get(model, Variant("")).error,
+                "paper's": papers.get(model, ("", ""))[0],
                 "picked": ", ".join(f"{pick} {n}" for pick, n in Counter(row.pick for row in own).most_common()),
-                "paper's pick": papers.get(model, Variant("")).pick,
+                "paper's pick": papers.get(model, ("", ""))[1],
                 "probability": f"{mean_and_deviation([row.probability for row in own])[0]:.2f}",
                 "right picks": _right(own),
             }
