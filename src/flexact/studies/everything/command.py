@@ -8,18 +8,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flexact.io.markdown_tables import counted, markdown
 from flexact.io.result_folder import CONFIG, TABLE
 from flexact.io.value_checks import check_known
+from flexact.studies.everything import stages
+from flexact.studies.everything.stages import Stage
 
-if TYPE_CHECKING:
-    from flexact.studies.everything.stages import Stage
-
-BUDGETS = ("short", "paper")
 _RESULTS = Path(__file__).resolve().parents[4] / "results"
 """The measurements of a source checkout."""
 
@@ -46,12 +44,10 @@ def all_studies(
 
     A study that was interrupted is resumed, and one that is done is not run again.
     """
-    from flexact.studies.everything.stages import stages
-
-    check_known("budget", budget, BUDGETS)
+    check_known("budget", budget, ("short", "paper"))
     check_known("engine", engine, ("local", "ray"))
     shared = {"--engine": engine if engine != "local" else None, "--address": address, "--jobs": jobs}
-    calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages(budget)]
+    calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages.stages(budget)]
     if plan:
         print(_plan(budget, calls, out))
         return
@@ -80,20 +76,15 @@ def _call(stage: Stage, out: Path, data: Path, glue_data: Path, shared: Mapping[
 
 def _run(stage: Stage, call: list[str], folder: Path) -> int:
     """Run a stage in a process of its own, and return its exit code."""
-    begun = (folder / CONFIG).is_file()
-    if stage.study == "overhead":
-        if begun and (folder / TABLE).is_file():
-            return 0
-        call = [*call, "--overwrite"]
-    elif begun:
-        call = [*call, "--resume"]
+    if stage.study == "overhead" and (folder / TABLE).is_file():
+        return 0
+    if (folder / CONFIG).is_file():
+        call = [*call, "--overwrite" if stage.study == "overhead" else "--resume"]
     return subprocess.run([sys.executable, "-m", "flexact", *call]).returncode
 
 
 def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path) -> str:
-    from flexact.studies.everything.stages import hours
-
-    estimates = [hours(stage, _RESULTS) for stage, _ in calls]
+    estimates = [stages.hours(stage, _RESULTS) for stage, _ in calls]
     total = math.fsum(one for one in estimates if not math.isnan(one))
     rows = [
         (str(len(stage.cells)), "-" if math.isnan(one) else f"{one:.2f}", shlex.join(["flexact", *call]))

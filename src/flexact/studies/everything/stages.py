@@ -26,9 +26,6 @@ RIVALS = tuple(method for method in USUAL if method not in MAIN)
 FIRST_SEED = 100
 """The first seed of CIFAR and of the benchmark of picks. Lower ones were seen when candidates were chosen."""
 PAPERS_FIVE = ("--candidates", "relu,sigmoid,tanh,leaky_relu,identity")
-IMAGE_STEPS = 50_000 // 128
-"""Steps of an epoch of CIFAR."""
-_TASKS = ("cola", "mrpc", "stsb", "qnli", "rte", "wnli")
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,9 @@ def stages(budget: str) -> list[Stage]:
         *every,
         _images(budget, USUAL, 10, models, datasets),
         _images(budget, PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
-        _grid("glue", TextGrid(_TASKS, seeds=5), ("--model", "bert-base-uncased")),
+        _grid(
+            "glue", TextGrid(("cola", "mrpc", "stsb", "qnli", "rte", "wnli"), seeds=5), ("--model", "bert-base-uncased")
+        ),
         picks,
     ]
 
@@ -96,7 +95,7 @@ def _grid(study: str, grid: Choices, arguments: tuple[str, ...] = (), folder: st
 
 
 _TIMES: dict[str, tuple[str, str, Callable[[dict[str, str]], float]]] = {
-    "cifar": ("cifar/steps.csv", "method", lambda row: float(row["step_ms"]) / 1000 * IMAGE_STEPS),
+    "cifar": ("cifar/steps.csv", "method", lambda row: float(row["step_ms"]) / 1000 * (50_000 // 128)),
     "glue": ("glue/cost/results.csv", "task", lambda row: float(row["seconds"])),
     "picks": ("picks/times.csv", "task", lambda row: float(row["seconds"])),
     **dict.fromkeys(STUDIES, ("replicas.csv", "model", lambda row: float(row["together_s"]) / float(row["epochs"]))),
@@ -109,10 +108,8 @@ def hours(stage: Stage, results: Path) -> float:
 
     A kind of cell that was not measured counts as the slowest one.
     """
-    if stage.study not in _TIMES or "--model" in stage.arguments:
-        return math.nan
-    path, column, seconds = _TIMES[stage.study]
-    if not (results / path).is_file():
+    path, column, seconds = _TIMES.get(stage.study, _TIMES["glue"])
+    if stage.study not in _TIMES or "--model" in stage.arguments or not (results / path).is_file():
         return math.nan
     with (results / path).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps of a run

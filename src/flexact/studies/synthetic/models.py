@@ -62,8 +62,7 @@ def activation(model: str, options: Options) -> nn.Module:
 
 def learned(model: str, options: Options) -> int:
     """Return the number of parameters that one replica's activation learns; a KAN layer's include its linear part."""
-    each = sum(parameter.numel() for parameter in activation(model, options).parameters())
-    return each // len(options.cells)
+    return sum(parameter.numel() for parameter in activation(model, options).parameters()) // len(options.cells)
 
 
 def check(options: Options) -> None:

@@ -18,8 +18,6 @@ DEFAULT = "flexact-default"
 KAN = "kan"
 """The model that is a Kolmogorov-Arnold layer."""
 
-_ALPHA = re.compile(r"flexact-a(\d+(?:\.\d+)?)")
-
 
 def alpha_of(model: str) -> float | None:
     """Return α of a model that is named after it; None for any other model.
@@ -27,7 +25,7 @@ def alpha_of(model: str) -> float | None:
     >>> alpha_of("flexact-a0.3"), alpha_of("relu")
     (0.3, None)
     """
-    found = _ALPHA.fullmatch(model)
+    found = re.fullmatch(r"flexact-a(\d+(?:\.\d+)?)", model)
     return float(found[1]) if found else None
 
 

@@ -74,11 +74,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return [Section("Results", body, [one for one in drawn if one is not None])]
 
 
-Parts = dict[str, Part]
-"""The rows of each finished model."""
-
-
-def selection(options: Options, parts: Parts) -> Picture | None:
+def selection(options: Options, parts: dict[str, Part]) -> Picture | None:
     """Draw probabilities over epochs, with a panel per truth and model that picks."""
     colours = candidate_colours([*options.candidates, *options.truths])
     panels = []
@@ -103,7 +99,7 @@ def selection(options: Options, parts: Parts) -> Picture | None:
     )
 
 
-def curves(options: Options, parts: Parts) -> Picture | None:
+def curves(options: Options, parts: dict[str, Part]) -> Picture | None:
     """Draw every model's predicted curve, with a panel per truth. Baselines of other papers are hidden at first."""
     own = [*options.candidates, *options.truths]
     colours = candidate_colours([*own, *parts])
@@ -136,7 +132,7 @@ def _line(part: Part, truth: str, name: str) -> tuple[list[float], list[float], 
     return [point.x for point in points], [point.y for point in points], [point.deviation for point in points]
 
 
-def errors(options: Options, parts: Parts) -> Picture | None:
+def errors(options: Options, parts: dict[str, Part]) -> Picture | None:
     """Draw the error of each model beside the paper's. None if there are several truths, as the table has them."""
     if len(options.truths) > 1:
         return None
