@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ class CellTraining:
         model = self._network(cell, protocol, picks)
         schedule = ScheduleMaker(model) if cell.method == FLEXACT else None
         sites = sites_of(model)
+        _warm_up()
         with interruptible(stop), seeded(cell.seed):
             curve, seconds = _trained(self.functions.train, model, cell.seed, schedule, folder)
         if len(curve) > 1:
@@ -155,6 +157,15 @@ class CellTraining:
                 warnings.simplefilter("ignore")  # shown when the comparison began
                 return convert(model, self.functions.where, replace(protocol.flexact, seed=cell.seed))
         return load_picks(model, picks) if picks else model
+
+
+@cache
+def _warm_up() -> None:
+    """Take one step of an optimizer, which imports much of torch for the first time, outside of what is timed."""
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.zeros(1, 1)).sum().backward()
+    optimizer.step()
 
 
 def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]:
