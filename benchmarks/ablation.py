@@ -23,16 +23,17 @@ from flexact.io.atomic_files import write_rows
 from flexact.policy.logit_updates import RunningGradient
 from flexact.routing.layer import FlexAct
 from flexact.studies.provenance import provenance
-from flexact.studies.synthetic.replicas import Cell, Task, train
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.replicas import train
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "synthetic" / "ablation.csv"
 DEFAULT = FlexConfig(candidates=PAPER_CANDIDATES, granularity="channel")
 SEEDS = 20
-CONDITIONS = {  # task, epochs, first seed
-    "base": (Task(), 100, 0),
-    "epochs-50": (Task(), 50, 0),
-    "hidden-16": (Task(hidden=16), 100, 0),
-    "hidden-16-first-seed-1000": (Task(hidden=16), 100, 1000),
+CONDITIONS = {
+    "base": Options(seeds=SEEDS),
+    "epochs-50": Options(seeds=SEEDS, epochs=50),
+    "hidden-16": Options(seeds=SEEDS, hidden=16),
+    "hidden-16-first-seed-1000": Options(seeds=SEEDS, hidden=16, first_seed=1000),
 }
 NO_RESET = "m and s not reset each round"
 UNDIVIDED = "α not divided by the width"
@@ -61,12 +62,12 @@ VARIANTS = {
 def right_picks(job: tuple[str, str]) -> dict[str, object]:
     variant, condition = job
     torch.set_num_threads(1)
-    config, (task, epochs, first) = VARIANTS[variant], CONDITIONS[condition]
-    cells = [Cell(truth, first + seed) for truth in config.candidates for seed in range(SEEDS)]
+    config, options = VARIANTS[variant], CONDITIONS[condition]
+    cells = options.cells
     activation = FlexAct(config=config, channels=len(cells))
     no_reset = patch.object(RunningGradient, "reset", lambda self: None)
     with no_reset if variant == NO_RESET else nullcontext():
-        mse = max(train(task, cells, activation, epochs).mse)
+        mse = max(train(options, activation).mse)
     missed = Counter(
         f"{cell.truth} as {pick}" for pick, cell in zip(activation.picks, cells, strict=True) if pick != cell.truth
     )
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="the CSV file to write")
     out = parser.parse_args().out
     # Without a hidden layer the width is 1, so dividing by it changes nothing.
-    jobs = [(v, c) for v in VARIANTS for c in CONDITIONS if CONDITIONS[c][0].hidden or v != UNDIVIDED]
+    jobs = [(v, c) for v in VARIANTS for c in CONDITIONS if CONDITIONS[c].hidden or v != UNDIVIDED]
     made = provenance()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         rows = []

@@ -26,11 +26,10 @@ from flexact import FlexAct, FlexConfig
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
 from flexact.studies.provenance import provenance
-from flexact.studies.synthetic.replicas import Cell, Task, train
-from flexact.studies.synthetic.tables import ALPHA, SYNTHETIC
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.replicas import train
+from flexact.studies.synthetic.tables import SYNTHETIC, VARIANTS
 from flexact.studies.workers import cores
-
-EPOCHS = 100
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,9 @@ def _config(fields: dict[str, Any]) -> FlexConfig:
 
 
 def _trained(seeds: int, truths: tuple[str, ...], **fields: Any) -> dict[str, tuple[float, int]]:
-    cells = [Cell(truth, seed) for truth in truths for seed in range(seeds)]
-    site = FlexAct(config=_config(fields), channels=len(cells))
-    found = list(zip(cells, train(Task(), cells, site, EPOCHS).mse, site.picks, strict=True))
+    options = Options(truths=truths, seeds=seeds)
+    site = FlexAct(config=_config(fields), channels=len(options.cells))
+    found = list(zip(options.cells, train(options, site).mse, site.picks, strict=True))
     return {
         truth: (
             sum(mse for cell, mse, _ in found if cell.truth == truth) / seeds,
@@ -91,7 +90,7 @@ def _trained(seeds: int, truths: tuple[str, ...], **fields: Any) -> dict[str, tu
 
 def _paper_error(alpha: float, truth: str) -> float:
     if alpha == 0.1:
-        return ALPHA[alpha][0]
+        return float(VARIANTS[f"flexact-a{alpha:g}"][0])
     return float(SYNTHETIC[f"flexact-a{alpha:g}"][truth].split()[0])
 
 

@@ -76,7 +76,7 @@ def _each(options: Options) -> list[Options]:
 
 def _together(model: str, options: Options) -> float:
     start = time.perf_counter()
-    train(options.task, options.cells, activation(model, options), options.epochs)
+    train(options, activation(model, options))
     return time.perf_counter() - start
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import flexact
 from flexact import FlexActError, Recorder
-from flexact.io.result_folder import read_config
+from flexact.io.result_folder import read_config, write_config
 from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.train import Stopped, train_cell
@@ -29,10 +29,8 @@ from flexact.studies.cifar_data import data
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.glue.train import read_outcome
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.store import Moment as StudyMoment
-from flexact.studies.synthetic.store import Part, Point, read_parts
+from flexact.studies.synthetic.store import Part, Point, read_parts, write_parts
 from flexact.studies.synthetic.store import Result as StudyResult
-from flexact.studies.synthetic.store import Store as StudyStore
 from flexact.surgery.picks_file import described, write_picks
 
 PROTOCOL = Protocol(epochs=3, batch=8, lr=0.02, width=8)
@@ -187,17 +185,16 @@ def test_the_results_of_a_grid_hold_whole_lines(tmp_path: Path) -> None:
 def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
     options = Options(candidates=("relu", "tanh"), seeds=30, truths=("relu",), epochs=3, models=("relu",))
     config = {"flexact_study": 1, "study": "synthetic", "options": options.to_dict()}
-    store = StudyStore(tmp_path, config, options)
-    store.open(resume=False, overwrite=False)
+    write_config(tmp_path, config)
     results = [StudyResult("synthetic", "relu", "relu", seed, "relu", 1.0, 0.25, 0.5, 3) for seed in range(30)]
-    moments = [StudyMoment("relu", "relu", seed, 1, "relu", 0.5) for seed in range(30)]
-    store.add("relu", Part(results, moments, [Point("relu", "relu", x / 40, 0.5, 0.5) for x in range(40)]))
+    points = [Point("relu", "relu", "target", x / 40, 0.5) for x in range(40)]
+    write_parts(tmp_path, {"relu": Part(results, points)}, options.models)
 
     def read() -> None:
         read_config(tmp_path)
-        read_parts(tmp_path, "synthetic", options)
+        read_parts(tmp_path, options)
 
-    for name in ("results.csv", "history.csv", "curves.csv"):
+    for name in ("results.csv", "lines.csv"):
         path = tmp_path / name
         content = path.read_bytes()
         for length in range(len(content)):

@@ -225,7 +225,7 @@ def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
     """The models of a study name its figures, the cells of a grid its folders, a checkpoint its tensors."""
     study = _made(tmp_path / "study")
     folders.synthetic_folder(study)
-    for file in ("config.json", "results.csv", "history.csv", "curves.csv"):
+    for file in ("config.json", "results.csv", "lines.csv"):
         text = (study / file).read_text()
         told = json.dumps(name)[1:-1] if file == "config.json" else name
         (study / file).write_text(text.replace("flexact-default", told))

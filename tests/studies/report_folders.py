@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import flexact
-from flexact.studies.synthetic.options import Options, title
-from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
-from flexact.studies.synthetic.tables import CORRECTIONS
+from flexact.io.result_folder import write_config
+from flexact.studies.synthetic.options import Options
+from flexact.studies.synthetic.store import Part, Point, Result, write_parts
+from flexact.studies.synthetic.studies import CORRECTIONS
 
 CANDIDATES: dict[str, Callable[[float], float]] = {
     "relu": lambda h: max(0.0, h),
@@ -36,26 +37,27 @@ def study_folder(folder: Path, study: str, models: list[str], truths: list[str],
         "commit": "0123abc",
         "date": HOSTILE,
     }
-    store = Store(folder, config, options)
-    store.open(resume=False, overwrite=True)
+    write_config(folder, config)
+    parts = {}
     for number, model in enumerate(options.models):
-        part = Part([], [], [])
+        part = parts[model] = Part([], [])
         picks = model not in CANDIDATES and model != "prelu"
         for truth in truths:
             for seed in range(seeds):
                 error = 0.006 * math.exp(-number) * (1 + 0.3 * seed)
                 pick, probability = (truth, 0.99) if picks else (model, 1.0)
                 part.results.append(Result(study, model, truth, seed, pick, probability, error, 0.001, 100))
-                for epoch in range(0, 101, 5) if picks else ():
-                    lead = 1 - 0.8 * math.exp(-epoch / (15 + 5 * number + 5 * seed)) if epoch < 90 else 1.0
-                    for name in CANDIDATES:
-                        p = lead if name == truth else (1 - lead) / 4
-                        part.history.append(Moment(model, truth, seed, epoch, name, p))
+            for epoch in range(0, 101, 5) if picks else ():
+                lead = 1 - 0.8 * math.exp(-epoch / (15 + 5 * number)) if epoch < 90 else 1.0
+                for name in CANDIDATES:
+                    p = lead if name == truth else (1 - lead) / 4
+                    part.points.append(Point(model, truth, name, epoch, p, 0.1 * (epoch < 90)))
             for i in range(41):
                 x = -1 + i / 20
                 target = CANDIDATES[truth](5 * x)
-                part.curves.append(Point(model, truth, x, target + 0.03 * number * math.cos(3 * x), target))
-        store.add(model, part)
+                part.points.append(Point(model, truth, "prediction", x, target + 0.03 * number * math.cos(3 * x)))
+                part.points.append(Point(model, truth, "target", x, target))
+    write_parts(folder, parts, options.models)
     (folder / "table.md").write_text(table, encoding="utf-8")
     return folder
 
@@ -79,9 +81,9 @@ def alpha_folder(folder: Path) -> Path:
 
 def corrections_folder(folder: Path) -> Path:
     """The ablation of corrections."""
-    rows = "\n".join(f"| {title(model)} | 0.00100 ± 0.00020 | {mean} |" for model, (mean, _) in CORRECTIONS.items())
+    rows = "\n".join(f"| {model} | 0.00100 ± 0.00020 | 0.00590 |" for model in CORRECTIONS.models)
     table = f"| correction | MSE | paper's |\n|---|---|---|\n{rows}\n"
-    return study_folder(folder, "corrections", list(CORRECTIONS), ["sigmoid"], table)
+    return study_folder(folder, "corrections", list(CORRECTIONS.models), ["sigmoid"], table)
 
 
 class Block(nn.Module):

@@ -73,13 +73,11 @@ def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
     found = comparing(small.fails_on_seed_1, **options)
     rows = {row.cell.name: row for row in found.runs}
     failed = rows["original-1"]
-    assert failed.error.startswith(
-        "train raised RuntimeError: the disk of the user is missing (small_training.py, line "
-    )
+    assert failed.error.startswith("train raised RuntimeError: the disk of the user is missing. The traceback is in")
     trace = (tmp_path / "out" / "cells" / "original-1" / "traceback.txt").read_text()
     assert trace.startswith("Traceback (most recent call last)")
     assert "in fails_on_seed_1" in trace
-    assert "Failed (try again with retry_failed=True)" in str(found)
+    assert "Failed (try again with --retry-failed)" in str(found)
     assert rows["original-0"].state == rows["flexact-alone-0"].state == "done"
     assert rows["flexact-alone-1"].error.startswith("there are no picks to train: flexact-1 failed or did not commit.")
 
@@ -103,7 +101,7 @@ def test_a_train_that_exits_fails_like_any_other_and_the_rest_goes_on(
 
     found = comparing(exiting, seeds=2, methods=["original"])
     assert [row.state for row in found.runs] == ["failed", "done"]
-    assert found.runs[0].error.startswith("train raised SystemExit: 3 (test_bad_input.py, line ")
+    assert found.runs[0].error.startswith("train raised SystemExit: 3. The traceback is in ")
     assert "in exiting" in (tmp_path / "out" / "cells" / "original-0" / "traceback.txt").read_text()
 
 
@@ -114,13 +112,6 @@ def test_the_same_error_of_several_runs_is_told_once(comparing: Comparing) -> No
     found = str(comparing(failing, seeds=1, methods=["original", "fixed-tanh", "flexact"]))
     assert "- original-0, fixed-tanh-0, flexact-0: train raised RuntimeError: no data" in found
     assert found.count("no data") == 1
-
-
-def test_methods_have_the_names_of_candidates_in_any_case_and_their_aliases(comparing: Comparing) -> None:
-    options: dict[str, Any] = {"candidates": ("silu", "gelu"), "seeds": 1}
-    found = comparing(methods=["fixed-swish", "fixed-GELU"], **options)
-    assert [one.method for one in found.summaries] == ["fixed-silu", "fixed-gelu"]
-    assert "Without original among the methods there are no differences, no p and no costs." in str(found)
 
 
 def test_a_train_that_ignores_the_schedule_leaves_sites_not_committed(comparing: Comparing, small: ModuleType) -> None:
@@ -190,22 +181,6 @@ def test_a_policy_that_never_commits_is_done_and_says_so(comparing: Comparing, s
     assert row.note == "the sites are not committed: this policy never commits"
 
 
-def test_a_train_that_changes_the_class_of_the_model_is_told(comparing: Comparing, small: ModuleType) -> None:
-    class Other(nn.Sequential):
-        pass
-
-    def changing(model: nn.Module, seed: int, make_schedule: Any) -> float:
-        score = float(small.train(model, seed, make_schedule))
-        model.__class__ = Other
-        return score
-
-    found = comparing(changing, seeds=1, methods=["original", "flexact"])
-    changed = "train changed the class of the model from Sequential to Other"
-    assert [row.note.partition("; 90 steps are few")[0] for row in found.runs] == [changed] * 2
-    assert found.picks.keys() == {0}
-    assert "Note on original-0: train changed the class of the model" in str(found)
-
-
 def test_a_train_that_extracts_the_network_in_place_keeps_its_picks(comparing: Comparing, small: ModuleType) -> None:
     def extracting(model: nn.Module, seed: int, make_schedule: Any) -> float:
         score = float(small.train(model, seed, make_schedule))
@@ -228,8 +203,7 @@ def test_a_build_with_another_architecture_each_time_is_refused(comparing: Compa
     def drawn() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 4), random.choice([nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU])())
 
-    told = r"two different architectures \('\(0\): Linear\(in_features=2, out_features=4.*out_features=5"
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match="two different architectures"):
         comparing(build=growing)
     seeds = next([0, other] for other in range(1, 9) if _first(drawn, 0) is not _first(drawn, other))
     with pytest.raises(FlexActError, match="two different architectures"):
@@ -274,12 +248,12 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"seeds": [0, 3, 3]}, "seeds must be distinct, because each is one pair of runs; repeated: 3"),
+        ({"seeds": [0, 3, 3]}, "a sequence of distinct seeds; got [0, 3, 3]"),
         ({"seeds": []}, "seeds must be a number of seeds or a sequence"),
-        ({"seeds": 0}, "seeds= must be a whole number from 1"),
+        ({"seeds": 0}, "--seeds must be a whole number from 1"),
         (
             {"jobs": 2, "engine": "local", "address": "head:6379"},
-            "address= is the address of a Ray cluster; give it with engine='ray'",
+            "--address is the address of a Ray cluster; give it with --engine ray",
         ),
         ({"seeds": [-1]}, "a seed must be a non-negative integer; got -1"),
         ({"methods": ["fixed-relo"]}, "unknown method 'fixed-relo'; did you mean 'fixed-relu'"),
@@ -287,7 +261,7 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
         ({"candidates": ["relu", "tahn"]}, "unknown candidate 'tahn'; did you mean 'tanh'"),
         ({"config": {}}, "config must be a FlexConfig"),
         ({"engine": "slurm"}, "unknown engine 'slurm'"),
-        ({"jobs": 2}, "engine='inline' trains one run at a time; got jobs=2"),
+        ({"jobs": 2}, "--engine inline trains one run at a time; got 2 --jobs"),
         ({"where": "nowhere"}, "nowhere"),
         ({"out": 7}, "got 7 as the path of a comparison's folder"),
         ({"train": 3}, "train must be a function, called as train(model, seed, make_schedule); got 3"),
@@ -313,7 +287,7 @@ def test_the_folder_of_another_comparison_is_refused(comparing: Comparing, small
         FlexActError, match=r"another configuration \(config.candidates: relu,tanh,gelu → relu,elu"
     ) as told:
         comparing(seeds=1, candidates=("relu", "elu"))
-    assert str(told.value).endswith("Pass another folder to out=, or give overwrite=True to start again.")
+    assert str(told.value).endswith("Pass another folder to --out, or give --overwrite to start again.")
     with pytest.raises(FlexActError, match=r"train: small_training:train → small_training:slowly"):
         comparing(small.slowly, seeds=1)
     with pytest.raises(FlexActError, match="architecture: "):
@@ -336,28 +310,18 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(comparing: Compari
     assert [path.name for path in theses.iterdir()] == ["mine.txt"]
 
 
-def test_a_train_that_was_edited_since_is_warned_of(comparing: Comparing, small: ModuleType, tmp_path: Path) -> None:
-    comparing(seeds=1, methods=["original"])
-    config = tmp_path / "out" / "config.json"
-    told = json.loads(config.read_text())
-    told["protocol"]["source"]["train"] = "0123456789abcdef"
-    config.write_text(json.dumps(told))
-    with pytest.warns(UserWarning, match="train changed since this comparison began.* give overwrite=True or another"):
-        comparing(seeds=1, methods=["original"])
-
-
-def test_functions_that_cannot_be_sent_run_here_and_it_is_said(comparing: Comparing, small: ModuleType) -> None:
+def test_functions_that_cannot_be_sent_are_refused_with_the_engine_that_takes_them(
+    comparing: Comparing, small: ModuleType
+) -> None:
     lock = threading.Lock()  # what no pickle takes
 
     def train(model: nn.Module, seed: int, make_schedule: Any) -> float:
         with lock:
             return float(small.train(model, seed, make_schedule))
 
-    with pytest.warns(UserWarning, match="trained in this process, one at a time: build and train cannot be sent"):
-        found = comparing(train, seeds=1, methods=["original"], engine="local")
-    assert found.runs[0].state == "done"
-    with pytest.raises(FlexActError, match="cannot be sent to another process"):
-        comparing(train, seeds=1, engine="local", jobs=2, overwrite=True)
+    with pytest.raises(FlexActError, match=r"cannot be sent to another process.*or give engine='inline'"):
+        comparing(train, seeds=1, methods=["original"], engine="local")
+    assert comparing(train, seeds=1, methods=["original"]).runs[0].state == "done"
 
 
 def test_a_script_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:

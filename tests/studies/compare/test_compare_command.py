@@ -91,7 +91,7 @@ def test_a_comparison_killed_and_resumed_has_the_table_of_one_that_was_not(folde
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(results(folder / "killed")) < 10
-    resumed = called(*FUNCTIONS, "--out", "killed", "--resume", "--device", "cpu", cwd=folder)
+    resumed = called(*FUNCTIONS, *OPTIONS, "--out", "killed", "--resume", cwd=folder)
     assert resumed.returncode == 0, resumed.stderr
     assert results(folder / "killed") == results(folder / "whole")
     here = {"out": folder / "here", "engine": "inline", "device": "cpu", "quiet": True}
@@ -138,7 +138,8 @@ def test_failed_runs_are_counted_and_retried(
     monkeypatch.chdir(folder)
     words = ["small_training:build", "small_training:fails_on_seed_1", "--out", "out", "--engine", "inline"]
     words += ["--device", "cpu"]
-    assert ran(*words, "--candidates", "relu,tanh", "--seeds", "2", "--methods", "original,fixed") == 1
+    words += ["--candidates", "relu,tanh", "--seeds", "2", "--methods", "original,fixed"]
+    assert ran(*words) == 1
     error = capsys.readouterr().err
     assert "flexact: 2 cells failed; --status shows the errors, --retry-failed runs them again." in error
     assert ran("--out", "out", "--status") == 0
@@ -151,14 +152,13 @@ def test_failed_runs_are_counted_and_retried(
     assert {row["state"] for row in results(folder / "out").values()} == {"done"}
 
 
-def test_settings_come_from_a_file_and_stay_when_resumed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType
-) -> None:
+def test_settings_come_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType) -> None:
     monkeypatch.chdir(folder)
     config = flexact.FlexConfig(candidates=("relu", "silu"), pick_by="blend", share="site")
     (folder / "config.json").write_text(config.to_json())
     words = [*FUNCTIONS, "--out", "out", "--engine", "inline", "--device", "cpu", "--quiet"]
-    assert ran(*words, "--config", "config.json", "--where", "3", "--seeds", "1", "--methods", "flexact") == 0
+    words += ["--config", "config.json", "--where", "3", "--methods", "flexact"]
+    assert ran(*words, "--seeds", "1") == 0
     assert ran(*words, "--resume", "--seeds", "2") == 0
     told = json.loads((folder / "out" / "config.json").read_text())["protocol"]
     assert flexact.FlexConfig.from_dict(told["config"]) == config
@@ -171,8 +171,8 @@ def test_settings_come_from_a_file_and_stay_when_resumed(
     [
         ([], "a function is missing. Give both, as in: flexact compare my_module:build my_module:train"),
         (["small_training", "x"], "got 'small_training' as a function. Give module:name"),
-        (["smal_training:build", FUNCTIONS[1]], "there is no module 'smal_training'"),
-        (["small_training:biuld", FUNCTIONS[1]], "has no 'biuld'; did you mean 'build'?"),
+        (["smal_training:build", FUNCTIONS[1]], "cannot load 'smal_training:build' (No module named"),
+        (["small_training:biuld", FUNCTIONS[1]], "has no attribute 'biuld')"),
         (["small_training:STEPS", FUNCTIONS[1]], "build must be a function, called as build(); got 30"),
         ([*FUNCTIONS, "--config", "nothing.json"], "cannot read nothing.json"),
         ([*FUNCTIONS, "--resume"], "holds no grid of `flexact compare`"),

@@ -85,9 +85,7 @@ def test_p_and_spread_are_those_of_scipy_on_the_csv(comparing: Comparing, tmp_pa
         assert one.against is not None
         assert one.against.gain == pytest.approx(np.mean(own) - np.mean(base))
         assert one.against.p == pytest.approx(scipy.stats.ttest_rel(own, base).pvalue, rel=1e-12)
-    frame = found.to_frame()
     expected = scipy.stats.ttest_rel(by_method["fixed-tanh"], by_method["original"]).pvalue
-    assert frame.loc["fixed-tanh", "p"] == pytest.approx(expected)
     assert f"| {expected:.3f} |" in next(line for line in str(found).splitlines() if "fixed-tanh" in line)
 
 
@@ -135,7 +133,6 @@ def test_a_training_that_returns_one_score_has_no_curve(comparing: Comparing) ->
     assert found.curves == {}
     assert found.page is not None
     assert 'id="curves"' not in found.page.read_text()
-    assert "No test for fixed-tanh (one seed: a test needs two)." in str(found)
 
 
 def test_one_seed_has_no_agreement(comparing: Comparing) -> None:
@@ -166,7 +163,7 @@ def test_the_picks_are_listed_by_seed_with_their_agreement(comparing: Comparing,
 
 
 def test_only_what_is_missing_is_trained_when_a_comparison_is_called_again(
-    comparing: Comparing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comparing: Comparing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("FLEXACT_TEST_LOG", str(log))
@@ -175,7 +172,9 @@ def test_only_what_is_missing_is_trained_when_a_comparison_is_called_again(
     assert len(log.read_text().splitlines()) == 4
     assert str(comparing(seeds=2, methods=["original", "fixed-tanh"])) == table
     assert len(log.read_text().splitlines()) == 4
-    grown = comparing(seeds=3, methods=["original", "fixed-tanh", "fixed-gelu"])
+    capsys.readouterr()
+    grown = comparing(seeds=3, methods=["original", "fixed-tanh", "fixed-gelu"], quiet=False)
+    assert "finished runs keep their results, even if build or train was edited since." in capsys.readouterr().err
     assert log.read_text().splitlines()[4:] == ["0 GELU", "1 GELU", "2 ReLU", "2 Tanh", "2 GELU"]
     assert {one.method: len(one.scores) for one in grown.summaries}["fixed-gelu"] == 3
     comparing(seeds=2, methods=["original"], overwrite=True)

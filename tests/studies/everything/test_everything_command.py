@@ -13,10 +13,8 @@ from flexact.cli.app import main
 from flexact.studies.commands import reproduce
 from flexact.studies.everything import stages as planned
 from flexact.studies.everything.command import _call
-from flexact.studies.everything.stages import Stage, stages
-from flexact.studies.everything.times import estimate
+from flexact.studies.everything.stages import Stage, hours, stages
 
-ROOT = Path(__file__).parents[3]
 TINY = ("--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu", "--jobs", "1")
 
 
@@ -30,7 +28,7 @@ def called(*arguments: str) -> int:
 def test_the_plan_has_every_study_and_the_command_for_a_cluster(
     budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called("--budget", budget, "--plan", "--results", str(ROOT / "results"), "--out", str(tmp_path / "run")) == 0
+    assert called("--budget", budget, "--plan", "--out", str(tmp_path / "run")) == 0
     text = capsys.readouterr().out
     for study in ("synthetic", "alpha", "corrections", "overhead", "cifar", "glue", "picks"):
         assert f"flexact reproduce {study} " in text
@@ -61,25 +59,20 @@ def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_pa
     (tmp_path / "cifar").mkdir()
     with (tmp_path / "cifar" / "steps.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "stage", "step_ms", "device"])
-        writer.writerows([["relu", "", 2.0, "card"], ["splash", "", 10.0, "card"], ["relu", "", 900.0, "cpu"]])
-        writer.writerows([["flexact-all", "picking", 50.0, "card"], ["flexact-all", "committed", 3.0, "card"]])
-    grid = planned.ImageGrid(("cifar100",), ("resnet18",), ("relu", "gelu", "deu", "flexact-all"), seeds=2)
-    stage = Stage("cifar", "", grid.cells, settings={"epochs": 30})
-    found = estimate(stage, tmp_path, "card")
-    assert found.hours == pytest.approx(2 * 30 * 390 * (2 + 2 + 10 + 3) / 1000 / 3600)
-    assert found.device == "card"
-    assert found.note == "deu not measured; assumed as slow as the slowest method"
-    relu = Stage("cifar", "", grid.cells[:1], settings={"epochs": 30})
-    assert estimate(relu, tmp_path, "cpu").hours == pytest.approx(30 * 390 * 0.9 / 3600)
-    for study in ("glue", "picks", "synthetic"):
-        assert math.isnan(estimate(Stage(study, "", (), settings={"model": ""}), tmp_path, "card").hours)
+        writer.writerow(["method", "stage", "step_ms"])
+        writer.writerows([["relu", "", 2.0], ["splash", "", 10.0]])
+        writer.writerows([["flexact-all", "picking", 50.0], ["flexact-all", "committed", 3.0]])
+    grid = planned.ImageGrid(("cifar100",), ("resnet18",), ("relu", "deu", "flexact-all"), seeds=2)
+    found = hours(Stage("cifar", grid.cells, epochs=30), tmp_path)
+    assert found == pytest.approx(2 * 30 * 390 * (2 + 10 + 3) / 1000 / 3600)  # deu counts as the slowest
+    for study in ("glue", "picks", "synthetic", "overhead"):
+        assert math.isnan(hours(Stage(study), tmp_path))
 
 
 def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = Stage("synthetic", "one model", (), TINY), Stage("alpha", "an error", (), ("--seeds", "0"))
+    good, bad = Stage("synthetic", arguments=TINY), Stage("alpha", arguments=("--seeds", "0"))
     monkeypatch.setattr(planned, "stages", lambda budget: [bad, good])
     assert called("--out", str(tmp_path)) == 1
     told = capfd.readouterr()

@@ -4,9 +4,9 @@ from torch import nn
 
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
 from flexact.baselines import BASELINES
-from flexact.studies.synthetic.models import activation, check, learned, policy, rate, rate_text
+from flexact.studies.synthetic.models import activation, check, learned, policy
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.replicas import Replicas
+from flexact.studies.synthetic.replicas import Replicas, _rate
 
 
 def test_names_stand_for_policies():
@@ -37,9 +37,9 @@ def test_a_models_activation_serves_all_its_replicas(name):
 @pytest.mark.parametrize("hidden", [0, 3])
 def test_a_kolmogorov_arnold_layer_replaces_the_unit_and_is_the_same_on_every_call(hidden):
     options = Options(truths=("relu", "tanh"), seeds=2, hidden=hidden, models=("kan",))
-    check(options, [])
+    check(options)
     layer = activation("kan", options)
-    network = Replicas(options.task, options.cells, layer)
+    network = Replicas(options, layer)
     network(torch.randn(3, 4, 4)).sum().backward()
     assert network.weight.grad is None
     assert layer.edges.edge.grad is not None
@@ -61,18 +61,17 @@ def test_fixed_models_are_the_plain_modules():
 
 def test_an_unknown_model_is_told_with_the_nearest():
     with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
-        check(Options(models=("flexact-defualt",)), ["flexact-default", "relu"])
-    check(Options(models=("flexact-a0.25", "gelu", "splash", "none")), [])
+        check(Options(models=("flexact-defualt",)))
+    check(Options(models=("flexact-a0.25", "gelu", "splash", "none")))
 
 
 def test_a_truth_that_could_never_be_picked_is_refused_for_models_that_pick():
     options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
     with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
-        check(Options(models=("prelu", "flexact-a0"), **options), [])
-    check(Options(models=("prelu", "tanh"), **options), [])
+        check(Options(models=("prelu", "flexact-a0"), **options))
+    check(Options(models=("prelu", "tanh"), **options))
 
 
-def test_models_that_route_train_at_a_constant_rate_and_the_others_at_a_falling_one():
-    options = Options(models=("flexact-a0", "none", "relu", "splash"))
-    assert [rate(model, options)(0.5) for model in options.models] == [1.0, 1.0, 2.5, 2.5]
-    assert [rate_text(model, options) for model in options.models[1:3]] == ["0.01", "0.05, falling linearly to 0"]
+def test_models_that_pick_train_at_a_constant_rate_and_the_others_at_a_falling_one():
+    assert [_rate(True, progress) for progress in (0.0, 0.5)] == [1.0, 1.0]
+    assert [_rate(False, progress) for progress in (0.0, 0.5)] == [5.0, 2.5]

@@ -15,13 +15,14 @@ import pytest
 
 from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.runner import run
+from flexact.studies.synthetic.runner import Group, run, train_group
 from flexact.studies.synthetic.store import Result
 from flexact.studies.synthetic.studies import ALPHA, CORRECTIONS, SYNTHETIC
+from flexact.studies.synthetic.tables import table
 
 MODELS = ("flexact-default", "flexact-a0.3", "relu", "tanh", "splash", "convex")
 SMALL = Options(seeds=2, epochs=3, truths=("relu", "tanh"), models=MODELS)
-FILES = ("results.csv", "history.csv", "curves.csv", "table.md")
+FILES = ("results.csv", "lines.csv", "table.md")
 
 SCRIPT = """
 import sys
@@ -61,17 +62,17 @@ def test_results_have_a_row_for_each_model_truth_and_seed_in_order(whole):
     assert {row["pick"] for row in found if row["model"] == "flexact-default"} <= set(SMALL.candidates)
 
 
-def test_history_and_curves_hold_every_point(whole):
-    history = rows(whole, "history.csv")
+def test_the_lines_hold_every_point(whole):
+    lines = rows(whole, "lines.csv")
+    curves = [row for row in lines if row["line"] in ("prediction", "target")]
+    history = [row for row in lines if row not in curves]
     assert {row["model"] for row in history} == {"flexact-default", "flexact-a0.3"}
-    assert len(history) == 2 * 4 * (1 + SMALL.epochs) * 5
-    start = [float(row["probability"]) for row in history if row["epoch"] == "0"]
-    assert set(start) == {0.2}
-    curves = rows(whole, "curves.csv")
-    assert len(curves) == len(MODELS) * 2 * 81
+    assert len(history) == 2 * 2 * (1 + SMALL.epochs) * 5
+    assert {float(row["y"]) for row in history if row["x"] == "0"} == {0.2}
+    assert len(curves) == len(MODELS) * 2 * 2 * 81
     for row in curves:
-        if row["truth"] == "relu":
-            assert float(row["target"]) == pytest.approx(max(0.0, 5 * float(row["x1"])), abs=1e-5)
+        if (row["truth"], row["line"]) == ("relu", "target"):
+            assert float(row["y"]) == pytest.approx(max(0.0, 5 * float(row["x"])), abs=1e-5)
 
 
 def test_config_says_what_was_run_and_with_what(whole):
@@ -82,24 +83,19 @@ def test_config_says_what_was_run_and_with_what(whole):
     assert set(config["policies"]) == {"flexact-default", "flexact-a0.3"}
 
 
-def test_the_table_has_ours_the_counts_and_the_papers_where_it_trains_as_long(whole):
-    assert "/4 |" in (whole / "table.md").read_text()
-    assert "paper's" not in (whole / "table.md").read_text()
-    table = SYNTHETIC.table(replace(SMALL, epochs=100), csv_rows.read(whole / "results.csv", Result))
-    assert "0.0004 ± 0.0007" not in table  # LeakyReLU's column was not asked for
-    assert "0.4328 ± 0.4287" in table  # the paper's ReLU on Tanh
-
-
-def test_the_learning_rates_stand_in_the_config_and_under_the_table(whole):
-    rates = json.loads((whole / "config.json").read_text())["training"]["learning_rate"]
-    assert rates["flexact-default"] == rates["flexact-a0.3"] == "0.01"
-    assert rates["relu"] == rates["splash"] == "0.05, falling linearly to 0"
-    assert "at 0.01; the fixed activations and the baselines at 0.05, falling" in (whole / "table.md").read_text()
+def test_the_table_has_ours_the_counts_the_rates_and_the_papers_where_it_trains_as_long(whole):
+    written = (whole / "table.md").read_text()
+    assert "/4 |" in written
+    assert "paper's |" not in written
+    assert "at 0.01; the fixed activations and the baselines at 0.05, falling" in written
+    compared = table("", replace(SMALL, epochs=100), csv_rows.read(whole / "results.csv", Result))
+    assert "0.0004 ± 0.0007" not in compared  # LeakyReLU's column was not asked for
+    assert "0.4328 ± 0.4287" in compared  # the paper's ReLU on Tanh
 
 
 def test_two_layers_have_no_curve_over_seeds_since_each_seed_has_its_own_teacher(tmp_path):
-    run(SYNTHETIC, Options(seeds=2, epochs=1, truths=("tanh",), models=("tanh",), hidden=4), tmp_path)
-    assert rows(tmp_path, "curves.csv") == []
+    run(SYNTHETIC, Options(seeds=2, epochs=1, truths=("tanh",), models=("tanh",), hidden=4), tmp_path, jobs=1)
+    assert rows(tmp_path, "lines.csv") == []
     assert len(rows(tmp_path)) == 2
 
 
@@ -111,7 +107,7 @@ def test_two_runs_give_the_same_bytes_in_one_process_and_in_two(whole, tmp_path)
 
 
 def test_other_seeds_give_other_results(whole, tmp_path):
-    run(SYNTHETIC, Options(seeds=2, first_seed=1000, epochs=3, truths=("relu",), models=("relu",)), tmp_path)
+    run(SYNTHETIC, Options(seeds=2, first_seed=1000, epochs=3, truths=("relu",), models=("relu",)), tmp_path, jobs=1)
     assert {row["seed"] for row in rows(tmp_path)} == {"1000", "1001"}
     assert rows(tmp_path)[0]["mse"] != next(row["mse"] for row in rows(whole) if row["model"] == "relu")
 
@@ -154,15 +150,14 @@ def test_a_killed_parent_leaves_no_workers_behind(tmp_path):
 
 @pytest.mark.parametrize("study", [ALPHA, CORRECTIONS])
 def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
-    models = study.models(SMALL.candidates)
-    options = Options(seeds=1, epochs=1, truths=study.truths, models=models)
+    options = study.options(seeds=1, epochs=1)
     run(study, options, tmp_path, jobs=1)
-    assert [row["model"] for row in rows(tmp_path)] == list(models)
-    compared = study.table(replace(options, epochs=100), csv_rows.read(tmp_path / "results.csv", Result))
-    assert ("60.0" if study is ALPHA else "0.35629 ± 0.00938") in compared
-    table = (tmp_path / "table.md").read_text()
-    assert "paper's" not in table
-    assert len([line for line in table.splitlines() if line.startswith("|")]) == len(models) + 2
+    assert [row["model"] for row in rows(tmp_path)] == list(study.models)
+    compared = table(study.title, replace(options, epochs=100), csv_rows.read(tmp_path / "results.csv", Result))
+    assert ("0.00600" if study is ALPHA else "0.35629 ± 0.00938") in compared
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert not any("paper's |" in line for line in lines)
+    assert len([line for line in lines if line.startswith("|")]) == len(study.models) + 2
 
 
 @pytest.mark.parametrize(
@@ -180,6 +175,8 @@ def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
 )
 def test_every_option_changes_the_results(changes, tmp_path):
     plain = {"seeds": 1, "epochs": 1, "truths": ("tanh",), "models": ("flexact-a0.3",)}
-    run(SYNTHETIC, Options(**plain), tmp_path / "plain")
-    run(SYNTHETIC, Options(**{**plain, **changes}), tmp_path / "changed")
-    assert rows(tmp_path / "plain")[0]["mse"] != rows(tmp_path / "changed")[0]["mse"]
+    one, other = (
+        train_group(Group("synthetic", "flexact-a0.3", Options(**options)), "cpu", lambda: False).figures
+        for options in (plain, {**plain, **changes})
+    )
+    assert one.results[0].mse != other.results[0].mse

@@ -1,182 +1,117 @@
+"""A study's folder: what a run refuses, resumes and overwrites, and damaged files."""
+
 import json
+from dataclasses import replace
 
 import pytest
 
 from flexact import FlexActError
-from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.store import Moment, Part, Point, Result, Store
+from flexact.studies.synthetic.runner import run
+from flexact.studies.synthetic.store import Part, Point, Result, read_parts, write_parts
+from flexact.studies.synthetic.studies import ALPHA, SYNTHETIC
 
 MODELS = ("relu", "tanh")
-OPTIONS = {"candidates": ("relu", "tanh"), "seeds": 2, "truths": ("relu",), "epochs": 3, "models": MODELS}
-
-
-def config(study="synthetic", **changes):
-    return {
-        "flexact_study": 1,
-        "study": study,
-        "options": Options(**{**OPTIONS, **changes}).to_dict(),
-        "policies": {"flexact-a0": {"alpha": 0.0}},
-        "training": {"learning_rate": {"relu": "0.05, falling linearly to 0"}},
-        "versions": {"torch": "2"},
-    }
-
-
-def part(model):
-    results = [Result("synthetic", model, "relu", seed, model, 1.0, 0.25, 0.5, 3) for seed in (0, 1)]
-    return Part(results, [Moment(model, "relu", 0, 1, "relu", 0.5)], [Point(model, "relu", -1.0, 0.0, 0.0)])
-
-
-def store(folder, study="synthetic", **changes):
-    return Store(folder, config(study, **changes), Options(**{**OPTIONS, **changes}))
+OPTIONS = Options(candidates=("relu", "tanh"), seeds=2, truths=("relu",), epochs=1, models=MODELS)
 
 
 @pytest.fixture
 def half_done(tmp_path):
-    first = store(tmp_path)
-    first.open(resume=False, overwrite=False)
-    first.add("tanh", part("tanh"))
+    """The folder of a run that was interrupted before its first model was done."""
+    run(SYNTHETIC, OPTIONS, tmp_path, jobs=1)
+    part = read_parts(tmp_path, OPTIONS)["tanh"]
+    write_parts(tmp_path, {"tanh": part}, MODELS)
     return tmp_path
 
 
-def resumed(folder, **changes):
-    again = store(folder, **changes)
-    again.open(resume=True, overwrite=False)
-    return again
+def resumed(folder, study=SYNTHETIC, **changes):
+    run(study, replace(OPTIONS, **changes), folder, resume=True, jobs=1)
 
 
-def test_a_resumed_folder_ends_with_the_bytes_of_an_uninterrupted_one(half_done, tmp_path_factory):
-    again = resumed(half_done)
-    assert again.done == ["tanh"]
-    again.add("relu", part("relu"))
-    other = store(tmp_path_factory.mktemp("whole"))
-    other.open(resume=False, overwrite=False)
-    for model in MODELS:
-        other.add(model, part(model))
-    for name in ("results.csv", "history.csv", "curves.csv"):
-        assert (again.folder / name).read_bytes() == (other.folder / name).read_bytes()
-    rows = csv_rows.read(again.folder / "results.csv", Result)
-    assert [row.model for row in rows] == ["relu", "relu", "tanh", "tanh"]
-
-
-def test_rows_of_a_model_that_was_killed_before_its_results_are_dropped(half_done):
-    """history.csv is written before results.csv, so a kill between the two leaves too many rows there."""
-    with (half_done / "history.csv").open("a") as file:
-        file.write("relu,relu,0,1,relu,0.5\n")
-    again = resumed(half_done)
-    assert again.done == ["tanh"]
-    again.add("relu", part("relu"))
-    assert (half_done / "history.csv").read_text().count("\nrelu,") == 1
+def test_a_model_that_was_killed_before_its_results_is_trained_again(half_done):
+    """lines.csv is written before results.csv, so a kill between the two leaves too many rows there."""
+    whole = {path.name: path.read_bytes() for path in half_done.iterdir()}
+    with (half_done / "lines.csv").open("a") as file:
+        file.write("relu,relu,target,0,1,0\n")
+    with (half_done / "results.csv").open("a") as file:
+        file.write("synthetic,relu,relu,0,relu,1,1,1,1\n")
+    resumed(half_done)
+    assert [row[0] for row in read_parts(half_done, OPTIONS).items()] == list(MODELS)
+    run(SYNTHETIC, OPTIONS, half_done / "again", jobs=1)
+    for name in ("results.csv", "lines.csv", "table.md"):
+        assert (half_done / name).read_bytes() == (half_done / "again" / name).read_bytes()
+    assert (half_done / "table.md").read_bytes() == whole["table.md"]
 
 
 def test_a_folder_of_this_study_needs_resume_or_overwrite(half_done):
     with pytest.raises(FlexActError, match=r"already holds a run of this study; .*--resume, .*--over"):
-        store(half_done).open(resume=False, overwrite=False)
-    fresh = store(half_done)
-    fresh.open(resume=False, overwrite=True)
-    assert fresh.done == []
-    assert not (half_done / "results.csv").exists()
+        run(SYNTHETIC, OPTIONS, half_done, jobs=1)
+    (half_done / "notes.txt").write_text("mine")
+    run(SYNTHETIC, replace(OPTIONS, seeds=1), half_done, overwrite=True, jobs=1)
+    assert len((half_done / "results.csv").read_text().splitlines()) == 1 + 2
+    assert (half_done / "notes.txt").read_text() == "mine"
 
 
 def test_a_folder_of_another_study_is_refused_even_with_resume(half_done):
     for resume in (False, True):
         with pytest.raises(FlexActError, match=r"holds a run of the study 'synthetic', not of 'alpha'; .*--out"):
-            store(half_done, study="alpha").open(resume=resume, overwrite=False)
+            run(ALPHA, OPTIONS, half_done, resume=resume)
 
 
 def test_resume_with_a_changed_configuration_shows_the_difference(half_done):
-    with pytest.raises(FlexActError, match="epochs: 3 → 9; truths: relu → relu,tanh"):
+    with pytest.raises(FlexActError, match="epochs: 1 → 9; truths: relu → relu,tanh"):
         resumed(half_done, epochs=9, truths=("relu", "tanh"))
 
 
-def test_resume_sees_a_changed_policy_and_a_changed_version(half_done):
-    changed = config()
-    changed["policies"]["flexact-a0"]["alpha"] = 0.7
-    changed["versions"]["torch"] = "3"
-    changed["training"]["learning_rate"]["relu"] = "0.01"
-    told = r"flexact-a0.alpha: 0.0 → 0.7; learning_rate.relu: 0.05, falling linearly to 0 → 0.01; torch: 2 → 3"
-    with pytest.raises(FlexActError, match=told):
-        Store(half_done, changed, Options(**OPTIONS)).open(resume=True, overwrite=False)
+def test_resume_sees_a_changed_policy_and_a_changed_version(tmp_path):
+    run(SYNTHETIC, replace(OPTIONS, models=("flexact-a0",)), tmp_path, jobs=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["policies"]["flexact-a0"]["policy"]["alpha"] = 0.7
+    config["versions"]["torch"] = "3"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FlexActError, match=r"alpha': 0.7.*torch: 3 → "):
+        resumed(tmp_path, models=("flexact-a0",))
 
 
 def test_resume_of_nothing_starts(tmp_path):
-    assert resumed(tmp_path / "new").done == []
-    (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / "config.json.new").write_text("{")  # killed while the first file was being written
-    assert resumed(tmp_path / "killed").done == []
-    assert json.loads((tmp_path / "killed" / "config.json").read_text())["study"] == "synthetic"
+    (tmp_path / "config.json.new").write_text("{")  # killed while the first file was being written
+    resumed(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["study"] == "synthetic"
 
 
 def test_what_is_no_study_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(FlexActError, match=r"thesis\.tex"):
-            store(tmp_path).open(resume=False, overwrite=overwrite)
+            run(SYNTHETIC, OPTIONS, tmp_path, overwrite=overwrite)
     with pytest.raises(FlexActError, match="is a file"):
-        store(tmp_path / "thesis.tex").open(resume=False, overwrite=False)
+        run(SYNTHETIC, OPTIONS, tmp_path / "thesis.tex")
     with pytest.raises(FlexActError, match="one of the two"):
-        store(tmp_path).open(resume=True, overwrite=True)
-
-
-def test_overwrite_removes_only_what_a_study_writes(half_done):
-    (half_done / "notes.txt").write_text("mine")
-    store(half_done).open(resume=False, overwrite=True)
-    assert (half_done / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("damage", "line", "what"),
-    [
-        (lambda rows: [rows[0].replace("mse", "MSE"), *rows[1:]], 1, "expected the columns study,model"),
-        (lambda rows: [*rows[:2], rows[2].replace(",0.25,", ",0.25"), *rows[3:]], 3, "expected 9 columns, found 8"),
-        (lambda rows: [rows[0], rows[1].replace(",0.25,", ",abc,"), *rows[2:]], 2, "mse is 'abc', not a number"),
-        (lambda rows: [rows[0], rows[1].replace("relu,0", "relu,zero"), *rows[2:]], 2, "seed is 'zero'"),
-        (lambda rows: [*rows, rows[1].replace("tanh", "gelu")], 4, "is not part of this run"),
-        (lambda rows: [*rows[:2], rows[2].replace(",relu,", ",rleu,")], 3, "is not part of this run"),
-        (lambda rows: [*rows[:2], rows[2][:10]], 3, "the line is cut off"),
-    ],
-)
-def test_a_corrupt_results_file_is_told_by_its_line(half_done, damage, line, what):
-    path = half_done / "results.csv"
-    path.write_text("\n".join(damage(path.read_text().splitlines())) + ("" if "cut" in what else "\n"))
-    with pytest.raises(FlexActError, match=rf"results.csv, line {line}: .*{what}"):
-        resumed(half_done)
+        run(SYNTHETIC, OPTIONS, tmp_path, resume=True, overwrite=True)
 
 
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
-        ("history.csv", "tanh,relu,0,1,gelu,0.5", "the candidate gelu is not part of this run"),
-        ("history.csv", "tanh,relu,0,one,relu,0.5", "epoch is 'one', not a whole number"),
-        ("curves.csv", "tanh,gelu,0,0,0", "tanh, gelu is not part of this run"),
-        ("curves.csv", "tanh,relu,left,0,0", "x1 is 'left', not a number"),
-        ("curves.csv", "tanh,relu,0,0", "expected 5 columns, found 4"),
+        ("results.csv", "synthetic,tanh,relu,0,tanh,1,abc,1,1", "mse is 'abc', not a number"),
+        ("results.csv", "synthetic,tanh,relu,zero,tanh,1,1,1,1", "seed is 'zero'"),
+        ("results.csv", "synthetic,tanh,relu,0,tanh,1,1,1", "expected 9 columns, found 8"),
+        ("lines.csv", "tanh,relu,target,left,0,0", "x is 'left', not a number"),
+        ("lines.csv", "tanh,relu,target,0,0", "expected 6 columns, found 5"),
     ],
 )
-def test_a_corrupt_history_or_curve_is_told_by_its_line(half_done, name, line, says):
+def test_a_corrupt_file_is_told_by_its_line(half_done, name, line, says):
     with (half_done / name).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(FlexActError, match=rf"{name}, line 3: {says}.*run the study again with --overwrite"):
+    with pytest.raises(FlexActError, match=rf"{name}, line \d+: {says}.*run the study again with --overwrite"):
         resumed(half_done)
 
 
-def test_a_run_that_diverged_is_no_damage(half_done):
-    path = half_done / "results.csv"
-    path.write_text(path.read_text().replace(",1,0.25,", ",nan,nan,"))
-    assert resumed(half_done).done == ["tanh"]
-
-
-def test_a_missing_file_of_a_run_is_told(half_done):
-    (half_done / "history.csv").unlink()
-    with pytest.raises(FlexActError, match=r"history\.csv.*--overwrite"):
-        resumed(half_done)
-
-
-def test_bytes_that_are_not_text_are_told_by_their_line(half_done):
-    with (half_done / "results.csv").open("ab") as file:
-        file.write(b"\xff\xfe\n")
-    with pytest.raises(FlexActError, match=r"results\.csv, line 4"):
-        resumed(half_done)
+def test_a_run_that_diverged_is_no_damage(tmp_path):
+    options = replace(OPTIONS, models=("tanh",))
+    results = [Result("synthetic", "tanh", "relu", seed, "tanh", 1.0, float("nan"), float("nan"), 1) for seed in (0, 1)]
+    write_parts(tmp_path, {"tanh": Part(results, [Point("tanh", "relu", "target", 0.0, 0.0)])}, ("tanh",))
+    assert list(read_parts(tmp_path, options)) == ["tanh"]
 
 
 @pytest.mark.parametrize(
@@ -194,14 +129,12 @@ def test_a_config_that_is_damaged_newer_or_lost_is_told_and_can_be_overwritten(h
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(FlexActError, match=says):
         resumed(half_done)
-    fresh = store(half_done)
-    fresh.open(resume=False, overwrite=True)
-    assert fresh.done == []
+    run(SYNTHETIC, OPTIONS, half_done, overwrite=True, jobs=1)
     assert json.loads(path.read_text())["flexact_study"] == 1
 
 
 def test_a_damaged_config_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "config.json").write_text('{"mine')
     with pytest.raises(FlexActError, match=r"config\.json"):
-        store(tmp_path).open(resume=False, overwrite=True)
+        run(SYNTHETIC, OPTIONS, tmp_path, overwrite=True)
     assert (tmp_path / "config.json").read_text() == '{"mine'

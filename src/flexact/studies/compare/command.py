@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.studies.grid import command as shared
 
@@ -35,35 +35,50 @@ def compare(
             show_default="original, fixed, flexact, flexact-alone",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds.", show_default="5")] = None,
-    first_seed: shared.FirstSeed = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     config: Annotated[
         Path | None,
-        typer.Option(help="A JSON file of FlexConfig.to_json().", show_default="FlexConfig(), or the resumed one"),
+        typer.Option(help="A JSON file of FlexConfig.to_json().", show_default="FlexConfig()"),
     ] = None,
     where: Annotated[
         shared.Names,
-        typer.Option(help="The sites: all, penultimate, names or patterns.", show_default="all, or the resumed ones"),
+        typer.Option(help="The sites: all, penultimate, names or patterns.", show_default="all"),
     ] = None,
 ) -> None:
     """Compare your network with fixed activations and with Flex-Act, in your own training, paired by seed."""
-    from flexact.studies.compare.functions import Functions, named
-    from flexact.studies.compare.protocol import USUAL, methods_of
-    from flexact.studies.compare.setup import Setup, config_of, engine_for, where_of
+    from flexact.studies.compare.comparison import compare as run_comparison
+    from flexact.studies.compare.functions import named
+    from flexact.studies.compare.protocol import USUAL
     from flexact.studies.compare.study import Store
 
-    before = grid.before(Store(grid.out))
+    store = Store(grid.out)
+    grid.before(store)  # prints the state and exits, with --status
     if build is None or train is None:
         raise FlexActError("a function is missing. Give both, as in: flexact compare my_module:build my_module:train")
-    settings = config_of(config, shared.names(candidates), before)
-    functions = Functions(named(build), named(train), where_of(shared.names(where), before))
-    first = first_seed or 0
-    setup = Setup.of(functions, settings, (first, first + 1))
-    if before is not None and (changes := setup.changes(before)):
-        warnings.warn(changes, stacklevel=2)
-    chosen: dict[str, Any] = {"seeds": 5} if before is None else {}
-    chosen |= shared.given(seeds=seeds, first_seed=first_seed)
-    if methods is not None or before is None:
-        chosen["methods"] = methods_of(settings.candidates, shared.names(methods) or USUAL, setup.original)
-    engine = engine_for(functions, grid.engine, grid.device, grid.jobs, grid.address)
-    grid.carry_out(Store(grid.out, functions), chosen, Path.cwd(), protocol=setup.protocol, engine=engine)
+    places = shared.names(where) or ("all",)
+    with grid.reported(store):
+        run_comparison(
+            named(build),
+            named(train),
+            shared.names(candidates),
+            shared.names(methods) or USUAL,
+            range(first_seed, first_seed + seeds),
+            config=None if config is None else _read(config),
+            where=places[0] if len(places) == 1 else places,
+            out=grid.out,
+            engine=grid.engine,
+            jobs=grid.jobs,
+            device=grid.device,
+            address=grid.address,
+            overwrite=grid.overwrite,
+            retry_failed=grid.retry_failed,
+            quiet=grid.quiet,
+        )
+
+
+def _read(file: Path) -> FlexConfig:
+    try:
+        return FlexConfig.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlexActError(f"cannot read {file} ({error}). Give --config a file of FlexConfig.to_json().") from None

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError, missing_extra
+from flexact.errors import FlexActError
 from flexact.io.json_input import path_of
 from flexact.io.result_folder import CONFIG, REPORT
 from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.compare.functions import Build, Functions, Train
 from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
-from flexact.studies.compare.setup import Setup, engine_for
+from flexact.studies.compare.setup import engine_for, prepared
 from flexact.studies.compare.study import Store
 from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
 from flexact.studies.grid.cell_task import read_curve
@@ -27,31 +26,6 @@ from flexact.studies.grid.run import run_and_report
 from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
-
-if TYPE_CHECKING:
-    import pandas
-
-
-def in_python(message: str) -> str:
-    """A message about the options of a command, for those who call its function.
-
-    >>> in_python("--seeds must be at least 1; give --engine ray, or --overwrite. Continue with --resume.")
-    "seeds= must be at least 1; give engine='ray', or overwrite=True. Continue with the same call."
-    """
-    message = message.replace("--resume", "the same call")
-    message = re.sub(r"--(engine|device|address) (ray|local|inline|cpu|HOST:PORT)\b", r"\1='\2'", message)
-    message = re.sub(r"--(overwrite|retry-failed)\b", lambda flag: flag[1].replace("-", "_") + "=True", message)
-    return re.sub(r"--(out|seeds|methods|candidates|engine|jobs|device|address)\b", r"\1=", message)
-
-
-@contextmanager
-def called_from_python() -> Iterator[None]:
-    """Errors of the body name the arguments of a function instead of the options of a command."""
-    try:
-        yield
-    except FlexActError as error:
-        error.args = (in_python(str(error)),)
-        raise
 
 
 @dataclass(frozen=True)
@@ -95,37 +69,14 @@ class Compared:
         found = {(row.method, row.seed): read_curve(store.cell_folder(row.cell)) for row in self.runs}
         return {run: [line["score"] for line in curve] for run, curve in found.items() if curve}
 
-    def to_frame(self) -> pandas.DataFrame:
-        """A pandas table with a row per method."""
-        try:
-            import pandas
-        except ImportError:
-            raise missing_extra("pandas", "frame") from None
-        rows = [
-            {
-                "method": one.method,
-                "seeds": len(one.scores),
-                "failed": one.failed,
-                "mean": one.mean,
-                "deviation": one.deviation,
-                "difference": None if one.against is None else one.against.gain,
-                "p": None if one.against is None else one.against.p,
-                "cost": one.cost,
-            }
-            for one in self.summaries
-        ]
-        frame: pandas.DataFrame = pandas.DataFrame(rows).set_index("method")
-        return frame
-
     def __str__(self) -> str:
-        return in_python(Store(self.folder).table())
+        return Store(self.folder).table()
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows."""
         return str(self)
 
 
-@called_from_python()
 def compare(
     build: Build,
     train: Train,
@@ -162,25 +113,6 @@ def compare(
     device: "cpu", "cuda" (all GPUs) or "cuda:N"; by default all GPUs or the CPU. `train` moves the model itself; a
     worker's own GPU is the current CUDA device. address: the address of the Ray cluster.
     overwrite: start again. retry_failed: also train the runs that failed before.
-
-    >>> import torch, flexact, tempfile
-    >>> def build():
-    ...     return torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    >>> def train(model, seed, make_schedule):
-    ...     x = torch.linspace(-2, 2, 64)[:, None]
-    ...     optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.01)
-    ...     schedule = make_schedule and make_schedule(network_steps=20, optimizer=optimizer)
-    ...     for _ in range(schedule.total_steps if schedule else 20):
-    ...         loss = (model(x) - x.abs()).square().mean()
-    ...         loss.backward(); optimizer.step(); optimizer.zero_grad()
-    ...         if schedule:
-    ...             schedule.step(loss)
-    ...     return -float(loss)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = flexact.compare(build, train, ("relu", "tanh"), ["original", "fixed"], seeds=2, out=folder,
-    ...                             engine="inline", quiet=True)
-    ...     [one.method for one in found.summaries]
-    ['original', 'fixed-relu']
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself checks it
         raise FlexActError(
@@ -194,19 +126,20 @@ def compare(
     if candidates is not None:
         config = replace(config, candidates=candidates)  # type: ignore[arg-type]  # checked there
     folder = path_of(out, "a comparison's folder")
-    setup = Setup.of(Functions(build, train, where), config, numbers)
-    chosen = methods_of(config.candidates, methods, setup.original)
-    store = Store(folder, setup.functions)
+    functions = Functions(build, train, where)
+    protocol, original = prepared(functions, config, numbers)
+    chosen = methods_of(config.candidates, methods, original)
+    store = Store(folder, functions)
     resume = (folder / CONFIG).is_file() and not overwrite
-    if resume and (changes := setup.changes(store.config())):
-        warnings.warn(in_python(changes), stacklevel=3)
+    if resume and not quiet:
+        print("flexact: finished runs keep their results, even if build or train was edited since.", file=sys.stderr)
     page = run_and_report(
         store,
         Progress(quiet, pieces="runs"),
         grids=[Grid(chosen, seeds=1, first_seed=seed) for seed in numbers],
-        protocol=setup.protocol,
+        protocol=protocol,
         data=Path.cwd(),
-        engine=engine_for(setup.functions, engine, device, jobs, address),
+        engine=engine_for(functions, engine, device, jobs, address),
         resume=resume,
         overwrite=overwrite,
         retry_failed=retry_failed and resume,
@@ -220,13 +153,8 @@ def _checked_seeds(seeds: Any) -> list[int]:
     if isinstance(seeds, int):
         check_whole("seeds", seeds, 1, MAX_SEEDS)
         return list(range(seeds))
-    if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Sequence) or not len(seeds):
-        raise FlexActError(f"seeds must be a number of seeds or a sequence of them; got {seeds!r:.80}.")
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not 0 < len(seeds) == len(set(seeds)):
+        raise FlexActError(f"seeds must be a number of seeds or a sequence of distinct seeds; got {seeds!r:.80}.")
     for seed in seeds:
         check_seed(seed)
-    repeated = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
-    if repeated:
-        raise FlexActError(
-            f"seeds must be distinct, because each is one pair of runs; repeated: {', '.join(map(str, repeated))}."
-        )
     return list(seeds)

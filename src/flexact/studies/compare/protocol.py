@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from flexact.candidates import ALIASES, ORIGINAL
+from flexact.candidates import ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names, check_seed
@@ -31,19 +31,12 @@ def methods_of(candidates: Sequence[str], asked: Sequence[str] = USUAL, original
     """
     if isinstance(asked, str):
         raise FlexActError(f"methods must be a sequence of names such as {USUAL}; got {asked!r}.")
-    own = {_canonical(candidate): candidate for candidate in candidates}
-    asked = [fixed(own.get(_canonical(one), one)) if (one := candidate_of(name)) else name for name in asked]
     every = [fixed(candidate) for candidate in candidates if candidate != ORIGINAL]
     check_names("methods", asked, (ORIGINAL, FIXED, *every, FLEXACT, ALONE))
     wanted = set(asked) | {one for one in every if FIXED in asked and one != fixed(original or "")}
     if ALONE in wanted:
         wanted.add(FLEXACT)  # which makes the picks
     return tuple(one for one in (ORIGINAL, *every, FLEXACT, ALONE) if one in wanted)
-
-
-def _canonical(candidate: str) -> str:
-    """The name of a candidate that has aliases, in any case."""
-    return ALIASES.get(candidate.lower(), candidate.lower())
 
 
 @dataclass(frozen=True)
@@ -98,8 +91,6 @@ class Protocol(GridProtocol):
     """The sites, as in `convert`; the name of a function if it is one."""
     sites: list[str] = field(hash=False)
     """The names of the sites."""
-    source: dict[str, str] = field(default_factory=dict, hash=False)
-    """Digests of the code and the constants that the runs depend on, by name."""
 
     def about(self) -> list[str]:
         return [f"build {self.build}", f"train {self.train}", f"candidates {', '.join(self.config['candidates'])}"]

@@ -7,11 +7,8 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +24,6 @@ from flexact.studies.grid.cell_task import Engine, Task
 from flexact.studies.grid.engines import devices, streams_engine
 from flexact.studies.grid.engines import engine as grid_engine
 from flexact.studies.workers import Answer
-from flexact.surgery.choosing import Where
 from flexact.surgery.convert import convert
 
 
@@ -59,18 +55,12 @@ def network(build: Build, seed: int) -> nn.Module:
     return model
 
 
-def described(model: nn.Module) -> list[str]:
-    """A network's modules, and the shapes of its parameters and buffers, without memory addresses."""
-    lines = re.sub(r" at 0x[0-9a-f]+", "", repr(model)).splitlines()
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return lines + [
-        f"{name}: {one.dtype} {'uninitialized' if is_lazy(one) else tuple(one.shape)}" for name, one in tensors.items()
-    ]
-
-
 def digest(model: nn.Module) -> str:
-    """A digest of a network's architecture."""
-    return hashlib.sha256("\n".join(described(model)).encode()).hexdigest()[:16]
+    """A digest of a network's architecture: its modules, and the shapes of its parameters and buffers."""
+    lines = [re.sub(r" at 0x[0-9a-f]+", "", repr(model))]
+    for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        lines.append(f"{name}: {one.dtype} {'uninitialized' if is_lazy(one) else tuple(one.shape)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
@@ -79,15 +69,11 @@ def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
     first, again, other = (network(build, seed) for seed in (seeds[0], *seeds))
     if first is again:
         raise FlexActError("build() returned the same network twice; make a new one in each call.")
-    for one in (again, other):
-        if digest(one) != digest(first):
-            old, new = described(first), described(one)
-            differing = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), ("", ""))
-            shown = f"{differing[0].strip()!r}, then {differing[1].strip()!r}" if any(differing) else "more modules"
-            raise FlexActError(
-                f"build() made two different architectures ({shown}). A comparison needs the same network in every "
-                "run: make its random choices once, outside build()."
-            )
+    if len({digest(one) for one in (first, again, other)}) > 1:
+        raise FlexActError(
+            "build() made two different architectures. A comparison needs the same network in every run: make its "
+            "random choices once, outside build()."
+        )
     pairs = zip(first.parameters(), again.parameters(), strict=True)
     if not all(is_lazy(a) or a.is_meta or torch.equal(a, b) for a, b in pairs):
         warnings.warn(
@@ -98,101 +84,50 @@ def checked_network(build: Build, seeds: tuple[int, int]) -> nn.Module:
     return first
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The functions of a comparison, and what identifies it."""
+def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> tuple[Protocol, str | None]:
+    """Build the network and convert it once; raise if that is not possible.
 
-    functions: Functions
-    protocol: Protocol
-    original: str | None
-    """The candidate that all sites of the original network have; None if they differ or if it is not a candidate."""
-
-    @classmethod
-    def of(cls, functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> Setup:
-        """Build the network and convert it once. Raises if that is not possible."""
-        try:
-            import scipy.stats  # noqa: F401  # before the training rather than after it
-        except ImportError:
-            raise missing_extra("scipy", "studies") from None
-        try:
-            model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
-        except FlexActError:
-            raise
-        except Exception as error:
-            raise FlexActError(f"build() raised {type(error).__name__}: {error!s:.300}.") from error
-        architecture, source = digest(model), functions.sources(model)
-        sites = sites_of(convert(model, functions.where, config))
-        originals = {site.candidates[site.original_index] if site.original_index >= 0 else None for site in sites}
-        where = functions.where
-        protocol = Protocol(
-            build=name_of(functions.build),
-            train=name_of(functions.train),
-            architecture=architecture,
-            config=config.to_dict(),
-            where=where if isinstance(where, str) else name_of(where) if callable(where) else sorted(where),
-            sites=[site.name for site in sites],
-            source=source,
-        )
-        return cls(functions, protocol, originals.pop() if len(originals) == 1 else None)
-
-    def changes(self, before: Mapping[str, Any]) -> str:
-        """What changed in the code since the comparison in a folder began, as a warning; empty if nothing did."""
-        old, new = before.get("protocol") or {}, self.protocol.to_dict()
-        edited = [name for name, one in (old.get("source") or {}).items() if new["source"].get(name) != one]
-        if not edited or old | {"source": {}} != new | {"source": {}}:  # the latter is another comparison
-            return ""
-        shown = edited[:6] + ([f"and {len(edited) - 6} more"] if len(edited) > 6 else [])
-        return (
-            f"{', '.join(shown)} changed since this comparison began. Runs that are done keep their results; to train "
-            "them again, give --overwrite or another --out."
-        )
-
-
-def config_of(file: Path | None, candidates: tuple[str, ...] | None, before: Mapping[str, Any] | None) -> FlexConfig:
-    """The settings in a file, those of the comparison to resume, or the defaults; with these candidates if given."""
-    if file is not None:
-        try:
-            config = FlexConfig.from_json(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FlexActError(f"cannot read {file} ({error}). Give --config a file of FlexConfig.to_json().") from None
-    elif before is not None:
-        config = FlexConfig.from_dict(before["protocol"].get("config", {}))
-    else:
-        config = FlexConfig()
-    return config if candidates is None else replace(config, candidates=candidates)
-
-
-def where_of(names: Sequence[str] | None, before: Mapping[str, Any] | None) -> Where:
-    """The named sites, those of the comparison to resume, or all."""
-    found = (before or {"protocol": {}})["protocol"].get("where", "all") if names is None else list(names)
-    if isinstance(found, str) and ":" in found:
-        raise FlexActError(
-            f"this comparison chose its sites with the function {found}, which the command cannot call. Resume it with "
-            "flexact.compare(..., where=...)."
-        )
-    return found[0] if isinstance(found, list) and len(found) == 1 else found
+    Returns the settings that identify the comparison, and the candidate that all sites of the original network have:
+    None if they differ, or if it is not a candidate.
+    """
+    try:
+        import scipy.stats  # noqa: F401  # before the training rather than after it
+    except ImportError:
+        raise missing_extra("scipy", "studies") from None
+    try:
+        model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
+    except FlexActError:
+        raise
+    except Exception as error:
+        raise FlexActError(f"build() raised {type(error).__name__}: {error!s:.300}.") from error
+    architecture, where = digest(model), functions.where
+    sites = sites_of(convert(model, where, config))
+    originals = {site.candidates[site.original_index] if site.original_index >= 0 else None for site in sites}
+    protocol = Protocol(
+        build=name_of(functions.build),
+        train=name_of(functions.train),
+        architecture=architecture,
+        config=config.to_dict(),
+        where=where if isinstance(where, str) else name_of(where) if callable(where) else sorted(where),
+        sites=[site.name for site in sites],
+    )
+    return protocol, originals.pop() if len(originals) == 1 else None
 
 
 ENGINES = ("local", "inline", "ray")
 
 
 def engine_for(functions: Functions, name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
-    """An engine by its name. Functions that cannot be sent to another process run in this one, with a warning."""
+    """An engine by its name. Raises if the functions cannot be sent to its processes."""
     check_known("engine", name, ENGINES)
-    if name != "inline":
-        try:
-            functions.packed()
-        except FlexActError as error:
-            if name == "ray" or (jobs or 1) > 1:
-                raise
-            warnings.warn(f"the runs are trained in this process, one at a time: {error}", stacklevel=4)
-        else:
-            own = grid_engine(name, device, jobs, address)
-            one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
-            return own if one_at_a_time else _picks_first(own)
-    if (jobs or 1) > 1:
-        raise FlexActError(f"engine='inline' trains one run at a time; got jobs={jobs}. Use engine='local'.")
-    return streams_engine(devices(device)[0], 1)
+    if name == "inline":
+        if (jobs or 1) > 1:
+            raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
+        return streams_engine(devices(device)[0], 1)
+    functions.packed()
+    own = grid_engine(name, device, jobs, address)
+    one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
+    return own if one_at_a_time else _picks_first(own)
 
 
 def _picks_first(engine: Engine) -> Engine:

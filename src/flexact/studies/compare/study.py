@@ -43,7 +43,6 @@ STUDY = GridStudy(
     load=_no_data,
     sha256=lambda name, protocol, folder, partial: None,
     told=lambda row: f"{row.score:.4g}",
-    operational=("source",),
 )
 
 
@@ -57,8 +56,6 @@ class Store(GridStore[Result]):
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"
-_WITH_BAND = (ORIGINAL, FLEXACT)
-"""The methods whose learning curves have a band; those of more would cover each other."""
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
@@ -104,14 +101,14 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
             colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
             dash = "solid" if candidate is None else candidate_dash(candidate)
             line = mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8)
-            lines.append(line if method in _WITH_BAND else dataclasses.replace(line, band=None))
+            lines.append(line if method in (ORIGINAL, FLEXACT) else dataclasses.replace(line, band=None))
     if not lines:
         return None
     return Picture(
         "curves",
         "Learning curves: mean over seeds",
-        f"The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
-        f"{' and '.join(_WITH_BAND)}. While flexact picks, its score is that of the "
+        "The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
+        "original and flexact. While flexact picks, its score is that of the "
         "network that is still picking; its run is longer by the steps of picking. A rewind returns it to its initial "
         "weights, so its score falls back there.",
         [Panel("", "evaluation", "score", lines)],

@@ -125,11 +125,6 @@ def table(rows: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> 
         if row.note:
             notes.setdefault(row.note, []).append(row.cell.name)
     parts += [f"Note on {', '.join(cells)}: {note}." for note, cells in notes.items()]
-    untested: dict[str, list[str]] = {}
-    for one in found:
-        if one.against is not None and one.against.p is None:
-            untested.setdefault(one.against.why, []).append(one.method)
-    parts += [f"No test for {', '.join(methods)} ({why})." for why, methods in untested.items()]
     return "\n\n".join(parts + several_devices(rows) + not_done(rows, asked)) + "\n"
 
 

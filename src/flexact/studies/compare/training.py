@@ -128,15 +128,13 @@ class CellTraining:
         picks = _fixed_picks(cell, protocol, folder)
         model = self._network(cell, protocol, picks)
         schedule = ScheduleMaker(model) if cell.method == FLEXACT else None
-        sites, kind = sites_of(model), type(model)
+        sites = sites_of(model)
         _warm_up()
         with interruptible(stop), seeded(cell.seed):
             curve, seconds = _trained(self.functions.train, model, cell.seed, schedule, folder)
         if len(curve) > 1:
             write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
         notes = []
-        if type(model) is not kind:
-            notes.append(f"train changed the class of the model from {kind.__name__} to {type(model).__name__}")
         if schedule is not None:
             picks = _picks_of(sites, schedule)
             if not picks:
@@ -204,20 +202,13 @@ def _trained(
         path = folder / TRACEBACK
         write_whole(path, traceback.format_exc())
         raise FlexActError(
-            f"train raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({_place(error)}). The "
-            f"traceback is in {'/'.join(path.parts[-3:])}."
+            f"train raised {type(error).__name__}: {' '.join(str(error).split())[:300]}. The traceback is in "
+            f"{'/'.join(path.parts[-3:])}."
         ) from error
     seconds = time.perf_counter() - start
     if not given:
         raise FlexActError("train yielded no score. Yield one after each evaluation; the last one counts.")
     return [_number(score, seed, last=i == len(given)) for i, score in enumerate(given, start=1)], seconds
-
-
-def _place(error: BaseException) -> str:
-    """The last line of the user's code before an error, which may have been raised in a library."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "when it was called"
 
 
 def _number(score: Any, seed: int, last: bool) -> float:

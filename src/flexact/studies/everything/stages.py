@@ -1,13 +1,15 @@
-"""The stages of `flexact reproduce all`: one call of a study's command each, in the order in which they run."""
+"""The stages of `flexact reproduce all`: one call of a study's command each, in their order; and how long they take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from flexact.config import PAPER_CANDIDATES
-from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.methods import USUAL
 from flexact.studies.cifar.protocol import BUDGETS
 from flexact.studies.cifar.protocol import Grid as ImageGrid
@@ -23,8 +25,7 @@ PICKING = ("relu", "flexact-penultimate", "flexact-all")
 RIVALS = tuple(method for method in USUAL if method not in MAIN)
 FIRST_SEED = 100
 """The first seed of CIFAR and of the benchmark of picks. Lower ones were seen when candidates were chosen."""
-PAPERS_FIVE = "relu,sigmoid,tanh,leaky_relu,identity"
-_TASKS = ("cola", "mrpc", "stsb", "qnli", "rte", "wnli")
+PAPERS_FIVE = ("--candidates", "relu,sigmoid,tanh,leaky_relu,identity")
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,13 @@ class Stage:
     """One call of `flexact reproduce STUDY`."""
 
     study: str
-    about: str
-    """The cells in words."""
-    cells: Sequence[Any]
+    cells: Sequence[Any] = ()
     """A grid's cells, or the names of the models of a synthetic study."""
     arguments: tuple[str, ...] = ()
     folder: str = ""
     """The folder in --out; stages with the same folder add cells to the same grid."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """What the time of a cell depends on, besides the cell."""
+    epochs: int = 100
+    """The epochs of a cell, if its time is that of an epoch."""
 
     @property
     def place(self) -> str:
@@ -49,37 +48,29 @@ class Stage:
 
 def stages(budget: str) -> list[Stage]:
     """The stages of a budget: short trains CIFAR for 30 epochs, paper for 200 with the paper's 10 seeds throughout."""
-    everything = [_synthetic(name) for name in STUDIES]
-    everything.append(Stage("overhead", "ResNet-18 and ResNet-34, all that the device supports", ()))
-    return everything + (_short() if budget == "short" else _paper())
-
-
-def _short() -> list[Stage]:
-    return [
-        _images("short", MAIN, seeds=10),
-        _images("short", PICKING, seeds=10, papers_five=True),
-        _images("short", RIVALS, seeds=3),
-        _images("short", MAIN, seeds=3, models=("resnet34",)),
-        _images("short", MAIN, seeds=3, datasets=("cifar10",)),
-        _text(TextGrid(seeds=5)),
-        _picks(),
-    ]
-
-
-def _paper() -> list[Stage]:
+    every = [Stage(name, study.models) for name, study in STUDIES.items()] + [Stage("overhead")]
+    picks = _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEED))
+    if budget == "short":
+        return [
+            *every,
+            _images(budget, MAIN, seeds=10),
+            _images(budget, PICKING, seeds=10, arguments=PAPERS_FIVE, folder="cifar-papers-five"),
+            _images(budget, RIVALS, seeds=3),
+            _images(budget, MAIN, seeds=3, models=("resnet34",)),
+            _images(budget, MAIN, seeds=3, datasets=("cifar10",)),
+            _grid("glue", TextGrid(seeds=5)),
+            picks,
+        ]
     models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
     return [
-        _images("paper", USUAL, 10, models, datasets),
-        _images("paper", PICKING, 10, models, datasets, papers_five=True),
-        _text(TextGrid(_TASKS, seeds=5), "bert-base-uncased"),
-        _picks(),
+        *every,
+        _images(budget, USUAL, 10, models, datasets),
+        _images(budget, PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
+        _grid(
+            "glue", TextGrid(("cola", "mrpc", "stsb", "qnli", "rte", "wnli"), seeds=5), ("--model", "bert-base-uncased")
+        ),
+        picks,
     ]
-
-
-def _synthetic(name: str) -> Stage:
-    study, models = STUDIES[name], STUDIES[name].models(PAPER_CANDIDATES)
-    trained = f"{counted(len(models), 'model')} on {counted(len(study.truths), 'truth')}"
-    return Stage(name, f"{trained}, {study.seeds} seeds trained together", models)
 
 
 def _images(
@@ -88,31 +79,41 @@ def _images(
     seeds: int,
     models: tuple[str, ...] = ("resnet18",),
     datasets: tuple[str, ...] = ("cifar100",),
-    papers_five: bool = False,
+    arguments: tuple[str, ...] = (),
+    folder: str = "",
 ) -> Stage:
-    grid, epochs = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED), BUDGETS[budget]
-    about = f"{', '.join(datasets)} × {', '.join(models)} × {', '.join(methods)}; {seeds} seeds, {epochs} epochs"
-    arguments, folder = ("--budget", budget, *_options(grid)), ""
-    if papers_five:
-        about += "; the paper's five candidates"
-        arguments, folder = (*arguments, "--candidates", PAPERS_FIVE), "cifar-papers-five"
-    return Stage("cifar", about, grid.cells, arguments, folder, {"epochs": epochs})
+    grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
+    return _grid("cifar", grid, ("--budget", budget, *arguments), folder, BUDGETS[budget])
 
 
-def _text(grid: TextGrid, model: str = "") -> Stage:
-    about = f"{', '.join(grid.tasks)} × {', '.join(grid.methods)}; {grid.seeds} seeds; {model or 'the default encoder'}"
-    chosen = ("--model", model) if model else ()
-    return Stage("glue", about, grid.cells, (*_options(grid), *chosen), settings={"model": model})
-
-
-def _picks() -> Stage:
-    grid = PicksGrid(seeds=5, first_seed=FIRST_SEED)
-    about = f"{len(grid.tasks)} tasks × {', '.join(grid.methods)}; {grid.seeds} seeds"
-    return Stage("picks", about, grid.cells, _options(grid))
-
-
-def _options(grid: Choices) -> tuple[str, ...]:
-    """The options that name a grid's cells."""
-    named = grid.to_dict()
+def _grid(study: str, grid: Choices, arguments: tuple[str, ...] = (), folder: str = "", epochs: int = 1) -> Stage:
+    """The stage of a grid, whose options name its cells."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in grid.to_dict().items()}
     values = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
-    return tuple(word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value))
+    options = tuple(word for option in values.items() for word in option)
+    return Stage(study, grid.cells, (*arguments, *options), folder, epochs)
+
+
+_TIMES: dict[str, tuple[str, str, Callable[[dict[str, str]], float]]] = {
+    "cifar": ("cifar/steps.csv", "method", lambda row: float(row["step_ms"]) / 1000 * (50_000 // 128)),
+    "glue": ("glue/cost/results.csv", "task", lambda row: float(row["seconds"])),
+    "picks": ("picks/times.csv", "task", lambda row: float(row["seconds"])),
+    **dict.fromkeys(STUDIES, ("replicas.csv", "model", lambda row: float(row["together_s"]) / float(row["epochs"]))),
+}
+"""The file with a study's times, the column that tells its cells apart, and the seconds of an epoch or a cell."""
+
+
+def hours(stage: Stage, results: Path) -> float:
+    """Roughly the hours of a stage, one cell after the other; NaN if it was not measured.
+
+    A kind of cell that was not measured counts as the slowest one.
+    """
+    path, column, seconds = _TIMES.get(stage.study, _TIMES["glue"])
+    if stage.study not in _TIMES or "--model" in stage.arguments or not (results / path).is_file():
+        return math.nan
+    with (results / path).open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps of a run
+    slowest = max(map(seconds, rows))
+    found = {kind: fmean(seconds(row) for row in rows if row[column] == kind) for kind in {row[column] for row in rows}}
+    kinds = [cell if isinstance(cell, str) else getattr(cell, column) for cell in stage.cells]
+    return math.fsum(found.get(kind, slowest) for kind in kinds) * stage.epochs / 3600

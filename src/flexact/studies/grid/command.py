@@ -6,22 +6,20 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import CONFIG, TABLE
+from flexact.io.result_folder import CONFIG, REPORT, TABLE
 from flexact.studies.grid.store import FAILED, Store, place_of_data
 from flexact.studies.grid.study import GridProtocol
 from flexact.studies.progress import Progress
-
-if TYPE_CHECKING:
-    from flexact.studies.grid.cell_task import Engine
 
 Names = list[str] | None
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
@@ -95,36 +93,42 @@ class GridCommand:
         settings: dict[str, Any] | None = None,
         protocol: GridProtocol | None = None,
         partial: bool | None = None,
-        engine: Engine | None = None,
     ) -> None:
-        """Run a grid, write and print its table, and build its page. Exits with an error if a cell failed.
+        """Run a grid, write its table and build its page; see `reported`.
 
         What is not given is that of the grid to resume, or the default of the study.
 
         chosen: the fields of the study's grid that are given. settings: those of its protocol, unless `protocol` is
-        given. partial: whether partial data sets are accepted; None if the study has no such option. engine: by
-        default the one that is asked for.
+        given. partial: whether partial data sets are accepted; None if the study has no such option.
         """
-        from flexact.studies.grid.engines import engine as engine_named
-        from flexact.studies.grid.run import Stopped, run_and_report
+        from flexact.studies.grid.engines import engine
+        from flexact.studies.grid.run import run_and_report
 
         study, before = store.study, self.before(store)
         settings = (settings or {}) if before is None else {**before["protocol"], **(settings or {})}
         if protocol is None:
             protocol = study.protocol(**settings) if before is None else study.protocol.from_dict(settings)
-        try:
-            page = run_and_report(
+        with self.reported(store):
+            run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
                 grids=study.grid.asked_for(chosen, before),
                 protocol=protocol,
                 data=data or place_of_data(before or {}) or study.data,
                 partial=None if partial is None else partial or bool((before or {}).get("data", {}).get("partial")),
-                engine=engine or engine_named(self.engine, self.device, self.jobs, self.address),
+                engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
                 overwrite=self.overwrite,
                 retry_failed=self.retry_failed,
             )
+
+    @contextmanager
+    def reported(self, store: Store[Any]) -> Iterator[None]:
+        """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
+        from flexact.studies.grid.run import Stopped
+
+        try:
+            yield
         except Stopped as stopped:
             print(f"flexact: {stopped} Continue with: {again()}", file=sys.stderr)
             raise typer.Exit(128 + stopped.number) from None
@@ -134,7 +138,12 @@ class GridCommand:
             raise typer.Exit(130) from None
         if not self.quiet:
             print((store.folder / TABLE).read_text(encoding="utf-8"))
-            print(f"Page: {page}")
+            page = store.folder / REPORT
+            print(
+                f"Page: {page}"
+                if page.is_file()
+                else f"No page: install 'flexact[report]', then: flexact report {store.folder}"
+            )
         failed = sum(row.state == FAILED for row in store.results().values())
         if failed:
             count = counted(failed, "cell")
@@ -150,7 +159,7 @@ def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Calla
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        settings = _setting_options(protocol)
+        settings = setting_options(protocol)
         shared = inspect.signature(GridCommand, eval_str=True).parameters
         out = shared["out"].replace(default=Path("runs", command.__name__))
 
@@ -167,7 +176,7 @@ def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Calla
     return decorated
 
 
-def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
+def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
     """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
     options = []
     for name, hint in get_type_hints(protocol, include_extras=True).items():
@@ -175,7 +184,7 @@ def _setting_options(protocol: type[GridProtocol]) -> list[inspect.Parameter]:
         for one in notes:
             shown = one.default or str(getattr(protocol, name))
             option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
-            given = Names if tuple in [get_origin(part) for part in get_args(kind)] else kind | None
+            given = Names if tuple in [get_origin(part) for part in (kind, *get_args(kind))] else kind | None
             default = None
             if kind is bool:
                 option, given, default = typer.Option(f"--{name}", help=one.help), bool, False

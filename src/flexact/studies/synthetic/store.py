@@ -1,21 +1,16 @@
-"""A synthetic study's folder: its CSV files, and how an interrupted run is resumed.
-
-Every file is written atomically. `results.csv` is written last: a model whose rows are in it is done. Rows of any other
-model in the other files are left over from an interruption and are dropped.
-"""
+"""The two CSV files of a synthetic study's folder, which have the rows of its finished models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flexact.errors import FlexActError
 from flexact.io import csv_rows
-from flexact.io.csv_rows import REMEDY, damaged
-from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, write_config
+from flexact.io.result_folder import RESULTS
 from flexact.studies.synthetic.options import Options
 
-HISTORY, CURVES = "history.csv", "curves.csv"
+LINES = "lines.csv"
 
 
 class Result(NamedTuple):
@@ -33,112 +28,42 @@ class Result(NamedTuple):
     epochs: int
 
 
-class Moment(NamedTuple):
-    """One row of history.csv: the probability of a candidate after an epoch."""
-
-    model: str
-    truth: str
-    seed: int
-    epoch: int
-    candidate: str
-    probability: float
-
-
 class Point(NamedTuple):
-    """One row of curves.csv: the prediction at x₁ with the distractors at 0, averaged over seeds, and the truth."""
+    """One row of lines.csv: a point of a line in a figure, as the mean over seeds."""
 
     model: str
     truth: str
-    x1: float
-    prediction: float
-    target: float
+    line: str
+    """A candidate, for its probability over the epochs; "prediction" or "target" for the output over x₁."""
+    x: float
+    y: float
+    deviation: float = 0.0
 
 
 class Part(NamedTuple):
     """The rows of one model."""
 
     results: list[Result]
-    history: list[Moment]
-    curves: list[Point]
+    points: list[Point]
 
 
-class Store:
-    """The folder of one run, which is new or resumed."""
-
-    def __init__(self, folder: Path, config: dict[str, Any], options: Options) -> None:
-        self.folder, self.config, self.options = folder, config, options
-        self.parts: dict[str, Part] = {}
-
-    @property
-    def done(self) -> list[str]:
-        """The finished models, in their fixed order."""
-        return [model for model in self.options.models if model in self.parts]
-
-    @property
-    def results(self) -> list[Result]:
-        """All rows so far."""
-        return [row for model in self.done for row in self.parts[model].results]
-
-    def open(self, resume: bool, overwrite: bool) -> None:
-        """Prepare the folder. With `resume`, read the finished models of a run with the same configuration."""
-        study, writes = self.config["study"], (RESULTS, HISTORY, CURVES)
-        found = enter(self.folder, study, resume=resume, overwrite=overwrite, writes=writes)
-        if found is None:
-            write_config(self.folder, self.config)
-            return
-        check_same(self.folder, found, self.config, ("options", "policies", "training", "versions"))
-        if (self.folder / RESULTS).exists():
-            for path in (self.folder / HISTORY, self.folder / CURVES):
-                if not path.exists():
-                    raise FlexActError(f"there is no {path}; restore it, or start again with --overwrite.")
-            self.parts = read_parts(self.folder, study, self.options)
-
-    def add(self, model: str, part: Part) -> None:
-        """Write the rows of a finished model. `results.csv`, which marks it as finished, is written last."""
-        self.parts[model] = part
-        parts = [self.parts[model] for model in self.done]
-        csv_rows.write(self.folder / HISTORY, Moment, (row for part in parts for row in part.history), digits=6)
-        csv_rows.write(self.folder / CURVES, Point, (row for part in parts for row in part.curves), digits=6)
-        csv_rows.write(self.folder / RESULTS, Result, (row for part in parts for row in part.results))
-
-
-def read_options(folder: Path, config: dict[str, Any]) -> Options:
-    """Return the options of the run that wrote a config.json."""
-    try:
-        return Options.from_dict(config["options"] if isinstance(config.get("options"), dict) else {})
-    except FlexActError as error:
-        raise FlexActError(f"{folder / CONFIG}: {error} {REMEDY}") from None
-
-
-def read_parts(folder: Path, study: str, options: Options) -> dict[str, Part]:
-    """Return the rows of each finished model. A missing history.csv or curves.csv counts as empty."""
-    path = folder / RESULTS
-    if not path.is_file():
-        raise FlexActError(f"there is no {path}: no model of this run is done. Continue it with --resume.")
+def read_parts(folder: Path, options: Options) -> dict[str, Part]:
+    """Return the rows of each finished model: one that has a row of results.csv for each of its cells."""
+    results, points = csv_rows.read(folder / RESULTS, Result), csv_rows.read(folder / LINES, Point)
     cells = [(cell.truth, cell.seed) for cell in options.cells]
-    found: dict[str, dict[tuple[str, int], Result]] = {model: {} for model in options.models}
-    for number, row in enumerate(_rows(folder, RESULTS, Result, options), start=2):
-        if row.study != study or (row.truth, row.seed) not in cells:
-            raise damaged(path, number, f"{row.study}, {row.truth}, seed {row.seed} is not part of this run")
-        found[row.model][row.truth, row.seed] = row
-    parts = {
-        model: Part([own[cell] for cell in cells], [], []) for model, own in found.items() if own.keys() >= set(cells)
-    }
-    for number, moment in enumerate(_rows(folder, HISTORY, Moment, options), start=2):
-        if moment.candidate not in options.candidates:
-            raise damaged(folder / HISTORY, number, f"the candidate {moment.candidate} is not part of this run")
-        if moment.model in parts:
-            parts[moment.model].history.append(moment)
-    for point in _rows(folder, CURVES, Point, options):
-        if point.model in parts:
-            parts[point.model].curves.append(point)
+    parts = {}
+    for model in options.models:
+        own = [row for row in results if row.model == model]
+        if [(row.truth, row.seed) for row in own] == cells:
+            parts[model] = Part(own, [point for point in points if point.model == model])
     return parts
 
 
-def _rows(folder: Path, name: str, kind: type[Any], options: Options) -> list[Any]:
-    """Return the rows of a file. Raises if a row names a model or a truth of another run."""
-    rows = csv_rows.read(folder / name, kind)
-    for number, row in enumerate(rows, start=2):
-        if row.model not in options.models or row.truth not in options.truths:
-            raise damaged(folder / name, number, f"{row.model}, {row.truth} is not part of this run")
-    return rows
+def write_parts(folder: Path, parts: Mapping[str, Part], models: Sequence[str]) -> None:
+    """Write the rows of the finished models, in the order of all models.
+
+    Each file is written atomically, results.csv last, because its rows mark a model as finished.
+    """
+    done = [parts[model] for model in models if model in parts]
+    csv_rows.write(folder / LINES, Point, (point for part in done for point in part.points), digits=6)
+    csv_rows.write(folder / RESULTS, Result, (row for part in done for row in part.results))
