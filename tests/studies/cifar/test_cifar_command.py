@@ -48,7 +48,7 @@ def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(comm
     assert len(results(whole)) == 4
 
     process = subprocess.Popen([*command, "--out", str(killed), "--quiet"], env=environment)
-    second = Store(killed).cell_folder(Cell("cifar10", "resnet18", "flexact-all", 0)) / "checkpoint.json"
+    second = Store(killed).cell_folder(Cell("cifar10", "resnet18", "flexact-all", 0)) / "checkpoint.pt"
     until = time.monotonic() + 120
     while not second.exists():
         assert time.monotonic() < until

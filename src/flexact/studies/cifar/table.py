@@ -13,8 +13,17 @@ from flexact.studies.cifar.methods import BASELINE, USUAL
 from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.effects import effect, effects_table, explained
-from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, mean_and_deviation, paired, spread, times
+from flexact.studies.grid.statistics import (
+    Comparison,
+    effects_table,
+    explained,
+    figure,
+    gain_and_p,
+    mean_and_deviation,
+    paired,
+    spread,
+    times,
+)
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 
@@ -146,9 +155,7 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
         rows, place = list(group), f"{title(dataset)}, {title(model)}"
         lines = [[_row(one)[name] for name in header] for one in rows]
         parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
-        relu = next((one.accuracies for one in rows if one.method == BASELINE), {})
-        others = {title(one.method): effect(one.accuracies, relu) for one in rows if one.method != BASELINE}
-        if statistics := effects_table(others):
+        if statistics := effects_table({title(one.method): one.against for one in rows}):
             parts.append(statistics)
             meaning = [explained(title(BASELINE))]
         devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}

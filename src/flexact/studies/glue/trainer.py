@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import nn
 from flexact import Recorder
 from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
-from flexact.studies.glue.encoder import transformers_package
+from flexact.studies.glue.encoder import MULTIPLE, tokenizer_of, transformers_package
 from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.glue.tokens import ByLength, Encoded, whole
 from flexact.studies.grid.cell_task import CURVE, Stopped, read_curve
+from flexact.studies.named_seeds import seed_of
 
 HISTORY = "history.jsonl"
 RECORDS = 20
@@ -26,7 +27,10 @@ WINDOW = 10
 """The number of steps that are timed together."""
 
 
-class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc]
+_package = transformers_package()
+
+
+class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
     """A callback of the cell's Trainer.
 
     minutes: the time between two checkpoints; 0 for none except when the run is stopped.
@@ -40,7 +44,6 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
         self.curve: list[dict[str, Any]] = []
         self.recorder: Recorder | None = None
         self.stopping = False
-        self.windows: list[float] = []
 
     def write_score(self, score: float) -> None:
         """Write the final score to the last line of the curve."""
@@ -62,26 +65,22 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
             if not self.recorder.history:
                 self.recorder.record(0, epoch=0.0)
         self.started = self.saved = time.monotonic()
-        self._start_window(state)
+        self.times = [(state.global_step, self.started)]
+        """The steps between which time is measured, and when each was done."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.recorder is not None and state.global_step % self.record_every == 0:
-            begun = time.monotonic()
             self.recorder.record(state.global_step, epoch=state.epoch)
-            self.untimed += time.monotonic() - begun
-        if state.global_step - self.window_start >= WINDOW:
-            self._end_window(state)
+        if state.global_step % WINDOW == 0:
+            self.times.append((state.global_step, time.monotonic()))
         due = self.minutes > 0 and time.monotonic() - self.saved >= 60 * self.minutes
         if self.stop() and state.global_step < state.max_steps:
             self.stopping = due = True
         if due:
-            self._synchronize()
-            self.saving = time.monotonic()
             control.should_log = control.should_save = True  # the epoch's loss so far is saved as well
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.saved = time.monotonic()
-        self.untimed += self.saved - self.saving
         if self.stopping:
             raise Stopped(
                 f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from "
@@ -92,37 +91,25 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
         steps = state.max_steps // round(args.num_train_epochs)
         if "loss" not in (logs or {}) or state.global_step % steps != 0:
             return
-        self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.monotonic()
+        self.times.append((state.global_step, now))
         line = {
             "epoch": state.global_step // steps,
             "loss": _mean_loss(state.log_history, state.global_step - steps),
             "score": "",
-            "seconds": self.seconds_before + time.monotonic() - self.started,
-            "step_ms": self._step_ms(state),
+            "seconds": self.seconds_before + now - self.started,
+            "step_ms": self._step_ms(),
         }
         self.curve.append(line)
         write_rows(self.folder / CURVE, self.curve)
-        self._start_window(state)
+        self.times = [(state.global_step, time.monotonic())]
 
-    def _start_window(self, state: Any) -> None:
-        self.window_begun, self.window_start, self.untimed = time.monotonic(), state.global_step, 0.0
-
-    def _end_window(self, state: Any) -> None:
-        spent = time.monotonic() - self.window_begun - self.untimed
-        self.windows.append(spent * 1e3 / max(state.global_step - self.window_start, 1))
-        self._start_window(state)
-
-    def _step_ms(self, state: Any) -> float:
-        """The mean over the epoch's windows. Windows above three medians, which compiled kernels, are excluded."""
-        if not self.windows:
-            self._end_window(state)
-        usual = [window for window in self.windows if window <= 3 * statistics.median(self.windows)]
-        self.windows = []
-        return statistics.fmean(usual)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def _step_ms(self) -> float:
+        """The median over the epoch's windows, some of which also compiled kernels or wrote a checkpoint."""
+        windows = pairwise(self.times)
+        return statistics.median(1e3 * (end - begin) / (b - a) for (a, begin), (b, end) in windows if b > a)
 
 
 def _mean_loss(history: Sequence[Mapping[str, Any]], after: int) -> float:
@@ -135,15 +122,30 @@ def _mean_loss(history: Sequence[Mapping[str, Any]], after: int) -> float:
     return total / max(last - after, 1)
 
 
-_package = transformers_package()
+class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
+    """Batches of rows of similar length, in an order that depends only on seed and epoch: a resumed run and every
+    method have the same one."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], batch: int, seed: int) -> None:
+        super().__init__(batch, rows, model_input_name="input_ids", generator=torch.Generator())
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; accelerate's loaders call this."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(seed_of(f"rows, seed {self.seed}, epoch {self.epoch}"))
+        indices: Iterator[int] = super().__iter__()
+        return indices
 
 
 class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
     """A Trainer with batches of rows of similar length, evaluation in float32, and no count of operations."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
-        rows: Encoded = self.train_dataset if train_dataset is None else train_dataset
-        return ByLength(rows.lengths, self.args.per_device_train_batch_size, self.args.seed)
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        return ByLength(rows, self.args.per_device_train_batch_size, self.args.seed)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict in float32, also after training in bf16, which would round the scores that a correlation ranks."""
@@ -156,8 +158,8 @@ class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
 
 def trainer_for(
     network: Any,
-    train: Encoded,
-    dev: Encoded,
+    train: Sequence[Mapping[str, Any]],
+    dev: Sequence[Mapping[str, Any]],
     cell: Cell,
     protocol: Protocol,
     device: torch.device,
@@ -184,7 +186,6 @@ def trainer_for(
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=False,  # the rows are on the device already
         do_eval=False,
     )
     if device.type == "cuda":
@@ -192,9 +193,9 @@ def trainer_for(
     trainer = StudyTrainer(
         model=network,
         args=arguments,
-        train_dataset=train.to(device),
-        eval_dataset=dev.to(device),
-        data_collator=whole,
+        train_dataset=train,
+        eval_dataset=dev,
+        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.encoder), pad_to_multiple_of=MULTIPLE),
     )
     trainer.remove_callback(_package.PrinterCallback)
     trainer.model_accepts_loss_kwargs = False  # a step is one batch, so the loss needs no count of items
