@@ -14,12 +14,11 @@ from flexact.studies.grid.statistics import (
     Comparison,
     effects_table,
     explained,
-    figure,
     holm,
     p_value,
     paired,
     spread,
-    times,
+    step_costs,
 )
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
@@ -102,7 +101,8 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
     if done:
         parts += [_metrics(done, methods, protocol), _gains(done, methods), *_statistics(done, methods)]
-        parts.append(_costs(done, methods))
+        ordered = [BASELINE, *(method for method in methods if method != BASELINE)]
+        parts.append(step_costs(done, ordered, lambda row: TASKS[row.task].title, lambda method: TITLES[method]))
     parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -198,28 +198,6 @@ def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
     if found is None:
         return "-"
     return f"{found.gain:+.2f}" + ("" if found.p is None else f" (p {p_value(found.p)})")
-
-
-def _costs(done: Sequence[Result], methods: Sequence[str]) -> str:
-    heading = "## What a training step costs\n\n"
-    if all(math.isnan(row.step_ms) for row in done):
-        return f"{heading}Cells shared a device, so times are left out."
-    rows = []
-    for task, device in dict.fromkeys((row.task, row.device) for row in done):
-        own = [row for row in done if (row.task, row.device) == (task, device)]
-        means = {
-            method: fmean(row.step_ms for row in own if row.method == method) for method in {row.method for row in own}
-        }
-        rows.append([TASKS[task].title, device, *(_cost(means, method) for method in methods)])
-    explained = "Milliseconds, mean over the run and over seeds; in brackets relative to the fixed activation."
-    return f"{heading}{explained}\n\n" + markdown(("task", "device", *(TITLES[method] for method in methods)), rows)
-
-
-def _cost(means: Mapping[str, float], method: str) -> str:
-    step, base = means.get(method, math.nan), means.get(BASELINE, math.nan)
-    if math.isnan(step) or math.isnan(base) or method == BASELINE:
-        return figure(step)
-    return f"{figure(step)} ({times(step / base)})"
 
 
 def _explained(done: Sequence[Result], protocol: Protocol) -> str:

@@ -137,6 +137,32 @@ def times(value: float) -> str:
     return figure(value, "×")
 
 
+def step_costs(
+    done: Sequence[Row], methods: Sequence[str], place: Callable[[Row], str], title: Callable[[str], str]
+) -> str:
+    """A section with the milliseconds of a step, mean over seeds, of each method on each device.
+
+    methods: the baseline comes first. place: what was trained, from a row. title: the name of a method for readers.
+    """
+    heading = "## What a training step costs\n\n"
+    if all(math.isnan(row.step_ms) for row in done):
+        return f"{heading}Cells shared a device, so times are left out."
+    lines = []
+    for what, device in dict.fromkeys((place(row), row.device) for row in done):
+        own = [row for row in done if (place(row), row.device) == (what, device) and math.isfinite(row.step_ms)]
+        found = [[row.step_ms for row in own if row.method == method] for method in methods]
+        means = [fmean(one) if one else math.nan for one in found]
+        ratios = [math.nan, *(mean / means[0] for mean in means[1:])]
+        cells = [
+            figure(mean) + (f" ({times(ratio)})" if math.isfinite(ratio) else "")
+            for mean, ratio in zip(means, ratios, strict=True)
+        ]
+        lines.append([what, device, *cells])
+    explained = f"Milliseconds, mean over the run and over seeds; in brackets relative to {title(methods[0])}."
+    header = ("trained", "device", *map(title, methods))
+    return f"{heading}{explained}\n\n" + markdown(header, lines, words=["device"])
+
+
 def spread(by_seed: Mapping[int, float], decimals: int = 2) -> str:
     """The mean over seeds and its standard deviation.
 
