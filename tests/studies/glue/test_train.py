@@ -116,11 +116,10 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
 
     with pytest.raises(FlexActError, match=f"{at} of 18 steps"):
         train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
-    assert list((tmp_path / "cut").glob(STUDY.checkpoint))  # by which --status knows it from one that was not begun
+    saved = bool(list((tmp_path / "cut").glob(STUDY.checkpoint)))  # by which --status knows that it can be resumed
+    assert saved == (at > 6)  # an epoch has 6 steps
     resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU)
-    ours, theirs = comparable(resumed), comparable(whole)
-    assert ours.pop("loss") == pytest.approx(theirs.pop("loss"), rel=1e-6)  # summed in two parts
-    assert ours == theirs
+    assert comparable(resumed) == comparable(whole)
     assert [line["epoch"] for line in read_curve(tmp_path / "cut")] == [1, 2, 3]
 
 

@@ -49,9 +49,9 @@ def train_cell(
     device: torch.device,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Train a cell, or resume it from the checkpoint in its folder.
+    """Train a cell, or resume it from the checkpoint of its last epoch.
 
-    stop: called after each step; once it returns True, a checkpoint is written and `Stopped` raised.
+    stop: called after each step; once it returns True, `Stopped` is raised.
     """
     if device.type == "cuda":
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
@@ -70,7 +70,7 @@ def train_cell(
     callback = FlexActCallback(logit_lr=protocol.logit_lr, log=False)
     if picks:
         callback.wrap(trainer)
-    own = CellCallback(network, folder, protocol.checkpoint_minutes, stop, device)
+    own = CellCallback(network, folder, stop, device)
     trainer.add_callback(own)  # after FlexActCallback, to record the state after its step
     try:
         trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))

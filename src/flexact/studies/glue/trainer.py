@@ -31,19 +31,13 @@ _package = transformers_package()
 
 
 class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
-    """A callback of the cell's Trainer.
+    """A callback of the cell's Trainer. It writes the curve and the history of the picks, and stops the run."""
 
-    minutes: the time between two checkpoints; 0 for none except when the run is stopped.
-    """
-
-    def __init__(
-        self, network: nn.Module, folder: Path, minutes: float, stop: Callable[[], bool] | None, device: torch.device
-    ) -> None:
-        self.network, self.folder, self.minutes, self.device = network, folder, minutes, device
+    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool] | None, device: torch.device) -> None:
+        self.network, self.folder, self.device = network, folder, device
         self.stop = stop or (lambda: False)
         self.curve: list[dict[str, Any]] = []
         self.recorder: Recorder | None = None
-        self.stopping = False
 
     def write_score(self, score: float) -> None:
         """Write the final score to the last line of the curve."""
@@ -64,7 +58,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             self.recorder.rewind(state.global_step)
             if not self.recorder.history:
                 self.recorder.record(0, epoch=0.0)
-        self.started = self.saved = time.monotonic()
+        self.started = time.monotonic()
         self.times = [(state.global_step, self.started)]
         """The steps between which time is measured, and when each was done."""
 
@@ -73,53 +67,30 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             self.recorder.record(state.global_step, epoch=state.epoch)
         if state.global_step % WINDOW == 0:
             self.times.append((state.global_step, time.monotonic()))
-        due = self.minutes > 0 and time.monotonic() - self.saved >= 60 * self.minutes
         if self.stop() and state.global_step < state.max_steps:
-            self.stopping = due = True
-        if due:
-            control.should_log = control.should_save = True  # the epoch's loss so far is saved as well
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.saved = time.monotonic()
-        if self.stopping:
             raise Stopped(
-                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from "
-                f"{args.output_dir}."
+                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from the last "
+                f"epoch in {args.output_dir}."
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        steps = state.max_steps // round(args.num_train_epochs)
-        if "loss" not in (logs or {}) or state.global_step % steps != 0:
+        if "loss" not in (logs or {}):
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.monotonic()
         self.times.append((state.global_step, now))
+        windows = [(1e3 * (end - begin), b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
         line = {
-            "epoch": state.global_step // steps,
-            "loss": _mean_loss(state.log_history, state.global_step - steps),
+            "epoch": round(state.epoch),
+            "loss": logs["loss"],
             "score": "",
             "seconds": self.seconds_before + now - self.started,
-            "step_ms": self._step_ms(),
+            "step_ms": statistics.median(ms / steps for ms, steps in windows),  # some windows also compiled kernels
         }
         self.curve.append(line)
         write_rows(self.folder / CURVE, self.curve)
         self.times = [(state.global_step, time.monotonic())]
-
-    def _step_ms(self) -> float:
-        """The median over the epoch's windows, some of which also compiled kernels or wrote a checkpoint."""
-        windows = pairwise(self.times)
-        return statistics.median(1e3 * (end - begin) / (b - a) for (a, begin), (b, end) in windows if b > a)
-
-
-def _mean_loss(history: Sequence[Mapping[str, Any]], after: int) -> float:
-    """The mean loss of the steps after a step. Each entry of the log is the mean since the previous entry."""
-    last, total = after, 0.0
-    for entry in history:
-        if "loss" in entry and entry["step"] > after:
-            total += entry["loss"] * (entry["step"] - last)
-            last = entry["step"]
-    return total / max(last - after, 1)
 
 
 class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
@@ -179,7 +150,7 @@ def trainer_for(
         seed=cell.seed,
         bf16=device.type == "cuda" and protocol.precision == "bf16",
         use_cpu=device.type == "cpu",
-        save_strategy="no",  # CellCallback requests checkpoints
+        save_strategy="epoch",
         save_total_limit=1,
         logging_strategy="epoch",
         logging_nan_inf_filter=False,  # it would synchronize at every step; train_cell checks at the end
