@@ -40,8 +40,12 @@ class Run:
         torch.manual_seed(0)
         self.model = flexact.convert(copy.deepcopy(nn.Sequential(*layers)).to(device), config=config)
         self.lr = torch.tensor(0.01, device=device)
-        kind = torch.optim.Adam if adam else torch.optim.SGD
-        self.optimizer = kind(self.model.parameters(), lr=self.lr, fused=True)
+        if adam:
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+                self.model.parameters(), lr=self.lr, fused=True, capturable=device == "cuda"
+            )
+        else:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, fused=True)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, NETWORK_STEPS)
         self.schedule = Schedule(self.model, 4 * NETWORK_STEPS, self.optimizer, [self.scheduler])
         self.generator = torch.Generator().manual_seed(1)

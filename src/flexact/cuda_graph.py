@@ -144,8 +144,8 @@ class CapturedStep:
             if isinstance(cause, FlexActError):
                 raise cause from None
             raise FlexActError(
-                f"this step cannot be captured in a CUDA graph: {cause or error!s:.300}. It must not read values on "
-                "the host (.item(), a GradScaler), and most optimizers need capturable=True or fused=True."
+                f"this step cannot be captured in a CUDA graph: {cause or error!s:.300} A step must not read values on "
+                "the host (.item(), a GradScaler). SGD needs fused=True, and most other optimizers capturable=True."
             ) from cause or error
         # The router and the sites replace tables at times, for example in an evaluation. Those that the graph reads
         # must live as long as it does.

@@ -157,8 +157,8 @@ def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
 
 
 def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
-    """Warn about sites whose logits are frozen."""
-    frozen = [site.label for site in sites if not site.logits.requires_grad]
+    """Warn about sites whose logits are frozen before they are committed."""
+    frozen = [site.label for site in sites if not (site.logits.requires_grad or site.committed)]
     if frozen:
         message = f"the logits of {', '.join(frozen[:5])} have requires_grad=False, so these sites do not pick"
         warnings.warn(message, stacklevel=3)

@@ -20,15 +20,21 @@ def extra_parameters(network: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("model", "sites"), [("resnet18", 8), ("resnet34", 16)])
-def test_flexact_adds_five_logits_a_site_and_leaves_the_stem(model: str, sites: int) -> None:
+def test_flexact_adds_five_logits_per_block_and_everything_else_keeps_its_relu(model: str, sites: int) -> None:
     for method, expected in (("flexact-penultimate", 1), ("flexact-all", sites)):
         network = build(model, method, classes=10, width=4)
-        assert len(sites_of(network)) == expected
         assert extra_parameters(network) == 5 * expected
-        assert isinstance(network.relu, nn.ReLU)
-    assert sites_of(build(model, "flexact-penultimate", classes=10, width=4))[0].name == "layer4.1.relu".replace(
-        "1", "1" if model == "resnet18" else "2"
-    )
+        fixed, picking = sites_of(network)[:-expected], sites_of(network)[-expected:]
+        assert len(fixed) == 1 + sites - expected
+        assert all(site.committed and site.picks == ("relu",) for site in fixed)
+        assert picking == picking_sites(network)
+        assert not any(site.committed for site in picking)
+
+
+def test_without_relu_among_the_candidates_other_activations_are_not_sites() -> None:
+    network = build("resnet18", "flexact-penultimate", 10, FlexConfig(candidates=("silu", "gelu")), width=4)
+    assert [site.name for site in sites_of(network)] == ["layer4.1.relu"]
+    assert isinstance(network.relu, nn.ReLU)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +58,9 @@ def test_every_method_starts_from_the_same_weights(method: str) -> None:
 def test_what_activations_learn_is_not_decayed_and_everything_else_is(method: str) -> None:
     network = build("resnet18", method, classes=10, width=4)
     groups = optimizer_groups(network, weight_decay=5e-4)
-    free = sum(p.numel() for group in groups if group["weight_decay"] == 0 for p in group["params"])
-    held = [id(p) for group in groups for p in group["params"]]
-    assert free == extra_parameters(network)
-    assert sorted(held) == sorted(id(p) for p in network.parameters() if p.requires_grad)
+    trained = [(p, group["weight_decay"]) for group in groups for p in group["params"] if p.requires_grad]
+    assert sum(p.numel() for p, decay in trained if decay == 0) == extra_parameters(network)
+    assert sorted(id(p) for p, _ in trained) == sorted(id(p) for p in network.parameters() if p.requires_grad)
 
 
 def test_relu_is_a_committed_site_and_its_extraction_the_plain_network() -> None:

@@ -77,15 +77,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(method: str, images: Images, tmp_path
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_the_final_network_is_close_to_that_of_the_cell_with_the_picked_activation(
-    images: Images, tmp_path: Path
-) -> None:
-    """Bit-identical on a CPU; on a GPU the stem is fused in the cell of a fixed activation only."""
+def test_the_final_network_is_that_of_the_cell_with_the_picked_activation(images: Images, tmp_path: Path) -> None:
     protocol = dataclasses.replace(PROTOCOL, precision="float32", lr=0.002)
     picked = train_cell(Cell("cifar10", "resnet18", "flexact-all", 0), protocol, images, tmp_path / "picked", CUDA)
     (pick,) = set(picked.picks.values())
     fixed = train_cell(Cell("cifar10", "resnet18", pick, 0), protocol, images, tmp_path / "fixed", CUDA)
-    assert picked.losses == pytest.approx(fixed.losses, abs=1e-3)
+    assert picked.losses == fixed.losses
 
 
 def test_cells_in_threads_have_the_results_of_cells_one_after_another(images: Images, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Every method changes the activations of the blocks, and the stem keeps its ReLU,
 sites in ResNet-18 and 16 in ResNet-34, with 40 and 80 logits for five candidates. The two calls of a block's activation
 share one site.
 
-A fixed activation runs through the same fused kernels as a picked one, as sites that are committed from the start.
+An activation that does not pick runs through the same fused kernels as one that does, as a site that is committed from
+the start.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact import FlexConfig, baselines, commit, convert, param_groups
+from flexact import FlexConfig, baselines, convert, param_groups
 from flexact.baselines.learnable import Learnable
 from flexact.candidates import known_names
 from flexact.io.value_checks import check_known
@@ -23,8 +24,8 @@ from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS, BasicBlock, ResNet
 
 BASELINE = "relu"
-PLACEMENTS: dict[str, str] = {"flexact-penultimate": "penultimate", "flexact-all": "layer*"}
-"""`where` of each method that picks."""
+PLACEMENTS: dict[str, slice] = {"flexact-penultimate": slice(-1, None), "flexact-all": slice(None)}
+"""The blocks that pick, for each method that picks."""
 METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametric", "splash", "deu", *PLACEMENTS)
 """The methods that the paper compares or discusses."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
@@ -43,9 +44,7 @@ def build(model: str, method: str, classes: int, config: FlexConfig | None = Non
     check_names(model, method)
     network: nn.Module = ResNet(BLOCKS[model], classes, width)
     if method in PLACEMENTS:
-        by_channel = config is not None and config.granularity == "channel"
-        example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward counts the channels
-        return convert(network, PLACEMENTS[method], config, example_inputs=example, fuse=True)
+        return _picking(network, PLACEMENTS[method], config or FlexConfig())
     if method == BASELINE or method in FIXED:
         return _committed_to(network, method)
     for block in network.modules():
@@ -54,16 +53,34 @@ def build(model: str, method: str, classes: int, config: FlexConfig | None = Non
     return network
 
 
+def _picking(network: nn.Module, blocks: slice, config: FlexConfig) -> nn.Module:
+    """The network in which some blocks pick and the other activations keep their ReLU."""
+    modules = network.named_modules()
+    picking = [f"{name}.relu" for name, module in modules if isinstance(module, BasicBlock)][blocks]
+    where = "all" if BASELINE in config.candidates else picking  # a site can only be committed to a candidate
+    by_channel = config.granularity == "channel"
+    example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward counts the channels
+    share = dict.fromkeys(picking, "blocks").get if config.share == "model" and not by_channel else None
+    convert(network, where, config, example_inputs=example, fuse=True, share=share)
+    for site in sites_of(network):
+        if site.name not in picking:
+            _fix(site, BASELINE)
+    return network
+
+
 def _committed_to(network: nn.Module, name: str) -> nn.Module:
     """The network with one fixed activation in all blocks; the stem keeps its ReLU."""
     other = "identity" if name == BASELINE else name
-    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True)  # equal logits pick the first
+    convert(network, config=FlexConfig(candidates=(BASELINE, other)), fuse=True, share="site")
     for site in sites_of(network):
-        if name != BASELINE and site.name.startswith("layer"):
-            site.drop(torch.tensor([[True, False]]), step=0)
-    for site in sites_of(commit(network)):
-        site.logits.requires_grad_(False)
+        _fix(site, name if site.name.startswith("layer") else BASELINE)
     return network
+
+
+def _fix(site: FlexAct, name: str) -> None:
+    """Commit a site to a candidate from the start."""
+    site.commit(candidate=site.candidates.index(name))
+    site.logits.requires_grad_(False)
 
 
 def picking_sites(network: nn.Module) -> list[FlexAct]:

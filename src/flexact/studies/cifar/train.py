@@ -216,6 +216,7 @@ class _CellRun:
         if self.picking_ms:  # the low median leaves out an epoch that compiled kernels, if there are two
             step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
         self._check_weights()
+        picking = {site.name for site in picking_sites(network)}
         try:
             from safetensors.torch import save
         except ImportError:
@@ -228,7 +229,7 @@ class _CellRun:
             losses=tuple(line.loss for line in self.curve),
             seconds=self._seconds(),
             step_ms=step_ms,
-            picks=selection(network).leading if picking_sites(network) else {},
+            picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
             devices=tuple(self.devices),
         )
 
