@@ -44,6 +44,8 @@ class Case:
     hard: bool
     channel_dim: int
     block: int
+    stacks: bool
+    """Whether the candidates are stacked, as on a GPU."""
 
     def size(self) -> Tensor:
         """How large a candidate's value can be at each element: 1 + 1.1·|h|, or 1 + h²."""
@@ -62,7 +64,10 @@ class Case:
         weights = nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) if self.hard else p
         alive = torch.nonzero(self.alive.any(0)).flatten().tolist()
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
-        with mock.patch.object(closed_form, "BLOCK", self.block):
+        with (
+            mock.patch.object(closed_form, "BLOCK", self.block),
+            mock.patch.object(closed_form, "stacks", return_value=self.stacks),
+        ):
             x, gathered = routed_activation(
                 h, logits, weights, p, temperature, self.names, alive, self.channel_dim, statistics
             )
@@ -127,6 +132,7 @@ def cases(draw: st.DrawFn, smallest: int = 0) -> Case:
         hard=draw(st.booleans()),
         channel_dim=channel_dim,
         block=draw(st.sampled_from([1, 7, 1 << 17])),
+        stacks=draw(st.booleans()),
     )
 
 
@@ -330,7 +336,11 @@ def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
-def test_gradients_from_kept_values_are_those_of_recomputed_ones_bit_by_bit(dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize("stacks", [False, True], ids=["added", "stacked"])
+def test_gradients_from_kept_values_are_those_of_recomputed_ones_bit_by_bit(
+    dtype: torch.dtype, rows: int, stacks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed_form, "stacks", lambda _: stacks)
     h, delta = torch.randn(700, 6, 40).to(dtype), torch.randn(700, 6, 40).to(dtype)  # several blocks
     p = torch.softmax(torch.randn(rows, 5), -1)
     blending = Blending(p, p, torch.tensor(0.7), FIVE, (0, 1, 3, 4), 1, True)

@@ -6,6 +6,9 @@ is computed in float32. Sums are taken block by block in a fixed order, so resul
 The gradients need the values of the candidates and their blended slope. A forward can keep both, in up to K + 1 tensors
 of the size of the input, and the backward then only multiplies. Otherwise the backward recomputes them; the results
 are bit-identical.
+
+On a GPU, where every operation is a kernel launch, the candidates are stacked instead, so that the blend, its slope and
+the sums take a few launches together.
 """
 
 from __future__ import annotations
@@ -44,6 +47,11 @@ def keeps(h: Tensor) -> bool:
     return h.device.type != "cpu" or h.numel() <= MOST_KEPT
 
 
+def stacks(h: Tensor) -> bool:
+    """Return whether candidates are stacked rather than added one by one, which reads no weight on the host."""
+    return h.device.type != "cpu"
+
+
 def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics.
 
@@ -52,6 +60,8 @@ def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> 
     h, weights, statistics = dense(h), blending.weights, blending.statistics
     x = torch.empty_like(h)
     sweep = Sweep(h, blending)
+    if sweep.stacks:
+        return x, _forward_stacked(h, x, sweep, kept)
     sums: list[list[Tensor]] = []
     for block_h, block_x in sweep.blocks(h, x):
         source, mixed = block_h.to(sweep.dtype), block_x.to(sweep.dtype).zero_()  # copies in half precision only
@@ -90,6 +100,9 @@ def backward(
     h, weights = dense(h), blending.weights
     delta, gradient = with_layout_of(h, delta), torch.empty_like(h)
     sweep, remaining = Sweep(h, blending), iter(kept)
+    if sweep.stacks:
+        inner_products = _backward_stacked(delta, h, gradient, sweep, need_logits, kept)
+        return gradient, logit_gradient(inner_products, blending) if need_logits else inner_products
     inner: list[list[Tensor]] = []
     for block_h, block_delta, block_gradient in sweep.blocks(h, delta, gradient):
         source, upstream = block_h.to(sweep.dtype), block_delta.to(sweep.dtype)
@@ -116,6 +129,40 @@ def backward(
     if not need_logits:
         return gradient, weights.new_empty(0)
     return gradient, logit_gradient(sweep.table(inner), blending)
+
+
+def _forward_stacked(h: Tensor, x: Tensor, sweep: Sweep, kept: list[Tensor] | None) -> Tensor:
+    """Write the blend into x, and return the sensitivities. The arguments are those of `forward`."""
+    statistics = sweep.blending.statistics
+    source = sweep.flat(h).to(sweep.dtype)
+    functions = sweep.functions(source)
+    values = [function(source) for function, _, _ in functions]
+    sweep.flat(x).copy_(sweep.blended(torch.stack(values)))
+    if kept is None and not statistics:
+        return sweep.blending.weights.new_empty(0)
+    slopes = torch.stack([slope(source, value) for (_, slope, _), value in zip(functions, values, strict=True)])
+    sums = sweep.sums(slopes.abs(), h.numel() // sweep.rows) if statistics else sweep.blending.weights.new_empty(0)
+    if kept is not None:
+        kept += [sweep.blended(slopes), *sweep.without_cheap(values)]
+    return sums
+
+
+def _backward_stacked(
+    delta: Tensor, h: Tensor, gradient: Tensor, sweep: Sweep, need_logits: bool, kept: Sequence[Tensor]
+) -> Tensor:
+    """Write the gradient w.r.t. h, and return the inner products ⟨δ, a_k⟩, (rows, K), empty if not needed."""
+    source, upstream = (sweep.flat(tensor).to(sweep.dtype) for tensor in (h, delta))
+    if kept:
+        slope, values = kept[0], sweep.with_cheap(list(kept[1:]), source)
+    else:
+        functions = sweep.functions(source)
+        values = [function(source) for function, _, _ in functions]
+        slopes = [own(source, value) for (_, own, _), value in zip(functions, values, strict=True)]
+        slope = sweep.blended(torch.stack(slopes))
+    sweep.flat(gradient).copy_(slope * upstream)
+    if not need_logits:
+        return sweep.blending.weights.new_empty(0)
+    return sweep.sums(torch.stack(values).mul_(upstream))
 
 
 def logit_gradient(inner: Tensor, blending: Blending) -> Tensor:
@@ -161,19 +208,20 @@ class Sweep:
     """Splits tensors into blocks, and takes sums over a block per layer or per channel."""
 
     def __init__(self, h: Tensor, blending: Blending) -> None:
-        self.blending, self.on_cpu = blending, h.device.type == "cpu"
+        self.blending, self.stacks = blending, stacks(h)
         self.dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
-        self.by_layer = blending.weights.shape[0] == 1
-        if self.by_layer and self.on_cpu:  # Python numbers are fastest there, and need no synchronization
+        self.rows = blending.weights.shape[0]
+        self.by_layer = self.rows == 1
+        if self.by_layer and not self.stacks:  # Python numbers are fastest there, and need no synchronization
             weights: list[Any] = blending.weights[0].tolist()
         else:
             shape = (1,) if self.by_layer else (-1, 1)
             weights = [column.to(self.dtype).reshape(shape) for column in blending.weights.unbind(1)]
-            self.some_zero = not self.on_cpu or bool((blending.weights[:, list(blending.alive)] == 0).any())
+            self.some_zero = self.stacks or bool((blending.weights[:, list(blending.alive)] == 0).any())
         self.weights = [weights[k] for k in blending.alive]
         self._candidates = [lookup(blending.keys[k]) for k in blending.alive]
         self._shares = (
-            self.on_cpu
+            not self.stacks
             and self.dtype == torch.float32
             and h.numel() >= SHARED_FROM
             and not shared_sigmoid.SLOW.isdisjoint([candidate.name for candidate in self._candidates])
@@ -211,7 +259,7 @@ class Sweep:
         """Return matching blocks of tensors that share one dense layout, as `flat` views."""
         flat = [self.flat(tensor) for tensor in tensors]
         size = flat[0].numel()
-        block = BLOCK * torch.get_num_threads() if self.on_cpu else size
+        block = BLOCK * torch.get_num_threads()
         if size <= block:
             return [tuple(flat)]
         dim = 0 if self.by_layer or flat[0].shape[0] > 1 else 2
@@ -224,6 +272,19 @@ class Sweep:
             total.addcmul_(values.masked_fill(weight == 0, 0) if self.some_zero else values, weight)
         elif weight != 0:
             total.add_(values, alpha=weight)
+
+    def blended(self, stacked: Tensor) -> Tensor:
+        """Return Σ_k w_k values_k for stacked values, (alive, …), which are overwritten; a zero weight masks infinite
+        values."""
+        weights = torch.stack(self.weights)
+        if not self.by_layer:
+            weights = weights.unsqueeze(1)  # (alive, 1, channels, 1)
+        return stacked.masked_fill_(weights == 0, 0).mul_(weights).sum(0)
+
+    def sums(self, stacked: Tensor, divisor: int = 1) -> Tensor:
+        """Return the sums of stacked values per layer or per channel, divided by a number, as (rows, K)."""
+        sums = stacked.sum(1 if self.by_layer else (1, 3)).view(-1, self.rows).T
+        return by_candidate(sums / max(divisor, 1), self.blending)
 
     def table(self, blocks: list[list[Tensor]], divisor: int = 1) -> Tensor:
         """Return the sums over all blocks, divided by a number, as (rows, K).
