@@ -17,8 +17,7 @@ import torch
 from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar.methods import BASELINE, METHODS, PLACEMENTS, build
 from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.ranks import Ranks
-from flexact.studies.cifar.step import WARM_UP, Training
+from flexact.studies.cifar.training import WARM_UP, Training
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
@@ -90,7 +89,7 @@ def _training(method: str, stage: str, given: argparse.Namespace, images: Images
     network = build(given.model, method, images.classes, protocol.config(0), given.width)
     if device.type == "cuda":
         network = network.to(device, memory_format=torch.channels_last)
-    training = Training(network, images, protocol, 0, device, Ranks.current())
+    training = Training(network, images, protocol, 0, device)
     for _ in range(len(protocol.candidates or ()) + 2 * WARM_UP):
         training.step()
     return training

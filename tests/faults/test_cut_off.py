@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,9 +26,9 @@ from flexact.io.result_folder import read_config, write_config
 from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar.study import Store
 from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar.training import Training
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.glue.train import read_outcome
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.store import Part, Point, read_parts, write_parts
 from flexact.studies.synthetic.store import Result as StudyResult
@@ -89,7 +90,7 @@ def _file(name: str) -> ModuleType:
 
 @pytest.fixture
 def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
-    """Trains a cell in tmp_path until so many steps are done; counts how often a network was built."""
+    """Trains a cell in tmp_path until so many steps are done."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -107,35 +108,22 @@ def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_checkpoint_is_refused(
-    finished: bool, cell: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if finished:
-        cell(1000)
-        tensors = tmp_path / "network.safetensors"
-    else:
-        with pytest.raises(Stopped):
-            cell(7)
-        tensors = tmp_path / "checkpoint-7.safetensors"
-    about = tmp_path / "checkpoint.json"
-    assert len(tensors.read_bytes()) > 20_000
+def test_a_checkpoint_is_refused(cell: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stopped):
+        cell(7)
+    whole = Training.load_state_dict
 
-    class Built(Exception):
-        """A network would be built now: the checkpoint was taken."""
+    def loaded(training: Training, state: Any) -> None:
+        whole(training, state)
+        raise KeyboardInterrupt
 
-    def built(*_: Any) -> nn.Module:
-        raise Built
+    monkeypatch.setattr(Training, "load_state_dict", loaded)
 
     def read() -> None:
-        try:
+        with suppress(KeyboardInterrupt):
             cell(1000)
-        except Built:
-            return
 
-    monkeypatch.setattr("flexact.studies.cifar.cell_run.build", built)
-    refuses_every_cut(tensors, read, most=10)  # each reading sets a whole run up
-    refuses_every_cut(about, read, may_be_whole=1, most=30)
+    refuses_every_cut(tmp_path / "checkpoint.pt", read, most=10)  # each reading sets a whole run up
 
 
 def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path) -> None:
@@ -216,7 +204,7 @@ def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
     assert read_config(tmp_path) == whole
 
 
-# Beside a network of transformers, and a cell of the text study
+# Beside a network of transformers
 
 
 def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: Path) -> None:
@@ -262,21 +250,6 @@ def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is
         (tmp_path / SCHEDULE).write_text(json.dumps(state | {"mean": wrong}))
         with pytest.raises(FlexActError, match=SCHEDULE):
             read()
-
-
-def test_the_outcome_of_a_text_cell_is_refused(tmp_path: Path) -> None:
-    from flexact.studies.glue.protocol import Cell as TextCell
-
-    class FakeProtocol:
-        sha256 = "0" * 64
-
-    cell = TextCell("rte", "fixed", 0)
-    outcome = {"metrics": {"accuracy": 66.0}, "split": "official", "loss": 0.5, "epochs": 3}
-    outcome |= {"seconds": 1.0, "step_ms": 2.0, "picks": {}}
-    about = {"cell": cell.to_dict(), "protocol": {"sha256": FakeProtocol.sha256}, "outcome": outcome}
-    path = tmp_path / "outcome.json"
-    path.write_text(json.dumps(about, indent=1) + "\n")
-    refuses_every_cut(path, lambda: read_outcome(path, cell, FakeProtocol()), may_be_whole=1)
 
 
 def test_a_config_as_text_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import io
 import json
@@ -26,8 +25,10 @@ from flexact import FlexActError, Recorder
 from flexact.cli.app import main
 from flexact.io.atomic_files import write_whole
 from flexact.report import build as report
-from flexact.studies.cifar import checkpoint
+from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.study import Store as ImagesStore
+from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar_data.data import Images
 
 
 def _folders() -> ModuleType:
@@ -71,11 +72,13 @@ def payloads(canary: Path) -> dict[str, bytes]:
 
 
 def _checkpoint(folder: Path) -> object:
-    return checkpoint.load(folder)
+    images = Images("cifar10", *(torch.zeros(1),) * 4, 10, (0.5,) * 3, (0.5,) * 3, "")
+    protocol = Protocol(epochs=1, batch=1, width=4)
+    return train_cell(Cell("cifar10", "resnet18", "relu", 0), protocol, images, folder, torch.device("cpu"))
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a checkpoint": ("checkpoint.json", _checkpoint),
+    "a checkpoint": ("checkpoint.pt", _checkpoint),
     "a history": ("history.jsonl", lambda folder: Recorder.load(folder / "history.jsonl")),
     "a history to go on with": (
         "history.jsonl",
@@ -102,18 +105,6 @@ def test_a_payload_is_never_run(reader: str, kind: str, tmp_path: Path) -> None:
     assert not canary.exists()
     pickle.loads(payloads(canary)["a pickle"])  # it would have shown
     assert canary.exists()
-
-
-@pytest.mark.parametrize("kind", ["a pickle", "an old pickle", "a checkpoint of torch"])
-def test_tensors_that_are_a_payload_are_refused_even_with_the_right_checksum(kind: str, tmp_path: Path) -> None:
-    canary = tmp_path / "ran"
-    tensors = tmp_path / "checkpoint-5.safetensors"
-    tensors.write_bytes(payloads(canary)[kind])
-    named = {"file": tensors.name, "sha256": hashlib.sha256(tensors.read_bytes()).hexdigest()}
-    (tmp_path / "checkpoint.json").write_text(json.dumps({"flexact_checkpoint": 1, "step": 5, "tensors": named}))
-    with pytest.raises(FlexActError, match=r"checkpoint-5\.safetensors"):
-        checkpoint.load(tmp_path)
-    assert not canary.exists()
 
 
 # Absurd JSON
@@ -143,7 +134,6 @@ def test_absurd_files_are_refused(reader: str, kind: str, tmp_path: Path) -> Non
 
 
 OPENINGS = {
-    "checkpoint.json": {"flexact_checkpoint": 1, "step": 1, "tensors": {"file": "network.safetensors", "sha256": "0"}},
     "flexact.json": {"flexact_picks": 1, "committed": True, "picks": {"1": "relu"}, "original": {}},
     "config.json": {"flexact_study": 1, "study": "synthetic", "options": {"seeds": 1}},
 }
@@ -222,7 +212,7 @@ def _made(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped\x00"])
 def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
-    """The models of a study name its figures, the cells of a grid its folders, a checkpoint its tensors."""
+    """The models of a study name its figures, and the cells of a grid its folders."""
     study = _made(tmp_path / "study")
     folders.synthetic_folder(study)
     for file in ("config.json", "results.csv", "lines.csv"):
@@ -234,12 +224,6 @@ def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
         report.build(study)
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(study)} == before
     assert not Path("/tmp/escaped").exists()
-
-    cell = _made(tmp_path / "cell")
-    tensors = {"file": name, "sha256": "0" * 64}
-    (cell / "checkpoint.json").write_text(json.dumps({"flexact_checkpoint": 1, "step": 1, "tensors": tensors}))
-    with pytest.raises(FlexActError, match="tensors"):
-        checkpoint.load(cell)
 
 
 def test_a_link_in_the_data_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 import flexact
 from flexact import FlexConfig, Policy
 from flexact.routing.sites import sites_of
-from flexact.studies.cifar.ranks import SyncedBatchNorm
 from matrix.models import COLUMNS, Batch, Column, logits_of, optimizer_of, scatter_logits
+from matrix.synced_batch_norm import SyncedBatchNorm
 
 STEPS = 6
 BATCH = 12

@@ -36,13 +36,11 @@ def test_a_protocol_survives_json_and_names_a_policy() -> None:
         ({"weight_decay": -1}, "weight_decay"),
         ({"policy": "papers"}, "did you mean 'paper'"),
         ({"precision": "fp16"}, "precision"),
-        ({"norm": "group"}, "norm"),
         ({"candidates": ("relu", "gellu")}, "did you mean 'gelu'"),
         ({"candidates": "relu"}, "candidates"),
         ({"changes": {"comit_at": 0.5}}, "did you mean 'commit_at'"),
         ({"changes": [1]}, "changes"),
         ({"changes": {"pick_by": "trial"}}, "pick_by='trial' has no checkpoints"),
-        ({"nesterov": True, "momentum": 0}, "nesterov"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], told: str) -> None:

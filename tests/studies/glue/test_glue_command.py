@@ -38,7 +38,8 @@ def test_a_grid_runs_and_is_reported(
     glue_folder: Path, tiny_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = command(glue_folder, tiny_encoder, out, "--seeds", "1", "--batch", "8", "--tasks", "rte,qnli")
+    size = ("--seeds", "1", "--batch", "8", "--jobs", "1")
+    arguments = command(glue_folder, tiny_encoder, out, *size, "--tasks", "rte,qnli")
     assert run([*arguments, "--methods", "fixed,flexact-all"]) == 0
     shown = capsys.readouterr().out
     assert "| Flex-Act (all layers) |" in shown
@@ -56,7 +57,7 @@ def test_a_grid_runs_and_is_reported(
     assert "another configuration (lr: 5e-05 → 0.1)" in capsys.readouterr().err
     before, lines = Store(out).config(), (out / "results.csv").read_text().splitlines(keepends=True)
     (out / "results.csv").write_text("".join(lines[:-1]))
-    here = ["--out", str(out), "--device", "cpu"]
+    here = ["--out", str(out), "--device", "cpu", "--jobs", "1"]
     assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the data, the model and the settings of before
     assert len(Store(out).results()) == 4
     assert Store(out).config() == before

@@ -12,8 +12,7 @@ import pytest
 from flexact.studies.glue.data import TASKS, load, read
 from flexact.studies.glue.protocol import Grid, Protocol, Result
 from flexact.studies.glue.study import STUDY
-from flexact.studies.glue.table import GLUE, averages, table
-from flexact.studies.glue.verdict import majority
+from flexact.studies.glue.table import GLUE, averages, majority, table
 
 
 def row(task: str, method: str, seed: int, **figures: object) -> Result:

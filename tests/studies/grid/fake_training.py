@@ -40,7 +40,7 @@ def load(name: str, folder: Path, partial: bool) -> Any:
 
 
 def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, stop: Any) -> Any:
-    told, checkpoint = images.behaviour, folder / "checkpoint.json"
+    told, checkpoint = images.behaviour, folder / STUDY.checkpoint
     curve = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
     with (folder / "starts").open("a") as starts:
         starts.write(f"{len(curve)}\n")

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import integrate, stats
 
-from flexact.studies.grid.effects import _noncentral_t, effect, effects_table, holm, interval_of, power, seeds_needed
+from flexact.studies.grid.statistics import effects_table, holm, interval_of, paired, power, seeds_needed
 
 GAINS = (0.9, 0.2, 1.4, -0.3, 0.8, 1.1, 0.5)
 OURS = {seed: 70.0 + seed + gain for seed, gain in enumerate(GAINS)}
@@ -24,7 +24,7 @@ def noncentral_t(t: float, freedom: int, center: float) -> float:
 
 
 def test_the_effect_size_is_the_mean_difference_in_standard_deviations() -> None:
-    found = effect(OURS, BASELINE)
+    found = paired(OURS, BASELINE)
     mean = sum(GAINS) / 7
     deviation = math.sqrt(sum((gain - mean) ** 2 for gain in GAINS) / 6)
     assert found is not None
@@ -33,13 +33,13 @@ def test_the_effect_size_is_the_mean_difference_in_standard_deviations() -> None
 
 
 def test_wilcoxons_p_is_counted_over_all_signs_of_the_ranks() -> None:
-    found = effect(OURS, BASELINE)
+    found = paired(OURS, BASELINE)
     ranks = {gain: rank for rank, gain in enumerate(sorted(GAINS, key=abs), start=1)}
     against = sum(rank for gain, rank in ranks.items() if gain < 0)
     sums = [sum(rank for bit, rank in enumerate(range(1, 8)) if signs >> bit & 1) for signs in range(2**7)]
     assert found is not None
     assert found.wilcoxon == pytest.approx(2 * sum(one <= against for one in sums) / 2**7)
-    five = effect({seed: OURS[seed] for seed in range(5)}, BASELINE)
+    five = paired({seed: OURS[seed] for seed in range(5)}, BASELINE)
     assert five is not None
     assert five.p is not None
     assert five.wilcoxon is None  # with five seeds its least p is 0.0625
@@ -69,11 +69,6 @@ def test_power_is_the_noncentral_t_beyond_the_critical_value() -> None:
     assert seeds_needed(1000.0) is None
 
 
-@pytest.mark.parametrize(("t", "freedom", "center"), [(2.0, 2, 1.0), (-1.0, 9, 0.5), (4.3, 1, 2.0), (1.98, 99, 2.5)])
-def test_the_integral_is_scipys_noncentral_t_near_the_center(t: float, freedom: int, center: float) -> None:
-    assert _noncentral_t(t, freedom, center) == pytest.approx(stats.nct.cdf(t, freedom, center), abs=1e-8)
-
-
 def test_holm_is_the_step_down_procedure() -> None:
     """Sorted, 0.001·4, 0.012·3, 0.03·2 and 0.04·1, of which the last may not be below the one before it."""
     assert holm([0.04, 0.001, 0.03, 0.012]) == pytest.approx([0.06, 0.004, 0.06, 0.036])
@@ -83,8 +78,8 @@ def test_holm_is_the_step_down_procedure() -> None:
 
 
 def test_a_table_shows_all_of_them_and_a_dash_where_there_is_no_test() -> None:
-    one_seed = effect({0: 71.0}, BASELINE)
-    methods = {"ours": effect(OURS, BASELINE), "another": effect(BASELINE | {0: 71.0}, BASELINE), "one": one_seed}
+    one_seed = paired({0: 71.0}, BASELINE)
+    methods = {"ours": paired(OURS, BASELINE), "another": paired(BASELINE | {0: 71.0}, BASELINE), "one": one_seed}
     text = effects_table(methods)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert rows[0] == ["method", "gain", "p", "p (Holm)", "p (Wilcoxon)", "d", "95 % CI of d", "seeds needed for 0.5"]

@@ -87,7 +87,7 @@ def test_sigterm_stops_the_cells_on_the_cluster_with_a_checkpoint(
     words = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM; 0 of 2 cells kept" in words
-    assert len(json.loads((first / "checkpoint.json").read_text())) == 1
+    assert len(json.loads((first / "checkpoint.pt").read_text())) == 1
     assert not (first / "stop").exists()
     assert Store(out).results() == {}
 

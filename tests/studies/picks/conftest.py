@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from flexact.studies.picks.protocol import Result
-from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import FOLDER
+from flexact.studies.picks.train import FOLDER, Setting
 
 CPU = torch.device("cpu")
 

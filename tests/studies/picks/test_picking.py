@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -13,12 +14,20 @@ import torch
 
 import flexact
 from flexact import FlexConfig, Schedule
-from flexact.studies.picks import picking, train
-from flexact.studies.picks.picking import FILE, flexact_run, further_steps, picked_at_random
+from flexact.studies.picks import train
 from flexact.studies.picks.protocol import Cell, Protocol, policy
-from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.train import Outcome, picked_by_race, rungs_of, train_cell
+from flexact.studies.picks.train import (
+    FILE,
+    Outcome,
+    Setting,
+    flexact_run,
+    further_steps,
+    picked_at_random,
+    picked_by_race,
+    rungs_of,
+    train_cell,
+)
 
 Set = Callable[..., Setting]
 SHORT = Protocol(steps=30)
@@ -49,7 +58,7 @@ def test_flexact_alone_takes_the_picks_and_their_cost_from_the_flexact_cell(tmp_
     picks = dict.fromkeys(("1", "3", "5"), "tanh")
     folder = tmp_path / "cells" / "tabular-flexact-0"
     folder.mkdir(parents=True)
-    picking.Picked(picks, 7, 100.0).write(folder)
+    (folder / FILE).write_text(json.dumps({"picks": picks, "steps": 7, "seconds": 100.0}))
     alone, fixed = outcome(tmp_path, "flexact-alone"), outcome(tmp_path, "fixed-tanh")
     assert (alone.picks, alone.score, alone.steps) == (picks, fixed.score, 7 + 30)
     assert alone.seconds == 100.0 + fixed.seconds
@@ -57,12 +66,9 @@ def test_flexact_alone_takes_the_picks_and_their_cost_from_the_flexact_cell(tmp_
 
 def test_flexact_writes_its_picks_when_it_has_picked(tmp_path: Path) -> None:
     done = outcome(tmp_path, "flexact")
-    found = picking.Picked.read(tmp_path / "cells" / "tabular-flexact-0")
-    assert found is not None
-    assert found.picks == done.picks
-    assert 0 < found.seconds < done.seconds
-    (tmp_path / "cells" / "tabular-flexact-0" / FILE).write_text("[")
-    assert picking.Picked.read(tmp_path / "cells" / "tabular-flexact-0") is None
+    found = json.loads((tmp_path / "cells" / "tabular-flexact-0" / FILE).read_text())
+    assert found["picks"] == done.picks
+    assert 0 < found["seconds"] < done.seconds
 
 
 def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
@@ -115,7 +121,7 @@ def test_flexact_that_rewinds_scores_as_its_picks_alone(tmp_path: Path, monkeypa
     def rewinding(task: object, seed: int) -> FlexConfig:
         return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True, pick_by="blend")
 
-    monkeypatch.setattr(picking, "policy", rewinding)
+    monkeypatch.setattr(train, "policy", rewinding)
     flexact, alone = outcome(tmp_path, "flexact"), outcome(tmp_path, "flexact-alone")
     assert flexact.steps == alone.steps > 2 * 30
     assert math.isclose(flexact.score, alone.score, rel_tol=1e-4)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from flexact.errors import FlexActError
-from flexact.studies.picks.setting import Setting
-from flexact.studies.picks.train import trained_alone
+from flexact.studies.picks.train import Setting, trained_alone
 from flexact.studies.picks.training import Training
 
 Set = Callable[..., Setting]

@@ -12,10 +12,10 @@ import torch
 
 from flexact import FlexActError, FlexConfig, Schedule, convert
 from flexact.routing.sites import sites_of
-from flexact.studies.picks.setting import Setting
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS, cifar, gpt, parts, physics, regression
-from flexact.studies.picks.training import Training, put
+from flexact.studies.picks.train import Setting
+from flexact.studies.picks.training import Training
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Pat
 
 def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> None:
     setting = settle(task, data)
-    network, replaced = setting.network(), put(setting.network(), setting.everywhere(task.original))
+    network, replaced = setting.network(), setting.plain(setting.everywhere(task.original), 1).network
     for name in setting.sites:
         assert type(replaced.get_submodule(name)) is type(network.get_submodule(name))
     assert len(set(task.candidates)) == len(task.candidates) >= 4

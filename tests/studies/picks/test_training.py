@@ -11,7 +11,7 @@ import torch
 import flexact
 from flexact import FlexConfig
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.picks.setting import Setting
+from flexact.studies.picks.train import Setting
 from flexact.studies.picks.training import Diverged, Stopped, Training
 
 Set = Callable[..., Setting]

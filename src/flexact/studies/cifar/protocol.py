@@ -17,7 +17,6 @@ from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setti
 
 BUDGETS = {"paper": 200, "short": 30}
 """The epochs of each budget."""
-NORMS: tuple[str, ...] = ("batch", "synced")
 RECTIFIERS = ("relu", "leaky_relu", "gelu", "silu")
 """The default candidates of this study. With the paper's five, the last blocks pick Identity and Tanh, which help in
 the first epochs and cost a point in the end; ELU is too linear as well (docs/images.md)."""
@@ -58,16 +57,12 @@ class Protocol(PickingProtocol):
         Setting("Candidates of every site.", "relu, leaky_relu, gelu, silu; with --policy paper the paper's five"),
     ] = None
     epochs: Annotated[int, Setting("Passes over the data.", "the budget's")] = BUDGETS["paper"]
-    batch: Annotated[int, Setting("Images per step, over all ranks together.")] = 128
+    batch: Annotated[int, Setting("Images per step.")] = 128
     lr: Annotated[float, Setting("Learning rate of the first step; it decays to 0 along a cosine.")] = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
     """The weight decay of everything except the parameters of activations. The paper gives none."""
-    nesterov: bool = False
     width: Annotated[int, Setting("Channels of the first stage.")] = 64
-    norm: str = "batch"
-    """With several ranks, "batch" normalises with the moments of each rank's own part of the batch, as
-    DistributedDataParallel does; "synced" uses those of the whole batch, as one process does."""
     evaluate_every: int = 5
     """Epochs between two evaluations; the last epoch is always evaluated."""
     checkpoint_minutes: Annotated[
@@ -77,12 +72,9 @@ class Protocol(PickingProtocol):
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
     WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "checkpoint_minutes")
-    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {**PickingProtocol.CHOICES, "norm": NORMS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.nesterov and self.momentum == 0:
-            raise FlexActError("nesterov=True needs a momentum above 0.")
         if self.config(seed=0).pick_by == "trial":
             raise FlexActError("pick_by='trial' has no checkpoints in this study; leave pick_by as it is.")
 

@@ -11,11 +11,10 @@ from flexact.errors import FlexActError
 from flexact.observe.figures.description import Line, Panel, candidate_colours
 from flexact.observe.figures.picture import Picture
 from flexact.report.page import Section, markdown, picture
-from flexact.studies.cifar.checkpoint import ABOUT
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
-from flexact.studies.cifar.train import train_cell
+from flexact.studies.cifar.train import CHECKPOINT, train_cell
 from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
 from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, mean_line, selection
@@ -28,7 +27,7 @@ def figures(outcome: Any) -> dict[str, Any]:
     return {
         "accuracy": outcome.accuracy,
         "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
-        "epochs": outcome.epochs,
+        "epochs": len(outcome.losses),
         "seconds": outcome.seconds,
         "step_ms": outcome.step_ms if len(outcome.devices) == 1 else math.nan,
         "picks": picks_column(outcome.picks),
@@ -61,7 +60,7 @@ STUDY = GridStudy(
     figures=figures,
     sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",
-    checkpoint=ABOUT,
+    checkpoint=CHECKPOINT,
 )
 Store = functools.partial(GridStore[Result], study=STUDY)
 """The folder of one grid."""

@@ -1,9 +1,7 @@
-"""table.md of a grid: one table per data set and model, with the paper's numbers next to ours."""
+"""table.md of a grid: one table per data set and model, with the paper's numbers next to ours, and costs."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,8 +11,15 @@ from flexact.studies.cifar.methods import BASELINE, USUAL
 from flexact.studies.cifar.protocol import Cell, Protocol, Result
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.grid.effects import effect, effects_table, explained
-from flexact.studies.grid.statistics import Comparison, figure, gain_and_p, mean_and_deviation, paired, spread, times
+from flexact.studies.grid.statistics import (
+    Comparison,
+    effects_table,
+    explained,
+    gain_and_p,
+    paired,
+    spread,
+    step_costs,
+)
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 
@@ -58,54 +63,26 @@ class Summary:
     method: str
     accuracies: Mapping[int, float]
     """In percent, by seed."""
-    device: str
-    """The device of the times, the same for all methods of a model and data set; empty if nothing was timed."""
-    step_ms: float
-    """Training time per step of the final network, mean over seeds; NaN if it was not measured on that device."""
     against: Comparison | None
     """The comparison with ReLU; None for ReLU itself, and if no seed of ReLU is done."""
-    cost: float
-    """The time of a step relative to ReLU's; NaN if either is missing."""
 
 
-def summaries(results: Iterable[Result]) -> list[Summary]:
-    """One summary for each data set, model and method with a finished cell, in a fixed order."""
-    groups: dict[tuple[str, str, str], list[Result]] = {}
-    for row in results:
-        if row.state == DONE:
-            groups.setdefault((row.dataset, row.model, row.method), []).append(row)
-    return [_summary(key, groups) for key in sorted(groups, key=lambda key: in_order(*key))]
+def summaries(done: Iterable[Result]) -> list[Summary]:
+    """One summary for each data set, model and method, in a fixed order."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in sorted(done, key=lambda row: (in_order(row.dataset, row.model, row.method), row.seed)):
+        found.setdefault((row.dataset, row.model, row.method), {})[row.seed] = row.accuracy
+    summaries = []
+    for (dataset, model, method), accuracies in found.items():
+        relu = {} if method == BASELINE else found.get((dataset, model, BASELINE), {})
+        summaries.append(Summary(dataset, model, method, accuracies, paired(accuracies, relu)))
+    return summaries
 
 
-def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int]:
+def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int, str]:
     """The sort key of tables and figures."""
     place = USUAL.index(method) if method in USUAL else len(USUAL)
-    return NAMES.index(dataset), list(BLOCKS).index(model), place
-
-
-def _summary(key: tuple[str, str, str], groups: Mapping[tuple[str, str, str], list[Result]]) -> Summary:
-    rows, baseline = groups[key], groups.get((*key[:2], BASELINE), [])
-    device = _timed_on([row for other, its in groups.items() if other[:2] == key[:2] for row in its])
-    accuracies = {row.seed: row.accuracy for row in sorted(rows, key=lambda row: row.seed)}
-    comparison = None
-    if key[2] != BASELINE:
-        comparison = paired(accuracies, {row.seed: row.accuracy for row in baseline})
-    step, reference = _step(rows, device), _step(baseline, device)
-    cost = step / reference if reference > 0 else math.nan
-    return Summary(*key, accuracies, device, step, comparison, cost)
-
-
-def _timed_on(rows: list[Result]) -> str:
-    """The device on which times are compared: the one with the most timings of ReLU, then with the most timings."""
-    timed = [row for row in rows if math.isfinite(row.step_ms)]
-    cells = Counter(row.device for row in timed)
-    of_baseline = Counter(row.device for row in timed if row.method == BASELINE)
-    return max(cells, key=lambda device: (of_baseline[device], cells[device]), default="")
-
-
-def _step(rows: list[Result], device: str) -> float:
-    times = [row.step_ms for row in rows if row.device == device and math.isfinite(row.step_ms)]
-    return mean_and_deviation(times)[0] if times else math.nan
+    return NAMES.index(dataset), list(BLOCKS).index(model), place, method
 
 
 TITLES = {
@@ -126,8 +103,7 @@ TITLES = {
     "flexact-penultimate": "Flex-Act (penultimate)",
     "flexact-all": "Flex-Act (all layers)",
 }
-_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "ms per step", "cost", "paper's accuracy", "paper's p")
-_TIMES = ("ms per step", "cost")
+_HEADER = ("method", "seeds", "accuracy in %", "gain", "p", "paper's accuracy", "paper's p")
 
 
 def title(name: str) -> str:
@@ -137,59 +113,40 @@ def title(name: str) -> str:
 
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """The table in Markdown, with a list of the cells that are not done."""
-    found = summaries(results)
-    timed = not found or any(math.isfinite(one.step_ms) for one in found)
-    header = [name for name in _HEADER if timed or name not in _TIMES]
-    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol, timed)]
+    done = [row for row in results if row.state == DONE]
+    found = summaries(done)
+    parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol)]
     notes, meaning = [], list[str]()
     for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
-        rows, place = list(group), f"{title(dataset)}, {title(model)}"
-        lines = [[_row(one)[name] for name in header] for one in rows]
-        parts.append(f"## {title(model)} on {title(dataset)}\n\n" + markdown(header, lines))
-        relu = next((one.accuracies for one in rows if one.method == BASELINE), {})
-        others = {title(one.method): effect(one.accuracies, relu) for one in rows if one.method != BASELINE}
-        if statistics := effects_table(others):
+        rows, place = list(group), f"{title(model)} on {title(dataset)}"
+        parts.append(f"## {place}\n\n" + markdown(_HEADER, map(_row, rows)))
+        if statistics := effects_table({title(one.method): one.against for one in rows}):
             parts.append(statistics)
             meaning = [explained(title(BASELINE))]
-        devices = {row.device for row in results if (row.dataset, row.model) == (dataset, model)}
-        if len(devices) > 1 and rows[0].device:
-            notes.append(f"- times on {place} were measured on {rows[0].device} only.")
         for one in rows:
             if one.against is not None and one.against.why:
-                notes.append(f"- no p-value for {title(one.method)} on {place}: {one.against.why}.")
+                notes.append(f"- no p-value for {title(one.method)}, {place}: {one.against.why}.")
     if notes:
         parts.append("\n".join(notes))
-    parts += meaning + several_devices(results) + not_done(results, asked)
-    return "\n\n".join(parts) + "\n"
+    parts += meaning
+    if done:
+        methods = dict.fromkeys([BASELINE, *(one.method for one in found)])
+        parts.append(step_costs(done, list(methods), lambda row: f"{title(row.model)}, {title(row.dataset)}", title))
+    return "\n\n".join([*parts, *several_devices(results), *not_done(results, asked)]) + "\n"
 
 
-def _row(one: Summary) -> dict[str, str]:
-    """The cells of a line, by column."""
-    paper = CIFAR.get((one.dataset, one.model, one.method))
-    cells = (
-        title(one.method),
-        str(len(one.accuracies)),
-        spread(one.accuracies),
-        *gain_and_p(one.against),
-        figure(one.step_ms),
-        times(one.cost),
-        "-" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
-        "-" if paper is None or not paper[2] else paper[2],
-    )
-    return dict(zip(_HEADER, cells, strict=True))
+def _row(one: Summary) -> tuple[str, ...]:
+    mean, deviation, p = CIFAR.get((one.dataset, one.model, one.method), (None, None, ""))
+    paper = "-" if mean is None else f"{mean:.2f} ± {deviation:.2f}"
+    accuracy = spread(one.accuracies)
+    return title(one.method), str(len(one.accuracies)), accuracy, *gain_and_p(one.against), paper, p or "-"
 
 
-def _explained(protocol: Protocol, timed: bool) -> str:
-    times = (
-        "cost: training time per step of the final network, with picking, relative to ReLU's; none if cells shared a "
-        "device."
-        if timed
-        else "Cells shared a device, so times are left out."
-    )
+def _explained(protocol: Protocol) -> str:
     budget = "as here" if protocol.epochs == CIFAR_EPOCHS else f"here {protocol.epochs}"
     return (
         "Accuracy of the extracted network on the test images, mean ± standard deviation over seeds. gain: in points "
-        f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. {times} Flex-Act "
+        f"over ReLU on the same seeds; p: two-sided paired t-test against ReLU over those seeds. Flex-Act "
         f"picks from {', '.join(protocol.candidates or ())} (policy: {protocol.policy_and_changes}). The paper's "
         f"figures are from {CIFAR_EPOCHS} epochs ({budget}) and 10 runs, with its own five candidates."
     )

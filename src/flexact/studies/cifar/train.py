@@ -1,57 +1,81 @@
-"""Training one cell of the image study, and resuming it after it was stopped or killed.
+"""The training of one cell, from its last checkpoint to its end.
 
-    python -m flexact.studies.cifar.train --dataset cifar100 --model resnet18 --method flexact-all --seed 0 \\
-        --epochs 30 --data DATA --out FOLDER
-
-torchrun starts the same command on several GPUs or hosts. A cell's folder contains checkpoint.json and the tensors that
-it names, curve.csv with one line per epoch, history.jsonl with the probabilities of all sites during training, and in
-the end network.safetensors, the extracted network.
+A cell's folder contains checkpoint.pt while it is trained, curve.csv with one line per epoch, history.jsonl with the
+probabilities of all sites during training, and in the end network.safetensors, the extracted network.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import io
+import math
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from flexact.errors import FlexActError
-from flexact.io.json_input import parsed_json
-from flexact.studies.cifar import checkpoint
-from flexact.studies.cifar.cell_run import CellRun, Epoch, NanLoss, Outcome
-from flexact.studies.cifar.methods import METHODS
-from flexact.studies.cifar.protocol import NORMS, Cell, Protocol
-from flexact.studies.cifar.ranks import TIMEOUT, Ranks, started_by_torchrun
-from flexact.studies.cifar_data import data
+from flexact import Recorder, extract, selection
+from flexact.errors import FlexActError, missing_extra
+from flexact.io.atomic_files import write_rows, write_whole
+from flexact.routing.sites import sites_of
+from flexact.studies.cifar.methods import build, picking_sites
+from flexact.studies.cifar.protocol import Cell, Protocol
+from flexact.studies.cifar.training import Training, deterministic
+from flexact.studies.cifar_data.augment import normalised
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
-from flexact.studies.device_lock import DEVICE
-from flexact.studies.grid.cell_task import Stopped, locked
-from flexact.studies.grid.engines import devices
-from flexact.studies.grid.study import LOCK, POLICIES
+from flexact.studies.device_lock import DEVICE, wait
+from flexact.studies.grid.cell_task import CURVE, Stopped
 
-__all__ = ["Epoch", "NanLoss", "Outcome", "Stopped", "main", "sigterm", "train_cell"]
+CHECKPOINT, HISTORY, NETWORK = "checkpoint.pt", "history.jsonl", "network.safetensors"
+WAIT_EVERY = 20
+"""Steps between two waits for the device."""
 
-SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "epochs": (int, "passes over the data"),
-    "batch": (int, "images per step, over all ranks together"),
-    "lr": (float, "learning rate of the first step"),
-    "width": (int, "channels of the first stage"),
-    "norm": (str, f"batch norm with several ranks: {', '.join(NORMS)}"),
-    "policy": (str, ", ".join(POLICIES)),
-    "candidates": (lambda text: tuple(text.split(",")), "names, separated by commas"),
-    "changes": (parsed_json, "fields of the policy's FlexConfig, as a JSON object"),
-    "evaluate_every": (int, "epochs between evaluations"),
-    "checkpoint_minutes": (float, "minutes between checkpoints; 0 for one after every epoch"),
-}
-"""The fields of the protocol that are options of the command."""
+
+class NanLoss(FlexActError):
+    """The loss or a weight is not finite."""
+
+
+class Epoch(NamedTuple):
+    """One line of curve.csv."""
+
+    epoch: int
+    """From 1."""
+    loss: float
+    """Mean cross-entropy over the epoch's steps."""
+    train_accuracy: float
+    """In percent, on the augmented images, over the epoch."""
+    test_accuracy: float | None
+    """In percent, of the network as it would be extracted; None (an empty cell) if it was not evaluated."""
+    lr: float
+    """The learning rate of the epoch's last step."""
+    seconds: float
+    """Training time since the start of the run."""
+    step_ms: float
+    """Milliseconds per step, without evaluations and checkpoints."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a cell."""
+
+    accuracy: float
+    """In percent, of the extracted network on the test images."""
+    losses: tuple[float, ...]
+    """By epoch."""
+    seconds: float
+    step_ms: float
+    """Training time per step of the final network: the median over its epochs, plus its share of picking."""
+    picks: dict[str, str]
+    """By site, in depth order; empty for methods that do not pick."""
+    devices: tuple[str, ...]
+    """The devices on which the cell was trained; several if it was resumed on another one."""
 
 
 def train_cell(
@@ -60,89 +84,214 @@ def train_cell(
     images: Images,
     folder: Path,
     device: torch.device,
-    report: Callable[[Epoch], object] | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Train a cell, or resume it from the checkpoint in its folder; bit-identical on the same device.
 
-    report: called after each epoch. stop: called before each step; once it returns True, a checkpoint is written and
-    `Stopped` raised.
+    stop: called before each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
     if images.name != cell.dataset:
         raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
     try:
         with DEVICE.held(), study_stream(device):
-            return CellRun(cell, protocol, images, Path(folder), device, report, stop).outcome()
+            return _CellRun(cell, protocol, images, folder, device, stop).outcome()
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
 
-@contextmanager
-def sigterm() -> Iterator[Callable[[], bool]]:
-    """Yield a `stop` that SIGTERM sets instead of ending the process."""
-    received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    try:
-        yield lambda: bool(received)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class _CellRun:
+    """The run of a cell."""
 
+    def __init__(
+        self,
+        cell: Cell,
+        protocol: Protocol,
+        images: Images,
+        folder: Path,
+        device: torch.device,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.cell, self.protocol, self.images = cell, protocol, images.to(device)
+        self.folder, self.device, self.stop = folder, device, stop
+        self.training = Training(self._network(), self.images, protocol, cell.seed, device)
+        self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
+        self.curve: list[Epoch] = []
+        self.picking_ms: list[float] = []
+        """Milliseconds per step, for each epoch of picking."""
+        self.seconds_before = 0.0
+        if (folder / CHECKPOINT).is_file():
+            self._resume()
+        self._write_curve()
+        self.started = self.saved = time.monotonic()
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of one cell. Returns its exit code, which is 2 for a `FlexActError`, as in `flexact`."""
-    given = _parser().parse_args(arguments)
-    with sigterm() as stop:  # also while the error is printed: a launcher sends SIGTERM
+    def outcome(self) -> Outcome:
+        """Train the cell to its end, and return the result."""
+        recorder = self._recorder() if picking_sites(self.training.network) else None
         try:
-            _train(given, stop)
-        except FlexActError as error:
-            print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
-            return 128 + signal.SIGTERM if isinstance(error, Stopped) else 2
-    return 0
+            self._train(recorder)
+            return self._finish()
+        finally:
+            if recorder is not None:
+                with suppress(OSError):  # a full disk, which has raised already
+                    recorder.close()
+
+    def _network(self) -> nn.Module:
+        cell, protocol = self.cell, self.protocol
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(cell.seed)
+            network = build(cell.model, cell.method, self.images.classes, protocol.config(cell.seed), protocol.width)
+        if self.device.type == "cuda":
+            return network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return network
+
+    def _train(self, recorder: Recorder | None) -> None:
+        training = self.training
+        self._restart_timing()
+        while not training.is_done:
+            if training.steps_done % WAIT_EVERY == 0:
+                wait(self.device)
+            if self.stop():
+                self._save()
+                raise Stopped(
+                    f"{self.cell.name} was stopped after step {training.steps_done} of {training.total_steps}; start "
+                    f"it again to resume from {self.folder / CHECKPOINT}."
+                )
+            if 0 < 60 * self.protocol.checkpoint_minutes <= time.monotonic() - self.saved:
+                self._save()
+            was_picking = training.is_picking
+            training.step()
+            if training.trained_steps % training.steps_per_epoch == 0:  # also at the rewind
+                self._end_epoch(recorder, was_picking)
+                if self.protocol.checkpoint_minutes == 0 and not training.is_done:
+                    self._save()
+
+    def _restart_timing(self) -> None:
+        self.timed_from, self.timing_started = self.training.steps_done, time.monotonic()
+
+    def _end_epoch(self, recorder: Recorder | None, was_picking: bool) -> None:
+        """Record an epoch. The epochs in which the sites picked are not part of the curve."""
+        training = self.training
+        loss, right = training.totals()
+        step_ms = (time.monotonic() - self.timing_started) * 1e3 / (training.steps_done - self.timed_from)
+        if was_picking:
+            self.picking_ms.append(step_ms)
+        else:
+            self._extend_curve(loss, right, step_ms)
+        if recorder is not None:
+            recorder.record(training.steps_done, epoch=training.steps_done / training.steps_per_epoch, loss=loss)
+        self._restart_timing()
+
+    def _extend_curve(self, loss: float, right: float, step_ms: float) -> None:
+        training, epoch = self.training, len(self.curve) + 1
+        if not math.isfinite(loss):
+            raise self._not_finite(f"the loss of epoch {epoch} is {loss}")
+        accuracy = None
+        if epoch == self.protocol.epochs or epoch % self.protocol.evaluate_every == 0:
+            accuracy = self._accuracy(extracted(training.network))
+        lr = training.lr(training.trained_steps - 1)
+        self.curve.append(Epoch(epoch, loss, 100 * right, accuracy, lr, self._seconds(), step_ms))
+        self._write_curve()
+
+    def _accuracy(self, network: nn.Module) -> float:
+        """The accuracy on the test images, in percent."""
+        x, y = self.images.test_x, self.images.test_y
+        size = 2000 if self.device.type == "cuda" else 250
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        training = network.training
+        network.eval()
+        with torch.inference_mode(), deterministic(self.device), self.training.autocast():
+            for first in range(0, len(y), size):
+                batch = normalised(x[first : first + size], self.images.mean, self.images.std)
+                if self.device.type == "cuda":
+                    batch = batch.contiguous(memory_format=torch.channels_last)
+                right += (network(batch).argmax(1) == y[first : first + size]).sum()
+        network.train(training)
+        wait(self.device)
+        return 100 * right.item() / len(y)
+
+    def _finish(self) -> Outcome:
+        """Save the extracted network, and return the result."""
+        network, steps = self.training.network, self.training.network_steps
+        step_ms = statistics.median(line.step_ms for line in self.curve)
+        if self.picking_ms:  # the low median leaves out an epoch that compiled kernels, if there are two
+            step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
+        self._check_weights()
+        picking = {site.name for site in picking_sites(network)}
+        try:
+            from safetensors.torch import save
+        except ImportError:
+            raise missing_extra("safetensors", "safetensors") from None
+        weights = {name: one.cpu().contiguous() for name, one in extracted(network).state_dict().items()}
+        write_whole(self.folder / NETWORK, save(weights))
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return Outcome(
+            accuracy=self.curve[-1].test_accuracy or 0.0,
+            losses=tuple(line.loss for line in self.curve),
+            seconds=self._seconds(),
+            step_ms=step_ms,
+            picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
+            devices=tuple(self.devices),
+        )
+
+    def _save(self) -> None:
+        """Replace the checkpoint atomically, if every weight is finite. The time that it takes is not counted."""
+        begun = time.monotonic()
+        self._check_weights()
+        state = {
+            "training": self.training.state_dict(),
+            "devices": self.devices,
+            "seconds": self._seconds(),
+            "curve": [tuple(line) for line in self.curve],
+            "picking_ms": self.picking_ms,
+        }
+        data = io.BytesIO()
+        torch.save(state, data)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / CHECKPOINT, data.getvalue())
+        self.saved = time.monotonic()
+        self.timing_started += self.saved - begun
+
+    def _resume(self) -> None:
+        path = self.folder / CHECKPOINT
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            self.training.load_state_dict(state["training"])
+            self.devices = list(dict.fromkeys([*state["devices"], *self.devices]))
+            self.seconds_before = state["seconds"]
+            self.curve, self.picking_ms = [Epoch(*line) for line in state["curve"]], state["picking_ms"]
+        except Exception as error:  # torch raises many types
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise FlexActError(
+                f"{path} is damaged, or does not fit this run ({words}). Remove {self.folder} to train this cell from "
+                "the start."
+            ) from None
+
+    def _recorder(self) -> Recorder:
+        """The history of the picks, up to the step from which this run resumes."""
+        recorder = Recorder(self.training.network, self.folder / HISTORY, resume=True)
+        recorder.rewind(self.training.steps_done)
+        if not recorder.history:
+            recorder.record(0, epoch=0)
+        return recorder
+
+    def _write_curve(self) -> None:
+        if self.curve:
+            write_rows(self.folder / CURVE, [line._asdict() for line in self.curve])
+        else:
+            (self.folder / CURVE).unlink(missing_ok=True)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _check_weights(self) -> None:
+        weights = [parameter.isfinite().all() for parameter in self.training.network.parameters()]
+        if not bool(torch.stack(weights).all()):
+            raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
+
+    def _not_finite(self, what: str) -> NanLoss:
+        return NanLoss(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
 
 
-def _train(given: argparse.Namespace, stop: Callable[[], bool]) -> None:
-    settings = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
-    cell, protocol = Cell(given.dataset, given.model, given.method, given.seed), Protocol(**settings)
-    devices(given.device)  # raises if there is no such device
-    images = data.load(given.dataset, given.data, complete=not given.partial)
-    with started_by_torchrun(given.device, given.timeout) as device, _locked(given.out):
-        outcome = train_cell(cell, protocol, images, given.out, device, report=_print_epoch, stop=stop)
-        if Ranks.current().writes:
-            print(f"{cell.name}: {outcome.accuracy:.2f} % in {outcome.seconds:.0f} s")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the cell's folder, as a grid's worker does; the first rank does this for all."""
-    with ExitStack() as held:
-        if Ranks.current().writes:
-            with checkpoint.naming(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                busy = f"HOLDER is training in {folder}; give --out another folder, or wait."
-                held.enter_context(locked(folder / LOCK, busy))
-        yield
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flexact.studies.cifar.train", description="Train one cell.")
-    parser.add_argument("--dataset", required=True, help=", ".join(data.NAMES))
-    parser.add_argument("--model", default="resnet18", help=", ".join(BLOCKS))
-    parser.add_argument("--method", required=True, help=", ".join(METHODS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the official binary files")
-    parser.add_argument("--out", type=Path, required=True, help="the cell's own folder")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds that a rank waits for the others")
-    parser.add_argument("--partial", action="store_true", help="accept part of a data set")
-    for name, (kind, text) in SETTINGS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
-    return parser
-
-
-def _print_epoch(line: Epoch) -> None:
-    accuracy = "" if line.test_accuracy is None else f", accuracy {line.test_accuracy:.2f} %"
-    print(f"epoch {line.epoch}: loss {line.loss:.4f}{accuracy}, {line.step_ms:.2f} ms per step", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def extracted(network: nn.Module) -> nn.Module:
+    """The network as extraction would return it with the current picks; itself if it has no sites."""
+    return extract(network, commit=True) if sites_of(network) else network

@@ -26,7 +26,7 @@ Channels = Sequence[float] | Tensor
 
 
 def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
-    """The crops and flips of one epoch's images, int64 (count,): the same on every device, rank and resumed run.
+    """The crops and flips of one epoch's images, int64 (count,): the same on every device and in a resumed run.
 
     >>> epoch_draws(4, seed=0, epoch=1)
     tensor([142,  58,  35,   4])

@@ -1,15 +1,13 @@
-"""The pretrained encoder to fine-tune: finding it, checking it, and building it with a head for a task."""
+"""The pretrained encoder to fine-tune: finding it, checking it, its tokens, and building it with a head for a task."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
+from flexact.studies.glue.data import TextData
 from flexact.surgery.finding import Findings
 
 DEFAULT = "bert-base-uncased"
@@ -46,17 +45,19 @@ class Encoder:
 
 
 def find_encoder(given: str | None) -> Encoder:
-    """An encoder by its folder or its name on the hub; by default BERT, or the bundled one if offline."""
+    """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access."""
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
-    elif given == BUNDLED or (given is None and not has_network()):
-        spec = find_spec(PACKAGE)  # importing the package would import others that are not needed
-        if spec is None or spec.origin is None:
-            raise FlexActError(f"there is no network to download {DEFAULT}, and no {BUNDLED} here; {_REMEDY}.")
-        name, folder = BUNDLED, Path(spec.origin).parent / "model"
+    elif given == BUNDLED:
+        name, folder = BUNDLED, _bundled("")
     else:
         name = given or DEFAULT
-        folder = _downloaded(name)
+        try:
+            folder = _downloaded(name)
+        except FlexActError as error:
+            if given is not None:
+                raise
+            name, folder = BUNDLED, _bundled(f"{DEFAULT} cannot be downloaded ({type(error.__cause__).__name__}), and ")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise FlexActError(f"{folder} has no *.safetensors with the weights of a model; {_REMEDY}.")
@@ -68,17 +69,11 @@ def find_encoder(given: str | None) -> Encoder:
     return Encoder(name, folder.absolute(), digest.hexdigest())
 
 
-def has_network() -> bool:
-    """Whether the hub can be reached: a test of three seconds, because the hub's own client waits for minutes."""
-    if any(os.environ.get(name, "0") not in ("", "0") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        return False
-    if urllib.request.getproxies():
-        return True  # a direct connection would say nothing about the proxy
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=3).close()
-    except OSError:
-        return False
-    return True
+def _bundled(why: str) -> Path:
+    spec = find_spec(PACKAGE)  # importing the package would import others that are not needed
+    if spec is None or spec.origin is None:
+        raise FlexActError(f"{why}there is no {BUNDLED} here; {_REMEDY}.")
+    return Path(spec.origin).parent / "model"
 
 
 def _downloaded(name: str) -> Path:
@@ -86,12 +81,12 @@ def _downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=not has_network()))
+        return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=3))
     except Exception as error:  # the client raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(
             f"there is no folder {name}, and the model {name!r} cannot be downloaded ({words}); {_REMEDY}."
-        ) from None
+        ) from error
 
 
 def check_encoder(encoder: Encoder, length: int) -> None:
@@ -132,6 +127,19 @@ def tokenizer_of(encoder: Encoder) -> Any:
     """The tokenizer of an encoder."""
     with _naming(encoder, "the tokenizer"):
         return transformers_package().AutoTokenizer.from_pretrained(encoder.folder, local_files_only=True)
+
+
+@lru_cache(maxsize=8)
+def encoded(data: TextData, encoder: Encoder, length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Training and dev rows as tokens, which the cells of a worker share."""
+    tokenizer, kind = tokenizer_of(encoder), float if data.task.is_regression else int
+    parts = []
+    for rows in (data.train, data.dev):
+        columns = [list(column) for column in zip(*rows.texts, strict=True)]
+        found = tokenizer(*columns, truncation=True, max_length=length)
+        inputs = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        parts.append([one | {"label": kind(label)} for one, label in zip(inputs, rows.labels, strict=True)])
+    return parts[0], parts[1]
 
 
 @contextmanager

@@ -72,14 +72,11 @@ class Protocol(PickingProtocol):
     weight_decay: float = 0.01
     length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
     limit: Annotated[int | None, Setting("Use the first N rows of each file, for a test.", "all", at_least=1)] = None
-    checkpoint_minutes: Annotated[
-        float, Setting("Minutes between checkpoints; 0 for none until a stop.", at_least=0.0)
-    ] = 2.0
     keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
-    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay", "checkpoint_minutes")
+    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,7 +58,7 @@ STUDY = GridStudy(
     told=_summary,
     data=Path("data/glue"),
     checkpoint=f"{CHECKPOINTS}/*/{STATE}",
-    operational=("checkpoint_minutes", "keep", "folder"),
+    operational=("keep", "folder"),
 )
 Store = functools.partial(GridStore[Result], study=STUDY)
 """The folder of one grid."""

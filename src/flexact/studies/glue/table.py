@@ -1,4 +1,4 @@
-"""table.md of the text study: our metrics and the paper's, then gains and costs."""
+"""table.md of the text study: our metrics and the paper's, then gains, statistics, a verdict and costs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
-from flexact.studies.glue.data import OFFICIAL, TASKS
+from flexact.studies.glue.data import OF_DEV, OFFICIAL, TASKS
 from flexact.studies.glue.protocol import BASELINE, METHODS, Cell, Protocol, Result
-from flexact.studies.glue.verdict import ARTEFACT, majority, statistics
-from flexact.studies.grid.effects import effect
-from flexact.studies.grid.statistics import p_value, paired, spread
+from flexact.studies.grid.statistics import (
+    LEVEL,
+    Comparison,
+    effects_table,
+    explained,
+    holm,
+    p_value,
+    paired,
+    spread,
+    step_costs,
+)
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 
@@ -42,6 +50,10 @@ TITLES = {
     "flexact-all": "Flex-Act (all layers)",
 }
 """The names of the methods for readers."""
+ARTEFACT = "wnli"
+"""The task whose dev rows contradict its training rows: a network that learns nothing scores best (docs/text.md)."""
+_MAJORITY_OF_DEV = {"qnli": 100 * 528 / 1053}
+"""The majority-class rates of dev rows that are part of a dev file."""
 _SHORT = {"matthews": "Mcc", "f1": "F1", "accuracy": "Acc", "pearson": "Prs", "spearman": "Spr"}
 
 Column = tuple[str, str]
@@ -88,8 +100,9 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     methods = [method for method in METHODS if any(row.method == method for row in done)]
     parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
     if done:
-        parts += [_metrics(done, methods, protocol), _gains(done, methods), _statistics(done, methods)]
-        parts.append(_costs(done, methods))
+        parts += [_metrics(done, methods, protocol), _gains(done, methods), *_statistics(done, methods)]
+        ordered = [BASELINE, *(method for method in methods if method != BASELINE)]
+        parts.append(step_costs(done, ordered, lambda row: TASKS[row.task].title, lambda method: TITLES[method]))
     parts += several_devices(results) + not_done(results, asked)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -125,17 +138,53 @@ def _gains(done: Sequence[Result], methods: Sequence[str]) -> str:
     return f"{explained}\n\n" + markdown(("method", *map(heading, columns), "average"), rows)
 
 
-def _statistics(done: Sequence[Result], methods: Sequence[str]) -> str:
-    """The section on the average, with and without the task that is an artefact."""
-    found = [
+def majority(task: str, metric: str, split: str) -> str:
+    """The accuracy in percent of always answering a task's more frequent class; empty for another metric.
+
+    >>> majority("wnli", "accuracy", "official"), majority("mrpc", "f1", "official")
+    ('56.34', '')
+    """
+    rate = {OFFICIAL: TASKS[task].majority, OF_DEV: _MAJORITY_OF_DEV.get(task)}.get(split)
+    return "" if metric != "accuracy" or rate is None else f"{rate:.2f}"
+
+
+def _statistics(done: Sequence[Result], methods: Sequence[str]) -> list[str]:
+    """The statistics of the average, with and without the task that is an artefact, and a verdict."""
+    average, without = (
         {
-            TITLES[method]: effect(averages(done, method, task), averages(done, BASELINE, task))
+            TITLES[method]: paired(averages(done, method, task), averages(done, BASELINE, task))
             for method in methods
             if method != BASELINE
         }
         for task in ("", ARTEFACT)
-    ]
-    return statistics(*found)
+    )
+    if not any(without.values()):
+        return []
+    parts = ["## Statistics of the average", explained("the fixed activation")]
+    if average == without:
+        return [*parts, effects_table(without), f"**Verdict.** {_verdict(without)}"]
+    artefact = TASKS[ARTEFACT].title
+    for about, effects in (("All tasks.", average), (f"Without {artefact}.", without)):
+        if shown := effects_table(effects):
+            parts.append(f"{about}\n\n{shown}")
+    reason = (
+        f"{artefact} is left out, because its dev rows contradict its training rows: a network that has learned "
+        "nothing scores higher than one that has learned its training rows."
+    )
+    return [*parts, f"**Verdict, without {artefact}.** {_verdict(without)} {reason}"]
+
+
+def _verdict(effects: Mapping[str, Comparison | None]) -> str:
+    known = {title: one for title, one in effects.items() if one is not None}
+    adjusted = holm([one.p for one in known.values()])
+    return " ".join(_sentence(title, one, p) for (title, one), p in zip(known.items(), adjusted, strict=True))
+
+
+def _sentence(title: str, one: Comparison, p: float | None) -> str:
+    if p is None:
+        return f"{title}: {one.gain:+.2f} points, without a test."
+    found = "no significant difference" if p >= LEVEL else "a gain" if one.gain > 0 else "a loss"
+    return f"{title}: {one.gain:+.2f} points (p {p_value(p)} after Holm's correction), {found}."
 
 
 def _papers(figures: Mapping[Column, float], columns: Sequence[Column], over: Sequence[Column], sign: str) -> list[str]:
@@ -149,28 +198,6 @@ def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
     if found is None:
         return "-"
     return f"{found.gain:+.2f}" + ("" if found.p is None else f" (p {p_value(found.p)})")
-
-
-def _costs(done: Sequence[Result], methods: Sequence[str]) -> str:
-    heading = "## What a training step costs\n\n"
-    if all(math.isnan(row.step_ms) for row in done):
-        return f"{heading}Cells shared a device, so times are left out."
-    rows = []
-    for task, device in dict.fromkeys((row.task, row.device) for row in done):
-        own = [row for row in done if (row.task, row.device) == (task, device)]
-        times = {
-            method: fmean(row.step_ms for row in own if row.method == method) for method in {row.method for row in own}
-        }
-        rows.append([TASKS[task].title, device, *(_cost(times, method) for method in methods)])
-    explained = "Milliseconds, mean over the run and over seeds; in brackets relative to the fixed activation."
-    return f"{heading}{explained}\n\n" + markdown(("task", "device", *(TITLES[method] for method in methods)), rows)
-
-
-def _cost(times: Mapping[str, float], method: str) -> str:
-    time, base = times.get(method, math.nan), times.get(BASELINE, math.nan)
-    if math.isnan(time):
-        return "-"
-    return f"{time:.2f}" + ("" if math.isnan(base) or method == BASELINE else f" ({time / base:.2f}×)")
 
 
 def _explained(done: Sequence[Result], protocol: Protocol) -> str:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from flexact import convert
 from flexact.errors import FlexActError
-from flexact.io.atomic_files import write_whole
 from flexact.studies.glue.data import TextData, measured
-from flexact.studies.glue.encoder import build, transformers_package
+from flexact.studies.glue.encoder import build, encoded, transformers_package
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
-from flexact.studies.glue.tokens import encoded
 
-OUTCOME, CHECKPOINTS, MODEL = "outcome.json", "checkpoints", "model"
+CHECKPOINTS, MODEL = "checkpoints", "model"
 STATE = "trainer_state.json"
 """The file that a Trainer writes last into a checkpoint."""
 
@@ -52,13 +49,10 @@ def train_cell(
     device: torch.device,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Train a cell, or resume it from the checkpoint in its folder; a finished cell is not trained again.
+    """Train a cell, or resume it from the checkpoint of its last epoch.
 
-    stop: called after each step; once it returns True, a checkpoint is written and `Stopped` raised.
+    stop: called after each step; once it returns True, `Stopped` is raised.
     """
-    finished = folder / OUTCOME
-    if finished.is_file():
-        return read_outcome(finished, cell, protocol)
     if device.type == "cuda":
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     transformers_package()
@@ -76,7 +70,7 @@ def train_cell(
     callback = FlexActCallback(logit_lr=protocol.logit_lr, log=False)
     if picks:
         callback.wrap(trainer)
-    own = CellCallback(network, folder, protocol.checkpoint_minutes, stop, device)
+    own = CellCallback(network, folder, stop, device)
     trainer.add_callback(own)  # after FlexActCallback, to record the state after its step
     try:
         trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))
@@ -100,8 +94,6 @@ def train_cell(
     own.write_score(statistics.fmean(outcome.metrics.values()))
     if protocol.keep:
         trainer.save_model(str(folder / MODEL))
-    about = {"cell": cell.to_dict(), "protocol": protocol.to_dict(), "outcome": asdict(outcome)}
-    write_whole(finished, json.dumps(about, indent=1) + "\n")
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return outcome
 
@@ -110,16 +102,3 @@ def _last_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint."""
     complete = [path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()]
     return str(max(complete, key=lambda path: int(path.name.partition("-")[2]))) if complete else None
-
-
-def read_outcome(path: Path, cell: Cell, protocol: Protocol) -> Outcome:
-    """The outcome of a finished cell; raises if the file is of another cell, or damaged."""
-    try:
-        about = json.loads(path.read_bytes())
-        if about["cell"] != cell.to_dict() or about["protocol"]["sha256"] != protocol.sha256:
-            raise ValueError("it is from another run")
-        return Outcome(**about["outcome"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FlexActError(
-            f"{path} is not the outcome of this cell ({error}). Remove {path.parent} to train it."
-        ) from None

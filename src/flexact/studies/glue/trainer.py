@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import nn
 from flexact import Recorder
 from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
-from flexact.studies.glue.encoder import transformers_package
+from flexact.studies.glue.encoder import MULTIPLE, tokenizer_of, transformers_package
 from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.glue.tokens import ByLength, Encoded, whole
 from flexact.studies.grid.cell_task import CURVE, Stopped, read_curve
+from flexact.studies.named_seeds import seed_of
 
 HISTORY = "history.jsonl"
 RECORDS = 20
@@ -26,21 +27,17 @@ WINDOW = 10
 """The number of steps that are timed together."""
 
 
-class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc]
-    """A callback of the cell's Trainer.
+_package = transformers_package()
 
-    minutes: the time between two checkpoints; 0 for none except when the run is stopped.
-    """
 
-    def __init__(
-        self, network: nn.Module, folder: Path, minutes: float, stop: Callable[[], bool] | None, device: torch.device
-    ) -> None:
-        self.network, self.folder, self.minutes, self.device = network, folder, minutes, device
+class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
+    """A callback of the cell's Trainer. It writes the curve and the history of the picks, and stops the run."""
+
+    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool] | None, device: torch.device) -> None:
+        self.network, self.folder, self.device = network, folder, device
         self.stop = stop or (lambda: False)
         self.curve: list[dict[str, Any]] = []
         self.recorder: Recorder | None = None
-        self.stopping = False
-        self.windows: list[float] = []
 
     def write_score(self, score: float) -> None:
         """Write the final score to the last line of the curve."""
@@ -61,89 +58,65 @@ class CellCallback(transformers_package().TrainerCallback):  # type: ignore[misc
             self.recorder.rewind(state.global_step)
             if not self.recorder.history:
                 self.recorder.record(0, epoch=0.0)
-        self.started = self.saved = time.monotonic()
-        self._start_window(state)
+        self.started = time.monotonic()
+        self.times = [(state.global_step, self.started)]
+        """The steps between which time is measured, and when each was done."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.recorder is not None and state.global_step % self.record_every == 0:
-            begun = time.monotonic()
             self.recorder.record(state.global_step, epoch=state.epoch)
-            self.untimed += time.monotonic() - begun
-        if state.global_step - self.window_start >= WINDOW:
-            self._end_window(state)
-        due = self.minutes > 0 and time.monotonic() - self.saved >= 60 * self.minutes
+        if state.global_step % WINDOW == 0:
+            self.times.append((state.global_step, time.monotonic()))
         if self.stop() and state.global_step < state.max_steps:
-            self.stopping = due = True
-        if due:
-            self._synchronize()
-            self.saving = time.monotonic()
-            control.should_log = control.should_save = True  # the epoch's loss so far is saved as well
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.saved = time.monotonic()
-        self.untimed += self.saved - self.saving
-        if self.stopping:
             raise Stopped(
-                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from "
-                f"{args.output_dir}."
+                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from the last "
+                f"epoch in {args.output_dir}."
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        steps = state.max_steps // round(args.num_train_epochs)
-        if "loss" not in (logs or {}) or state.global_step % steps != 0:
+        if "loss" not in (logs or {}):
             return
-        self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.monotonic()
+        self.times.append((state.global_step, now))
+        windows = [(1e3 * (end - begin), b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
         line = {
-            "epoch": state.global_step // steps,
-            "loss": _mean_loss(state.log_history, state.global_step - steps),
+            "epoch": round(state.epoch),
+            "loss": logs["loss"],
             "score": "",
-            "seconds": self.seconds_before + time.monotonic() - self.started,
-            "step_ms": self._step_ms(state),
+            "seconds": self.seconds_before + now - self.started,
+            "step_ms": statistics.median(ms / steps for ms, steps in windows),  # some windows also compiled kernels
         }
         self.curve.append(line)
         write_rows(self.folder / CURVE, self.curve)
-        self._start_window(state)
-
-    def _start_window(self, state: Any) -> None:
-        self.window_begun, self.window_start, self.untimed = time.monotonic(), state.global_step, 0.0
-
-    def _end_window(self, state: Any) -> None:
-        spent = time.monotonic() - self.window_begun - self.untimed
-        self.windows.append(spent * 1e3 / max(state.global_step - self.window_start, 1))
-        self._start_window(state)
-
-    def _step_ms(self, state: Any) -> float:
-        """The mean over the epoch's windows. Windows above three medians, which compiled kernels, are excluded."""
-        if not self.windows:
-            self._end_window(state)
-        usual = [window for window in self.windows if window <= 3 * statistics.median(self.windows)]
-        self.windows = []
-        return statistics.fmean(usual)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.times = [(state.global_step, time.monotonic())]
 
 
-def _mean_loss(history: Sequence[Mapping[str, Any]], after: int) -> float:
-    """The mean loss of the steps after a step. Each entry of the log is the mean since the previous entry."""
-    last, total = after, 0.0
-    for entry in history:
-        if "loss" in entry and entry["step"] > after:
-            total += entry["loss"] * (entry["step"] - last)
-            last = entry["step"]
-    return total / max(last - after, 1)
+class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
+    """Batches of rows of similar length, in an order that depends only on seed and epoch: a resumed run and every
+    method have the same one."""
 
+    def __init__(self, rows: Sequence[Mapping[str, Any]], batch: int, seed: int) -> None:
+        super().__init__(batch, rows, model_input_name="input_ids", generator=torch.Generator())
+        self.seed, self.epoch = seed, 0
 
-_package = transformers_package()
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; accelerate's loaders call this."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(seed_of(f"rows, seed {self.seed}, epoch {self.epoch}"))
+        indices: Iterator[int] = super().__iter__()
+        return indices
 
 
 class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
     """A Trainer with batches of rows of similar length, evaluation in float32, and no count of operations."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
-        rows: Encoded = self.train_dataset if train_dataset is None else train_dataset
-        return ByLength(rows.lengths, self.args.per_device_train_batch_size, self.args.seed)
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        return ByLength(rows, self.args.per_device_train_batch_size, self.args.seed)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict in float32, also after training in bf16, which would round the scores that a correlation ranks."""
@@ -156,8 +129,8 @@ class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
 
 def trainer_for(
     network: Any,
-    train: Encoded,
-    dev: Encoded,
+    train: Sequence[Mapping[str, Any]],
+    dev: Sequence[Mapping[str, Any]],
     cell: Cell,
     protocol: Protocol,
     device: torch.device,
@@ -177,14 +150,13 @@ def trainer_for(
         seed=cell.seed,
         bf16=device.type == "cuda" and protocol.precision == "bf16",
         use_cpu=device.type == "cpu",
-        save_strategy="no",  # CellCallback requests checkpoints
+        save_strategy="epoch",
         save_total_limit=1,
         logging_strategy="epoch",
         logging_nan_inf_filter=False,  # it would synchronize at every step; train_cell checks at the end
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=False,  # the rows are on the device already
         do_eval=False,
     )
     if device.type == "cuda":
@@ -192,9 +164,9 @@ def trainer_for(
     trainer = StudyTrainer(
         model=network,
         args=arguments,
-        train_dataset=train.to(device),
-        eval_dataset=dev.to(device),
-        data_collator=whole,
+        train_dataset=train,
+        eval_dataset=dev,
+        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.encoder), pad_to_multiple_of=MULTIPLE),
     )
     trainer.remove_callback(_package.PrinterCallback)
     trainer.model_accepts_loss_kwargs = False  # a step is one batch, so the loss needs no count of items

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import math
 import os
 import socket
@@ -18,10 +19,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_whole
 from flexact.studies.grid.study import LOCK, Load, Train
 from flexact.studies.workers import Answer
 
 CURVE = "curve.csv"
+OUTCOME = "outcome.json"
+"""The figures of a finished cell."""
 
 Curve = list[dict[str, Any]]
 """The columns of each epoch: its number, and figures; a missing figure is NaN."""
@@ -111,14 +115,18 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
+            if (task.folder / OUTCOME).is_file():  # the grid was killed before it could append the result
+                return Answer("done", json.loads((task.folder / OUTCOME).read_bytes()))
             data = loaded(task.load, task.cell.data_name, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)
+            figures = {"device": name, **task.figures(outcome)}
+            write_whole(task.folder / OUTCOME, json.dumps(figures) + "\n")
+            return Answer("done", figures)
     except Exception as error:
         kind = "full" if disk_is_full(error) else "stopped" if stop() else "failed"
         words = " ".join(str(error).split())
         words = words if isinstance(error, FlexActError) else f"{type(error).__name__}: {words}"[:500]
         return Answer(kind, error=words, device=name)
-    return Answer("done", task.figures(outcome), device=name)
 
 
 def without_step_ms(answer: Answer) -> Answer:

@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 from flexact.io.markdown_tables import markdown
 from flexact.studies.grid.statistics import (
+    LEVEL,
     Comparison,
     by_method,
     figure,
@@ -25,7 +26,6 @@ from flexact.studies.picks.protocol import CHOOSING, Cell, Protocol, Result, met
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
-SIGNIFICANT = 0.05
 ORIGINAL = "original"
 """The name of each task's original activation in the overall summary."""
 
@@ -73,19 +73,30 @@ class Summary:
 
 @dataclass(frozen=True)
 class Overall:
-    """One method, averaged over all tasks on which it has a regret."""
+    """One method on all tasks on which it has a regret."""
 
     method: str
-    tasks: int
-    mean_regret: float
-    largest_regret: float
-    worst_task: str
-    better: int
-    """Number of tasks with a mean score above that of the original activation."""
-    significantly_worse: int
-    """Number of tasks with a lower mean score and p < 0.05."""
-    steps_ratio: float
-    seconds_ratio: float
+    tasks: Sequence[Summary]
+
+    @property
+    def worst(self) -> Summary:
+        """The task with the largest regret."""
+        return max(self.tasks, key=lambda one: one.regret)
+
+    @property
+    def mean_regret(self) -> float:
+        return fmean(one.regret for one in self.tasks)
+
+    @property
+    def better(self) -> int:
+        """Number of tasks with a mean score above that of the original activation."""
+        return sum(one.against is not None and one.against.gain > 0 for one in self.tasks)
+
+    @property
+    def significantly_worse(self) -> int:
+        """Number of tasks with a lower mean score and p < 0.05."""
+        tests = [one.against for one in self.tasks if one.against is not None]
+        return sum(test.gain < 0 and test.p is not None and test.p < LEVEL for test in tests)
 
 
 def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
@@ -109,7 +120,7 @@ def overall(found: Sequence[Summary]) -> list[Overall]:
     every = {method: [one for one in found if one.method == method] for method in CHOOSING}
     every[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
     compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in every.items()}
-    return [_overall(method, own) for method, own in compared.items() if own]
+    return [Overall(method, own) for method, own in compared.items() if own]
 
 
 def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
@@ -132,29 +143,13 @@ def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
     return found
 
 
-def _overall(method: str, own: Sequence[Summary]) -> Overall:
-    worst = max(own, key=lambda one: one.regret)
-    tests = [one.against for one in own if one.against is not None]
-    return Overall(
-        method,
-        len(own),
-        fmean(one.regret for one in own),
-        worst.regret,
-        worst.task,
-        sum(test.gain > 0 for test in tests),
-        sum(test.gain < 0 and test.p is not None and test.p < SIGNIFICANT for test in tests),
-        _mean(one.steps_ratio for one in own if math.isfinite(one.steps_ratio)),
-        _mean(one.seconds_ratio for one in own if math.isfinite(one.seconds_ratio)),
-    )
-
-
 def _scores(rows: Mapping[int, Result]) -> dict[int, float]:
     return {seed: row.score for seed, row in rows.items()}
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Return the mean; NaN if there are no values."""
-    held = list(values)
+    """Return the mean of the finite values; NaN if there are none."""
+    held = [value for value in values if math.isfinite(value)]
     return fmean(held) if held else math.nan
 
 
@@ -204,14 +199,14 @@ def _overall_row(one: Overall) -> tuple[str, ...]:
     is_original = one.method == ORIGINAL
     return (
         one.method,
-        str(one.tasks),
+        str(len(one.tasks)),
         figure(one.mean_regret),
-        figure(one.largest_regret),
-        one.worst_task,
+        figure(one.worst.regret),
+        one.worst.task,
         "-" if is_original else str(one.better),
         "-" if is_original else str(one.significantly_worse),
-        times(one.steps_ratio),
-        times(one.seconds_ratio),
+        times(_mean(task.steps_ratio for task in one.tasks)),
+        times(_mean(task.seconds_ratio for task in one.tasks)),
     )
 
 

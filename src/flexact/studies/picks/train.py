@@ -1,4 +1,5 @@
-"""Trains one cell of the benchmark. A cell that was stopped restarts from the beginning."""
+"""Trains one cell of the benchmark: how its method picks, and what picking costs. A cell that was stopped restarts from
+the beginning."""
 
 from __future__ import annotations
 
@@ -9,54 +10,214 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from flexact.config import FlexConfig
+from flexact import FlexConfig, Schedule, convert
+from flexact.candidates import lookup
+from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
+from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.device_lock import DEVICE
 from flexact.studies.grid.study import candidate_of
-from flexact.studies.picks.picking import Picked, flexact_run, further_steps, picked_at_random, picked_by_flexact
-from flexact.studies.picks.protocol import ABLATED, Cell, Protocol
-from flexact.studies.picks.setting import Picks, Setting
+from flexact.studies.picks.protocol import ABLATED, Cell, Protocol, policy
+from flexact.studies.picks.task import Problem, Task
 from flexact.studies.picks.tasks import TASKS
-from flexact.studies.picks.training import Diverged, never
+from flexact.studies.picks.training import Diverged, Training, never, number
 
 FOLDER = "plain"
-"""The folder of the cache in the grid's folder."""
+"""The folder of cached plain runs, in the grid's folder."""
+FILE = "picks.json"
+"""File in the folder of a flexact cell, written when it has picked."""
+
+Picks = Mapping[str, str]
+"""Site → candidate."""
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The cached result of a plain run."""
+class Outcome:
+    """The result of a cell, or of a plain run."""
 
     score: float
+    """Score on the test data; higher is better."""
+    steps: int
+    """Training steps, including those for picking."""
+    seconds: float
+    """Training time, without setup and evaluation."""
+    picks: Picks = field(default_factory=dict)
+    """Empty for a fixed method."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The picks of a method, and the training steps and seconds of picking."""
+
+    picks: Picks
     steps: int
     seconds: float
 
 
-def trained_alone(setting: Setting, picks: Picks) -> Plain:
+@dataclass(frozen=True)
+class Setting:
+    """A task's problem for one seed on a device."""
+
+    task: Task
+    problem: Problem
+    seed: int
+    device: torch.device
+    kept: Path
+    """The folder of cached plain runs."""
+    name: str
+    """The name of the cell."""
+    stop: Callable[[], bool] = never
+
+    @cached_property
+    def sites(self) -> list[str]:
+        """The names of the network's activations, in the order of definition."""
+        kind = type(lookup(self.task.original).module())
+        found = [name for name, module in self.network().named_modules() if type(module) is kind]
+        if not found:
+            raise FlexActError(
+                f"the network of the task {self.task.name} has no {kind.__name__} module. Its first candidate, here "
+                f"{self.task.original}, must be the network's original activation: put that one first."
+            )
+        return found
+
+    def network(self) -> nn.Module:
+        """Return the network with its original activation, with the same weights for every method of a seed."""
+        torch.manual_seed(number("weights", self.seed))
+        return self.problem.network()
+
+    def everywhere(self, candidate: str) -> dict[str, str]:
+        """Return picks with one candidate at every site."""
+        return dict.fromkeys(self.sites, candidate)
+
+    def plain(self, picks: Picks, steps: int) -> Training:
+        """Return the training of a network with these picks."""
+        network = self.network()
+        for name, pick in picks.items():
+            parent, _, attribute = name.rpartition(".")
+            setattr(network.get_submodule(parent), attribute, lookup(pick).module())
+        return self.training(network, steps)
+
+    def training(self, network: nn.Module, steps: int) -> Training:
+        """Return the training of a network of this task."""
+        return Training(self.task, self.problem, network, self.seed, self.device, steps)
+
+
+def train_cell(
+    cell: Cell,
+    protocol: Protocol,
+    data: Path,
+    folder: Path,
+    device: torch.device,
+    stop: Callable[[], bool] = never,
+) -> Outcome:
+    """Train a cell. Results that other cells can reuse are cached in the grid's folder.
+
+    data: the folder of the data sets. folder: the cell's own folder in the grid's folder of cells.
+    stop: called before each step.
+    """
+    task = protocol.shortened(TASKS[cell.task])
+    kept = folder.parent.parent / FOLDER
+    try:
+        with DEVICE.held(), study_stream(device):
+            setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
+            return _outcome(cell, setting, folder)
+    finally:
+        gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
+
+
+def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
+    candidate = candidate_of(cell.method)
+    if candidate is not None:
+        return trained_alone(setting, setting.everywhere(candidate))
+    if cell.method == "flexact" or cell.method in ABLATED:
+        return _flexact(setting, folder, ABLATED.get(cell.method, {}))
+    picked = _picked(cell.method, setting, folder.parent / Cell(cell.task, "flexact", cell.seed).name)
+    run = trained_alone(setting, picked.picks)
+    return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)
+
+
+def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
+    """Train one run with a Schedule from the first step to the last."""
+    training, picked = flexact_run(setting, **changes)
+    write_whole(folder / FILE, json.dumps(asdict(picked)) + "\n")  # for cells that reuse the picks
+    schedule = training.schedule
+    assert schedule is not None
+    training.run(schedule.total_steps - schedule.steps_done, setting.stop)
+    score = training.evaluate(setting.problem.score)
+    return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
+
+
+def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
+    """Return the picks of a method. flexact: the folder of the flexact cell of the same seed. If that cell has not
+    picked yet, pick here, with the same result."""
+    if method in ("random", "race"):
+        return picked_at_random(setting) if method == "random" else picked_by_race(setting)
+    if method == "flexact-one" and FlexConfig().share != "model":
+        return flexact_run(setting, share="model")[1]
+    return _read(flexact / FILE, Picked) or flexact_run(setting)[1]
+
+
+def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:
+    """Run Flex-Act up to its commitment. changes: overrides of its policy."""
+    network = convert(setting.network(), config=policy(setting.task, setting.seed, **changes))
+    training = setting.training(network, setting.task.steps)
+    schedule = Schedule(network, optimizer=training.optimizer, network_steps=setting.task.steps)
+    training.schedule = schedule
+    training.run(schedule.commit_step, setting.stop)
+    picks = {site.name: site.picks[0] for site in sites_of(network)}
+    further = schedule.total_steps - setting.task.steps  # some steps of a trial are the first steps of the pick
+    return training, Picked(picks, further, training.seconds * further / schedule.commit_step)
+
+
+def further_steps(setting: Setting) -> int:
+    """Return the number of steps that Flex-Act takes in addition to a plain run."""
+    network = convert(setting.network(), config=policy(setting.task, setting.seed))
+    return Schedule(network, network_steps=setting.task.steps).total_steps - setting.task.steps
+
+
+def picked_at_random(setting: Setting) -> Picked:
+    """Return a random candidate for each site."""
+    generator = torch.Generator().manual_seed(number(f"random picks, {setting.task.name}", setting.seed))
+    candidates, sites = setting.task.candidates, setting.sites
+    chosen = torch.randint(len(candidates), (len(sites),), generator=generator).tolist()
+    return Picked({site: candidates[i] for site, i in zip(sites, chosen, strict=True)}, 0, 0.0)
+
+
+def trained_alone(setting: Setting, picks: Picks) -> Outcome:
     """Return the result of a network with these picks, which is trained once for all cells of a grid.
 
     The result depends on the network, the seed, the picks, the steps and the device, so it is cached in the grid's
     folder under a digest of these. Two cells that need it at the same time both train it.
     """
     path = setting.kept / f"{_digest(setting, picks)}.json"
-    try:
-        return Plain(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # missing, or from another version
-        steps = setting.task.steps
+    if (known := _read(path, Outcome)) is not None:
+        return known
+    steps = setting.task.steps
     training = setting.plain(picks, steps)
     training.run(steps, setting.stop)
-    result = Plain(training.evaluate(setting.problem.score), steps, training.seconds)
+    result = Outcome(training.evaluate(setting.problem.score), steps, training.seconds)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{setting.name}")  # another cell may write the same result
     write_whole(own, json.dumps(asdict(result)) + "\n")
     os.replace(own, path)
     return result
+
+
+def _read(path: Path, kind: type[Kind]) -> Kind | None:
+    """Return a cached result; None if it is missing, or from another version."""
+    try:
+        return kind(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def _digest(setting: Setting, picks: Picks) -> str:
@@ -105,78 +266,3 @@ def _raced(setting: Setting, candidate: str, steps: int) -> tuple[float, float]:
         return training.evaluate(setting.problem.held_out_loss), training.seconds
     except Diverged:
         return math.inf, training.seconds
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a cell."""
-
-    score: float
-    """Score on the test data; higher is better."""
-    steps: int
-    """Training steps, including those for picking."""
-    seconds: float
-    """Training time, without setup and evaluation."""
-    picks: Mapping[str, str] = field(default_factory=dict)
-    """Site → pick; empty for a fixed method."""
-
-
-def train_cell(
-    cell: Cell,
-    protocol: Protocol,
-    data: Path,
-    folder: Path,
-    device: torch.device,
-    stop: Callable[[], bool] = never,
-) -> Outcome:
-    """Train a cell. Results that other cells can reuse are cached in the grid's folder.
-
-    data: the folder of the data sets. folder: the cell's own folder in the grid's folder of cells.
-    stop: called before each step.
-    """
-    task = protocol.shortened(TASKS[cell.task])
-    kept = folder.parent.parent / FOLDER
-    try:
-        with DEVICE.held(), study_stream(device):
-            setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
-            return _outcome(cell, setting, folder)
-    finally:
-        gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
-
-
-def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
-    candidate = candidate_of(cell.method)
-    if candidate is not None:
-        run = trained_alone(setting, setting.everywhere(candidate))
-        return Outcome(run.score, run.steps, run.seconds)
-    if cell.method == "flexact" or cell.method in ABLATED:
-        return _flexact(setting, folder, ABLATED.get(cell.method, {}))
-    flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
-    return _alone(setting, _picked(cell.method, setting, flexact))
-
-
-def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outcome:
-    """Train one run with a Schedule from the first step to the last."""
-    training, picked = flexact_run(setting, **changes)
-    picked.write(folder)
-    schedule = training.schedule
-    assert schedule is not None
-    training.run(schedule.total_steps - schedule.steps_done, setting.stop)
-    score = training.evaluate(setting.problem.score)
-    return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
-
-
-def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
-    """Return the picks of a method. flexact: the folder of the flexact cell of the same seed."""
-    if method == "flexact-alone":
-        return picked_by_flexact(setting, flexact)
-    if method == "flexact-one":
-        shared = FlexConfig().share == "model"  # then flexact itself has one pick for the whole network
-        return picked_by_flexact(setting, flexact) if shared else flexact_run(setting, share="model")[1]
-    return {"random": picked_at_random, "race": picked_by_race}[method](setting)
-
-
-def _alone(setting: Setting, picked: Picked) -> Outcome:
-    """Train a fresh network with these picks."""
-    run = trained_alone(setting, picked.picks)
-    return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from flexact import Schedule, param_groups
-from flexact.candidates import lookup
 from flexact.errors import FlexActError
 from flexact.routing.sites import sites_of
 from flexact.studies.cuda_graph import captured_by_thread, routing_state
@@ -42,14 +41,6 @@ class Diverged(FlexActError):
 def never() -> bool:
     """Return False: the default of a run that is never stopped."""
     return False
-
-
-def put(network: nn.Module, picks: Mapping[str, str]) -> nn.Module:
-    """Replace the named modules by plain activations."""
-    for name, pick in picks.items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(network.get_submodule(parent), attribute, lookup(pick).module())
-    return network
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """One training step: augment, forward, loss, backward, the policy's work on the logits, and the optimizer's step.
 
-On a GPU the whole step is one CUDA graph; on a CPU, and with several ranks, the same code runs eagerly. What changes
-between steps (images, crops, learning rate, the values that the Schedule sets) is read from fixed memory. The
-Schedule's own step runs on the host, outside of the graph; if it drops candidates, the kernels change, and the graph is
-captured again.
+On a GPU the whole step is one CUDA graph; on a CPU the same code runs eagerly. What changes between steps (images,
+crops, learning rate, the values that the Schedule sets) is read from fixed memory. The Schedule's own step runs on the
+host, outside of the graph; if it drops candidates, the kernels change, and the graph is captured again.
 
 If the policy rewinds, a network is trained for the protocol's epochs after the rewind, on top of the picking. Learning
 rate, order and crops restart at the rewind. If picking takes longer than these epochs, their order and crops repeat.
@@ -12,7 +11,7 @@ rate, order and crops restart at the rewind. If picking takes longer than these 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,10 +22,8 @@ from torch.nn import functional as F
 from flexact import Schedule, penalty
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.routing.call_statistics import mean_over_ranks
 from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.ranks import Ranks
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cuda_graph import autocast, captured_by_thread, routing_state
@@ -35,22 +32,17 @@ from flexact.studies.named_seeds import generator_of
 
 WARM_UP = 3
 """Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
-_MODEL, _MOMENTUM, SCHEDULE, TOTALS = "model.", "momentum.", "schedule.", "totals"
-"""The names, or the beginnings of names, of tensors in a checkpoint."""
-_REWOUND = f"{SCHEDULE}rewound_at"
 
 
 class Training:
     """The training of a network, step by step, from any step of the run.
 
-    network: on the device already, and identical on every rank.
+    network, images: on the device already.
     """
 
-    def __init__(
-        self, network: nn.Module, images: Images, protocol: Protocol, seed: int, device: torch.device, ranks: Ranks
-    ) -> None:
-        self.network, self.images, self.protocol, self.seed, self.device = network, images, protocol, seed, device
-        self.ranks, self._part = ranks, ranks.part(protocol.batch)
+    def __init__(self, network: nn.Module, images: Images, protocol: Protocol, seed: int, device: torch.device) -> None:
+        self.network, self.images, self.protocol = network.train(), images, protocol
+        self.seed, self.device = seed, device
         self.steps_per_epoch = len(images.train_y) // protocol.batch
         """An incomplete last batch of an epoch is dropped."""
         if self.steps_per_epoch == 0:
@@ -61,28 +53,25 @@ class Training:
         """The number of steps that train the final network."""
         self.steps_done = 0
         """The number of steps of the whole run, picking included."""
-        self._forward = ranks.wrapped(network.train(), device)
         # A captured graph reads the learning rate from a tensor; only the fused SGD does so without synchronizing.
         self._lr = torch.full((), protocol.lr, device=device)
         self.optimizer = torch.optim.SGD(
             optimizer_groups(network, protocol.weight_decay),
             lr=self._lr,
             momentum=protocol.momentum,
-            nesterov=protocol.nesterov,
             fused=True,
         )
         self.schedule: Schedule | None = None
         if picking_sites(network):
             self.schedule = Schedule(network, optimizer=self.optimizer, network_steps=self.network_steps)
         self.total_steps = self.network_steps if self.schedule is None else self.schedule.total_steps
-        own = len(range(protocol.batch)[self._part])
-        self._order = torch.zeros(self.steps_per_epoch, own, dtype=torch.int64, device=device)
+        self._order = torch.zeros(self.steps_per_epoch, protocol.batch, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._mean, self._std = (torch.tensor(values, device=device) for values in (images.mean, images.std))
         self._loss = torch.zeros((), device=device)
         self._totals = torch.zeros(3, dtype=torch.float64, device=device)
-        self._captures = device.type == "cuda" and ranks.count == 1
+        self._captures = device.type == "cuda"
         self._replay: Callable[[], None] | None = None
         self._read_by_graph: list[Any] = []
         self._directly = 0
@@ -124,7 +113,7 @@ class Training:
             self._directly += 1
         if self.schedule is not None:
             before = routing_state(self.schedule)
-            self.schedule.step(mean_over_ranks(self._loss))
+            self.schedule.step(self._loss)
             if routing_state(self.schedule) != before:
                 self._forget_graph()
         self.steps_done += 1
@@ -132,45 +121,31 @@ class Training:
             self._capture()
 
     def totals(self) -> tuple[float, float]:
-        """The epoch's mean loss and accuracy so far, over all ranks. Waits for the device."""
+        """The epoch's mean loss and accuracy so far. Waits for the device."""
         wait(self.device)
-        loss, right, steps = mean_over_ranks(self._totals).tolist()
-        return loss / steps, right / (steps * self._order.shape[1])
+        loss, right, steps = self._totals.tolist()
+        return loss / steps, right / (steps * self.protocol.batch)
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, except the seed and the step count. All ranks must call this."""
-        state = {f"{_MODEL}{name}": tensor for name, tensor in self.network.state_dict().items()}
-        for name, parameter in self.network.named_parameters():
-            momentum = (
-                self.optimizer.state[parameter].get("momentum_buffer") if parameter in self.optimizer.state else None
-            )
-            if momentum is not None:
-                state[f"{_MOMENTUM}{name}"] = momentum
-        if self.schedule is not None:
-            running = self.schedule.state_dict()
-            state |= {f"{SCHEDULE}{name}": one for name, one in running.items() if isinstance(one, Tensor)}
-            if self.schedule.rewound_at is not None:
-                state[_REWOUND] = torch.tensor(self.schedule.rewound_at)
-        state[TOTALS] = mean_over_ranks(self._totals)
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, except the seed."""
+        return {
+            "steps_done": self.steps_done,
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "totals": self._totals,
+        }
 
-    def load(self, steps_done: int, state: Mapping[str, Tensor]) -> None:
-        """Resume from a `state` that was taken after `steps_done` steps."""
-        self.network.load_state_dict(_named(state, _MODEL))
-        momenta = _named(state, _MOMENTUM)
-        for name, parameter in self.network.named_parameters():
-            if name in momenta:
-                own = torch.empty_like(parameter).copy_(momenta[name])  # in the parameter's memory order
-                self.optimizer.state[parameter]["momentum_buffer"] = own
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a `state_dict`."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr
         if self.schedule is not None:
-            # Before the rewind, the initial weights are those of this new schedule: they depend on the seed only.
-            at: dict[str, Any] = {"step": steps_done}
-            if _REWOUND in state:
-                rewound_at = int(state[_REWOUND])
-                at |= {"rewound_at": rewound_at, "steps_lost": rewound_at, "start": None}
-            self.schedule.load_state_dict({**self.schedule.state_dict(), **_named(state, SCHEDULE), **at})
-        self._totals.copy_(state[TOTALS])
-        self.steps_done, self._laid_out = steps_done, -1
+            self.schedule.load_state_dict(state["schedule"])
+        self._totals.copy_(state["totals"])
+        self.steps_done, self._laid_out = state["steps_done"], -1
         self._forget_graph()
 
     def autocast(self) -> torch.autocast:
@@ -179,18 +154,12 @@ class Training:
 
     def _load_epoch(self, epoch: int, position: int) -> None:
         """Copy the order and the crops of an epoch's images to the device, and set the position to one of its steps."""
-        order, draws = self._draw(epoch)
-        self._order.copy_(order)
-        self._draws.copy_(draws)
+        used = self.steps_per_epoch * self.protocol.batch
+        order = epoch_order(len(self.images.train_y), self.seed, epoch)[:used]
+        self._order.copy_(order.view_as(self._order))
+        self._draws.copy_(epoch_draws(used, self.seed, epoch).view_as(self._draws))
         self._position.fill_(position)
         self._laid_out = epoch
-
-    def _draw(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """The order and the crops of an epoch's images, this rank's part of each batch: (steps, own) on the CPU."""
-        batch, used = self.protocol.batch, self.steps_per_epoch * self.protocol.batch
-        order = epoch_order(len(self.images.train_y), self.seed, epoch)[:used].view(-1, batch)
-        draws = epoch_draws(used, self.seed, epoch).view(-1, batch)
-        return order[:, self._part], draws[:, self._part]
 
     def _work(self) -> None:
         images = self.images
@@ -200,7 +169,7 @@ class Training:
         y = images.train_y.index_select(0, chosen)
         with deterministic(self.device):
             with self.autocast():
-                answers = self._forward(x)
+                answers = self.network(x)
                 loss = F.cross_entropy(answers, y)
                 total = loss if self.schedule is None else loss + penalty(self.network)
             total.backward()
@@ -227,13 +196,9 @@ def deterministic(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the images in an epoch, int64 (count,): the same on every device, rank and resumed run.
+    """The order of the images in an epoch, int64 (count,): the same on every device and in a resumed run.
 
     >>> epoch_order(4, seed=0, epoch=1)
     tensor([1, 2, 3, 0])
     """
     return torch.randperm(count, generator=generator_of(f"order, seed {seed}, epoch {epoch}"))
-
-
-def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
