@@ -6,7 +6,7 @@ set -u
 processes=${1:-12} limit=${2:-400} logs=$(mktemp -d)
 export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8
 options=(-m gpu -q -o "addopts=--import-mode=importlib" -p no:cacheprovider --tb=short)
-python3 -m pytest "${options[@]}" --collect-only tests | grep :: > "$logs/all"
+python3 -m pytest "${options[@]}" --collect-only tests | grep ^tests.*:: > "$logs/all"
 echo "$(wc -l < "$logs/all") tests"
 echo "logs in $logs" >&2
 for ((i = 0; i < processes; i++)); do

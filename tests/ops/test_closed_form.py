@@ -72,6 +72,7 @@ class Case:
                 h, logits, weights, p, temperature, self.names, alive, self.channel_dim, statistics
             )
             to_h, to_logits = torch.autograd.grad(x, (h, logits), self.delta)
+        assert gathered.is_contiguous()  # as the operator's fake implementation says
         return x.detach(), gathered, to_h, to_logits.view(self.logits.shape)
 
     def run_reference(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -283,7 +283,7 @@ class Sweep:
 
     def sums(self, stacked: Tensor, divisor: int = 1) -> Tensor:
         """Return the sums of stacked values per layer or per channel, divided by a number, as (rows, K)."""
-        sums = stacked.sum(1 if self.by_layer else (1, 3)).view(-1, self.rows).T
+        sums = stacked.sum(1 if self.by_layer else (1, 3)).view(-1, self.rows).T.contiguous()
         return by_candidate(sums / max(divisor, 1), self.blending)
 
     def table(self, blocks: list[list[Tensor]], divisor: int = 1) -> Tensor:

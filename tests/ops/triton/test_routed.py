@@ -149,7 +149,7 @@ def test_a_candidate_and_its_neighbour_in_float32(name: str, device: torch.devic
     case(spread(13, 7).to(device), (name, partner(name))).check()
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(ALL[::2], [*HALF] * 8, strict=False), ids=str)
+@pytest.mark.parametrize(("name", "dtype"), [*zip(ALL[::2], [*HALF] * 8, strict=False)], ids=str)
 def test_a_candidate_and_its_neighbour_in_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> None:
     case(spread(13, 7).to(device, dtype), (name, partner(name))).check()
 
