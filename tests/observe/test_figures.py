@@ -10,16 +10,16 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
+from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names
+from flexact.observe.figures.matplotlib_backend import STYLE
+from flexact.observe.figures.picture import Picture
+from flexact.observe.figures.svg_backend import charts
 from matplotlib.figure import Figure
 
 from flexact import FlexActError
 from flexact.observe.figures import history as plots
-from flexact.observe.figures.description import Bars, Line, Panel, candidate_colours, short_names
-from flexact.observe.figures.matplotlib_backend import STYLE
 from flexact.observe.figures.network_map import GREY, MAX_PANELS, margins, network, stages
 from flexact.observe.figures.outcomes import outcomes
-from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import charts
 from flexact.policy.evidence import Contest
 
 

@@ -14,15 +14,14 @@ from xml.etree import ElementTree
 import matplotlib.image
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from matplotlib.colors import LinearSegmentedColormap, to_rgba
-
 from flexact.observe.figures.axis import Axis
 from flexact.observe.figures.description import SHADES, Bars, Event, Grid, Line, Panel
 from flexact.observe.figures.picture import Picture
 from flexact.observe.figures.raster import data_uri
 from flexact.observe.figures.svg_backend import charts, panels
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
 
 def _drawn(panel: Panel) -> ElementTree.Element:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from flexact.observe.figures.picture import Picture
 
 from flexact import FlexActError
 from flexact.candidates import known_names
 from flexact.io import csv_rows
-from flexact.observe.figures.picture import Picture
 from flexact.report.build import build, read, read_histories
 from flexact.report.page import markdown
 from flexact.studies.grid.statistics import mean_and_deviation

@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 import torch
+from flexact.observe.figures.description import candidate_colours
 
 from flexact.config import PAPER_CANDIDATES
-from flexact.observe.figures.description import candidate_colours
 from flexact.studies.cifar import study as pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from flexact.observe.figures.svg_backend import charts
+
 from flexact.studies.picks.protocol import Cell, Protocol, Result
 from flexact.studies.picks.study import regrets
 from flexact.studies.picks.table import summaries, table

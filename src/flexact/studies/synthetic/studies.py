@@ -7,22 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexact.baselines import BASELINES
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.csv_rows import read_text
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.io.result_folder import TABLE
-from flexact.observe.figures.description import INK, Bars, Line, Panel, candidate_colours, candidate_dash
-from flexact.observe.figures.picture import Picture
-from flexact.report.page import Section, markdown, picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
+from flexact.observe.figures.drawing import Picture, style
+from flexact.report.page import Section, markdown
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.synthetic import tables
 from flexact.studies.synthetic.options import DEFAULT, KAN, Options, alpha_of, canonical, title
-from flexact.studies.synthetic.store import Part, Result, read_options, read_parts
+from flexact.studies.synthetic.store import Part, Point, Result, read_options, read_parts
 from flexact.studies.synthetic.tables import CORRECTIONS as PAPER_CORRECTIONS
 from flexact.studies.synthetic.tables import alpha_cell, correction_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLOURS = ("#a6761d", "#1b9e9e", "#e7298a", "#7fae2e", "#5c6bc0", "#b15928", "#b0a000")
 """Colours of models that are neither candidates nor named after their α."""
@@ -34,33 +38,43 @@ Parts = dict[str, Part]
 """The rows of each finished model."""
 
 
+@style()
 def selection(options: Options, parts: Parts) -> Picture | None:
     """Draw probabilities over epochs, with a panel per truth and model."""
-    return picture(
+    found = {
+        (truth, model): by_candidate
+        for truth in options.truths
+        for model, part in parts.items()
+        if (by_candidate := _history(part, truth))
+    }
+    if not found:
+        return None
+    figure, axes = drawing.panels(len(found), across=3)
+    for ax, ((truth, model), by_candidate) in zip(axes, found.items(), strict=True):
+        _draw_probabilities(ax, by_candidate, truth, _candidate_colours(options))
+        ax.set_title(f"{title(model)}, truth: {truth}")
+    return Picture(
         "selection",
         "Selection probabilities over epochs",
         "The probability of each candidate over the epochs, for each true activation and model. The bold line is the "
         "truth. A line is the mean over seeds, with a band of one standard deviation until the picks are made; from "
         "then on it is the share of seeds with that pick.",
-        [_probabilities(options, parts[model], model, truth) for truth in options.truths for model in parts],
+        drawing.finished(figure),
     )
 
 
-def _probabilities(options: Options, part: Part, model: str, truth: str) -> Panel | None:
-    by_candidate = _history(part, truth)
-    if not by_candidate:
-        return None
+def _draw_probabilities(
+    ax: Axes, by_candidate: dict[str, dict[int, list[float]]], truth: str, colours: dict[str, str]
+) -> None:
     epochs = sorted(next(iter(by_candidate.values())))
     unpicked = [any(p not in (0.0, 1.0) for own in by_candidate.values() for p in own[epoch]) for epoch in epochs]
-    colours = _candidate_colours(options)
-    lines = []
     for candidate, by_epoch in by_candidate.items():
         means, deviations = zip(*(mean_and_deviation(by_epoch[epoch]) for epoch in epochs), strict=True)
         spread = [(mean, std * more) for mean, std, more in zip(means, deviations, unpicked, strict=True)]
         band = ([max(0.0, mean - std) for mean, std in spread], [min(1.0, mean + std) for mean, std in spread])
-        width = 3.0 if candidate == truth else 1.8
-        lines.append(Line(candidate, epochs, means, colours[candidate], candidate_dash(candidate), width, band))
-    return Panel(f"{title(model)}, truth: {truth}", "epoch", "probability", lines, value_range=(-0.02, 1.02))
+        width = 2.4 if candidate == truth else 1.4
+        drawing.line(ax, candidate, epochs, means, colours[candidate], candidate_dash(candidate), width, band)
+    ax.set(xlabel="epoch", ylabel="probability", ylim=(-0.02, 1.02))
 
 
 def _history(part: Part, truth: str) -> dict[str, dict[int, list[float]]]:
@@ -72,78 +86,99 @@ def _history(part: Part, truth: str) -> dict[str, dict[int, list[float]]]:
     return found
 
 
+@style()
 def curves(options: Options, parts: Parts) -> Picture | None:
     """Draw every model's predicted curve, with a panel per truth."""
     looks = _looks(options, list(parts))
-    panels = []
-    for truth in options.truths:
-        found = {model: [point for point in part.curves if point.truth == truth] for model, part in parts.items()}
-        own = {model: points for model, points in found.items() if points}
-        if own:
-            lines = [
-                Line(model, [point.x1 for point in points], [point.prediction for point in points], **looks[model])
-                for model, points in own.items()
-            ]
-            points = next(iter(own.values()))
-            x, target = [point.x1 for point in points], [point.target for point in points]
-            panels.append(
-                Panel(f"truth: {truth}", "x₁", "output", [*lines, Line("truth", x, target, INK, "dash", 1.8)])
-            )
-    return picture(
+    truths = [truth for truth in options.truths if any(_points(part, truth) for part in parts.values())]
+    if not truths:
+        return None
+    figure, axes = drawing.panels(len(truths), across=3)
+    for ax, truth in zip(axes, truths, strict=True):
+        for model, part in parts.items():
+            if points := _points(part, truth):
+                x, target = [point.x1 for point in points], [point.target for point in points]
+                drawing.line(ax, model, x, [point.prediction for point in points], **looks[model])
+        drawing.line(ax, "truth", x, target, dash="--", width=1.4)
+        ax.set(title=f"truth: {truth}", xlabel="x₁", ylabel="output")
+    return Picture(
         "curves",
         "Predicted curve against truth",
-        "The prediction of each model over x₁ with the distractors at 0, as the mean over seeds. The dashed line is "
-        "the true function. Click a name in the legend to show or hide its curve.",
-        panels,
-        across=1 if len(panels) == 1 else 3,
+        "The prediction of each model over x₁ with the distractors at 0, as the mean over seeds. The dashed black line "
+        "is the true function.",
+        drawing.finished(figure),
     )
 
 
+def _points(part: Part, truth: str) -> list[Point]:
+    return [point for point in part.curves if point.truth == truth]
+
+
+@style()
 def errors(options: Options, parts: Parts) -> Picture | None:
     """Draw each model's mean error on a logarithmic axis, next to the paper's if it is comparable."""
-    panels = []
-    for truth in options.truths if parts else ():
+    if not parts:
+        return None
+    rows = len(parts)
+    figure, axes = drawing.panels(len(options.truths), inches=drawing.row_inches(rows, 2))
+    for ax, truth in zip(axes, options.truths, strict=True):
         ours = [mean_and_deviation([row.mse for row in part.results if row.truth == truth]) for part in parts.values()]
-        bars = [Bars("ours", [mean for mean, _ in ours], "#0072b2", [std for _, std in ours])]
         swept = {model: alpha_cell(model, truth, options) for model in parts}
-        paper = [(cell[0], 0.0) if cell else correction_error(model, truth, options) for model, cell in swept.items()]
+        paper = [
+            (cell[0], math.nan) if cell else correction_error(model, truth, options) for model, cell in swept.items()
+        ]
+        shown = {"ours": (ours, "#0072b2")}
         if any(paper):
-            theirs = [cell or (math.nan, 0.0) for cell in paper]
-            bars.append(Bars("paper", [mean for mean, _ in theirs], "#e69f00", [std for _, std in theirs]))
-        rows = [title(model) for model in parts]
-        panels.append(Panel(f"truth: {truth}", "mean squared error", "", rows=rows, bars=bars, log_values=True))
-    return picture(
+            shown["paper"] = ([cell or (math.nan, math.nan) for cell in paper], "#e69f00")
+        for number, (name, (cells, colour)) in enumerate(shown.items()):
+            means, deviations = zip(*cells, strict=True)
+            at, height = drawing.side_by_side(rows, number, len(shown)), 0.8 / len(shown)
+            ax.barh(at, means, height, xerr=deviations, color=colour, ecolor=INK, capsize=2, label=name)
+        smallest = min((mean for cells, _ in shown.values() for mean, _ in cells if mean > 0), default=0.1)
+        ax.set(title=f"truth: {truth}", xlabel="mean squared error", xscale="log")
+        ax.set_xlim(left=smallest / 3)
+        ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which would be shown as text
+        ax.xaxis.set_minor_formatter("")
+        drawing.name_rows(ax, [title(model) for model in parts])
+    return Picture(
         "errors",
         "Error by model",
         "The error at the end of training on a logarithmic axis: mean over seeds, whiskers of one standard deviation.",
-        panels,
-        across=1,
+        drawing.finished(figure),
     )
 
 
+@style()
 def final_probabilities(options: Options, parts: Parts) -> Picture | None:
     """Draw the probabilities of the last epoch, with a row per model and a panel per truth."""
-    colours = _candidate_colours(options)
-    panels = []
-    for truth in options.truths:
-        final = {
-            model: {name: mean_and_deviation(by_epoch[max(by_epoch)])[0] for name, by_epoch in own.items()}
-            for model, part in parts.items()
-            if (own := _history(part, truth))
-        }
-        bars = [Bars(name, [one.get(name, 0.0) for one in final.values()], colours[name]) for name in colours]
-        if final:
-            rows = [title(model) for model in final]
-            panels.append(
-                Panel(f"truth: {truth}", "probability", rows=rows, bars=bars, stacked=True, value_range=(0.0, 1.0))
-            )
-    return picture(
+    found = {truth: final for truth in options.truths if (final := _final_probabilities(parts, truth))}
+    if not found:
+        return None
+    figure, axes = drawing.panels(len(found), inches=drawing.row_inches(len(parts)))
+    for ax, (truth, final) in zip(axes, found.items(), strict=True):
+        ends = [0.0] * len(final)
+        for name, colour in _candidate_colours(options).items():
+            shares = [one.get(name, 0.0) for one in final.values()]
+            ax.barh(range(len(final)), shares, left=ends, color=colour, label=name)
+            ends = [end + share for end, share in zip(ends, shares, strict=True)]
+        drawing.name_rows(ax, [title(model) for model in final])
+        ax.set(title=f"truth: {truth}", xlabel="probability", xlim=(0.0, 1.0))
+    return Picture(
         "probabilities",
         "Final probabilities by model",
         "The probability of each candidate at the end of training, as the mean over seeds.",
-        panels,
-        across=1,
+        drawing.finished(figure),
     )
+
+
+def _final_probabilities(parts: Parts, truth: str) -> dict[str, dict[str, float]]:
+    """Return model → candidate → the mean probability over seeds at the last epoch."""
+    histories = {model: _history(part, truth) for model, part in parts.items()}
+    return {
+        model: {name: mean_and_deviation(by_epoch[max(by_epoch)])[0] for name, by_epoch in own.items()}
+        for model, own in histories.items()
+        if own
+    }
 
 
 def _candidate_colours(options: Options) -> dict[str, str]:
@@ -152,7 +187,7 @@ def _candidate_colours(options: Options) -> dict[str, str]:
 
 
 def _looks(options: Options, models: list[str]) -> dict[str, dict[str, Any]]:
-    """Return colour, dash and width of each model's curve. Baselines of other papers are hidden at first."""
+    """Return colour, dash and width of each model's curve."""
     candidates = _candidate_colours(options)
     alphas = sorted(alpha for model in models if (alpha := alpha_of(model)) is not None)
     looks: dict[str, dict[str, Any]] = {}
@@ -160,14 +195,14 @@ def _looks(options: Options, models: list[str]) -> dict[str, dict[str, Any]]:
     for model in models:
         alpha = alpha_of(model)
         if model == DEFAULT:
-            looks[model] = {"colour": "#d55e00", "width": 3.2}
+            looks[model] = {"colour": "#d55e00", "width": 2.6}
         elif alpha is not None:
             share = alphas.index(alpha) / max(1, len(alphas) - 1)
-            looks[model] = {"colour": _SHADES[round(share * (len(_SHADES) - 1))], "width": 2.4}
+            looks[model] = {"colour": _SHADES[round(share * (len(_SHADES) - 1))], "width": 1.9}
         elif model in candidates:
-            looks[model] = {"colour": candidates[model], "dash": candidate_dash(model), "width": 1.8}
+            looks[model] = {"colour": candidates[model], "dash": candidate_dash(model), "width": 1.4}
         else:
-            looks[model] = {"colour": next(others), "dash": "dot", "width": 1.8, "shown": False}
+            looks[model] = {"colour": next(others), "dash": ":", "width": 1.4}
     return looks
 
 
