@@ -72,7 +72,7 @@ def test_a_site_has_a_curve_a_candidate_and_two_histograms(tmp_path: Path) -> No
 
 
 def test_the_heat_maps_show_what_led_when(tmp_path: Path) -> None:
-    from flexact.observe.figures.description import candidate_colours
+    from flexact.observe.figures.colours import candidate_colours
 
     model = network()
     favour(model, "relu")

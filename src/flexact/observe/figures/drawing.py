@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 10,
     "font.size": 9,
     "grid.color": "#e6e6e6",
+    "image.composite_image": False,  # an SVG has one pixel per cell of a heat map
     "legend.frameon": False,
     "path.simplify_threshold": 0.5,  # pixels; a curve of many steps takes no more of a page than one of few
     "savefig.dpi": 150,
@@ -44,6 +46,8 @@ _LETTER, _SWATCH = 0.07, 0.7
 """Widths in inches of a letter in the legend, and of the symbol and the spaces around a name."""
 _MAX = 1e300
 """Values beyond it are not drawn, since differences of them overflow."""
+_MAX_PIXELS = 600
+"""Maximum width of the image of a heat map."""
 RULE = "#999999"
 """The colour of lines that mark a position."""
 
@@ -89,16 +93,23 @@ class Picture(NamedTuple):
         return text[text.index("<svg") :].replace("<svg", _SVG, 1)
 
 
-def panels(count: int = 1, across: int = 1, inches: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its panels, at most `across` side by side, each this high."""
+def panels(
+    count: int = 1, across: int = 1, inches: float = 2.5, same_rows: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure and its panels, at most `across` side by side, each this high.
+
+    same_rows: whether all panels have the same rows, which are then named once at the left.
+    """
     from matplotlib.figure import Figure
 
     across = min(across, count)
     down = math.ceil(count / across)
     figure = Figure(figsize=(max(8.0, 3.6 * across), inches * down + 0.6), layout="constrained")
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    axes = list(figure.subplots(down, across, squeeze=False, sharey=same_rows).flat)
     for ax in axes[count:]:
         ax.remove()
+    for number, ax in enumerate(axes[:count]):
+        ax.tick_params(axis="y", left=not same_rows or number % across == 0)
     return figure, axes[:count]
 
 
@@ -190,11 +201,14 @@ def heat_map(
     """
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
+    edges = column_edges(steps)
+    columns = _even_columns(edges)
+    cells = [[row[column] for column in columns] for row in values]
     shades = ListedColormap(colours) if colours else LinearSegmentedColormap.from_list("flexact", SHADES)
     low, high = (-0.5, len(colours) - 0.5) if colours else (0.0, 1.0)
-    edges = [row - 0.5 for row in range(len(rows) + 1)]
+    extent = (edges[0], edges[-1], len(rows) - 0.5, -0.5)
     ax.grid(visible=False)
-    ax.pcolormesh(column_edges(steps), edges, values, cmap=shades, vmin=low, vmax=high, rasterized=True)
+    ax.imshow(cells, shades, aspect="auto", interpolation="none", vmin=low, vmax=high, extent=extent)
     name_rows(ax, rows)
     if len(steps) == 1:
         ax.set_xticks(steps)
@@ -213,3 +227,16 @@ def column_edges(centres: Sequence[float]) -> list[float]:
         return [first - 0.5, first + 0.5]
     inner = [(a + b) / 2 for a, b in pairwise(centres)]
     return [2 * first - inner[0], *inner, 2 * last - inner[-1]]
+
+
+def _even_columns(edges: Sequence[float]) -> list[int]:
+    """Return the column at each of many evenly spaced places, the pixels of an image. The narrowest column takes one.
+
+    >>> _even_columns([-0.5, 0.5, 2.0, 4.0])
+    [0, 1, 2, 2]
+    """
+    length = edges[-1] - edges[0]
+    narrowest = min(b - a for a, b in pairwise(edges))
+    count = min(_MAX_PIXELS, round(length / narrowest)) if narrowest > 0 else _MAX_PIXELS
+    places = [edges[0] + (pixel + 0.5) / count * length for pixel in range(count)]
+    return [bisect_left(edges, place, 1, len(edges) - 1) - 1 for place in places]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MAX_CELLS = 500_000
-"""Maximum number of cells of all heat maps of a picture; each takes about a byte of the page."""
+MAX_CELLS = 200_000
+"""Maximum number of cells of all heat maps of a picture; each takes at most five bytes of the page."""
 UNDECIDED = {"undecided": "#ffffff"}
 """The colour of a cell whose leading candidates are equally likely, as all are before training."""
 _AFTER = 3
@@ -87,12 +87,12 @@ def probabilities(history: Records, stem: str = "history") -> Picture:
     shown, note = _shown(history, "step", most=min(MAX_COLUMNS, MAX_CELLS // (len(table) * len(candidates)) or 2))
     candidates, table = by_site(shown)
     steps = [entry["step"] for entry in shown]
-    figure, axes = drawing.panels(len(candidates), across=3, inches=drawing.row_inches(len(table)))
+    figure, axes = drawing.panels(len(candidates), across=3, inches=drawing.row_inches(len(table)), same_rows=True)
     for ax, candidate in zip(axes, candidates, strict=True):
         values = [[pi.get(candidate, math.nan) for pi in records] for records in table.values()]
         drawing.heat_map(ax, steps, list(table), values)
         ax.set(title=candidate, xlabel="step" + note)
-    figure.colorbar(axes[0].collections[0], ax=axes, label="probability", shrink=0.8, aspect=30)
+    figure.colorbar(axes[0].images[0], ax=axes, label="probability", shrink=0.8, aspect=30)
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
