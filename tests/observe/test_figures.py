@@ -43,8 +43,8 @@ def _legend(picture: Picture) -> list[str]:
 
 
 def _cells(ax: Axes) -> list[list[float]]:
-    (mesh,) = ax.collections
-    return mesh.get_array().filled(math.nan).tolist()  # type: ignore[no-any-return, union-attr]
+    (image,) = ax.images
+    return image.get_array().filled(math.nan).tolist()  # type: ignore[no-any-return, union-attr]
 
 
 def _curves(ax: Axes) -> dict[str, list[tuple[float, float]]]:
@@ -129,8 +129,10 @@ def test_probabilities_have_one_heat_map_a_candidate() -> None:
 
 def test_columns_of_a_heat_map_are_as_wide_as_their_distances() -> None:
     history = [entry | {"step": step} for entry, step in zip(_history(3), (0, 1, 9), strict=True)]
-    (mesh,) = _panels(plots.picks(history))[0].collections
-    assert mesh.get_coordinates()[0, :, 0].tolist() == [-0.5, 0.5, 5.0, 13.0]  # type: ignore[attr-defined]
+    (ax,) = _panels(plots.picks(history))
+    assert ax.get_xlim() == (-0.5, 13.0)
+    last = _cells(ax)[0].index(1.0) / len(_cells(ax)[0])  # the edges are -0.5, 0.5, 5 and 13
+    assert -0.5 + 13.5 * last == pytest.approx(5, abs=0.5)
 
 
 def test_outcomes_are_the_last_record() -> None:

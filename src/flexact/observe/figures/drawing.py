@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import io
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flexact.errors import missing_extra
@@ -93,9 +91,7 @@ class Picture(NamedTuple):
         return text[text.index("<svg") :].replace("<svg", _SVG, 1)
 
 
-def panels(
-    count: int = 1, across: int = 1, inches: float = 2.5, same_rows: bool = False
-) -> tuple[Figure, list[Axes]]:
+def panels(count: int = 1, across: int = 1, inches: float = 2.5, same_rows: bool = False) -> tuple[Figure, list[Axes]]:
     """Return an empty figure and its panels, at most `across` side by side, each this high.
 
     same_rows: whether all panels have the same rows, which are then named once at the left.
@@ -199,44 +195,22 @@ def heat_map(
 
     values: indexes into the colours or, without colours, probabilities. NaN is an empty cell.
     """
+    import numpy
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
-    edges = column_edges(steps)
-    columns = _even_columns(edges)
-    cells = [[row[column] for column in columns] for row in values]
+    centres = numpy.asarray(steps, dtype=float)
+    gaps = numpy.diff(centres) if centres[-1] > centres[0] else numpy.ones(1)
+    low, high = centres[0] - gaps[0] / 2, centres[-1] + gaps[-1] / 2
+    pixels = round((high - low) / max(gaps.min(), (high - low) / _MAX_PIXELS))  # the narrowest column takes one
+    places = numpy.linspace(low, high, 2 * pixels + 1)[1::2]
+    cells = numpy.asarray(values)[:, abs(places[:, None] - centres).argmin(axis=1)]
     shades = ListedColormap(colours) if colours else LinearSegmentedColormap.from_list("flexact", SHADES)
-    low, high = (-0.5, len(colours) - 0.5) if colours else (0.0, 1.0)
-    extent = (edges[0], edges[-1], len(rows) - 0.5, -0.5)
+    first, last = (-0.5, len(colours) - 0.5) if colours else (0.0, 1.0)
+    extent = (low, high, len(rows) - 0.5, -0.5)
     ax.grid(visible=False)
-    ax.imshow(cells, shades, aspect="auto", interpolation="none", vmin=low, vmax=high, extent=extent)
+    ax.imshow(cells, shades, aspect="auto", interpolation="none", vmin=first, vmax=last, extent=extent)
     name_rows(ax, rows)
     if len(steps) == 1:
         ax.set_xticks(steps)
     elif all(float(step).is_integer() for step in steps):  # there is no step 2.5
         ax.locator_params(axis="x", integer=True)
-
-
-def column_edges(centres: Sequence[float]) -> list[float]:
-    """Return the edges of columns, half-way between their centres.
-
-    >>> column_edges([0, 1, 3])
-    [-0.5, 0.5, 2.0, 4.0]
-    """
-    first, last = centres[0], centres[-1]
-    if len(centres) == 1:
-        return [first - 0.5, first + 0.5]
-    inner = [(a + b) / 2 for a, b in pairwise(centres)]
-    return [2 * first - inner[0], *inner, 2 * last - inner[-1]]
-
-
-def _even_columns(edges: Sequence[float]) -> list[int]:
-    """Return the column at each of many evenly spaced places, the pixels of an image. The narrowest column takes one.
-
-    >>> _even_columns([-0.5, 0.5, 2.0, 4.0])
-    [0, 1, 2, 2]
-    """
-    length = edges[-1] - edges[0]
-    narrowest = min(b - a for a, b in pairwise(edges))
-    count = min(_MAX_PIXELS, round(length / narrowest)) if narrowest > 0 else _MAX_PIXELS
-    places = [edges[0] + (pixel + 0.5) / count * length for pixel in range(count)]
-    return [bisect_left(edges, place, 1, len(edges) - 1) - 1 for place in places]
