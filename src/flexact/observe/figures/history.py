@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MAX_CELLS = 200_000
+MAX_CELLS = 100_000
 """Maximum number of cells of all heat maps of a picture; each takes at most five bytes of the page."""
 UNDECIDED = {"undecided": "#ffffff"}
 """The colour of a cell whose leading candidates are equally likely, as all are before training."""
