@@ -294,7 +294,7 @@ def test_no_script_of_a_folder_runs_in_its_page(tmp_path: Path) -> None:
     try:
         browser.get(page.as_uri())
         until = time.monotonic() + 30
-        while not browser.execute_script("return document.querySelectorAll('.chart path').length"):
+        while not browser.execute_script("return document.querySelectorAll('.drawing path').length"):
             assert time.monotonic() < until
             time.sleep(0.1)
         browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")

@@ -135,8 +135,17 @@ def test_a_notebook_shows_the_curves_of_a_recorder() -> None:
         recorder.record(step, accuracy=0.1, loss=1.0)
     text = recorder._repr_html_()
     assert "3 records, the last of step 2" in text
-    assert ("<h4>loss</h4>" in text, "<h4>accuracy</h4>" in text) == (True, False)
-    assert text.count('class="line"') == 1 + 3
+    for title in ("Recorded numbers", "Probability by step"):
+        assert f"<title>{title}</title>" in text
+
+
+def test_a_notebook_without_matplotlib_shows_the_table_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(network())
+    recorder.record(0, loss=1.0)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = recorder._repr_html_()
+    assert "pip install 'flexact[plots]'" in text
+    assert [row[0] for row in Cells(text).rows] == ["site", "1", "3"]
 
 
 def test_names_of_modules_are_text_in_a_notebook() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_a_site_has_a_curve_a_candidate_and_two_histograms(tmp_path: Path) -> No
 
 
 def test_the_heat_maps_show_what_led_when(tmp_path: Path) -> None:
-    from flexact.observe.figures.description import candidate_colours
+    from flexact.observe.figures.colours import candidate_colours
 
     model = network()
     favour(model, "relu")
@@ -135,10 +135,7 @@ def test_a_run_that_diverged_is_still_recorded(tmp_path: Path) -> None:
 def test_without_matplotlib_curves_are_written_and_a_warning_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        "flexact.observe.tensorboard.find_spec", lambda name: None if name == "matplotlib" else real(name)
-    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     recorder = flexact.Recorder(network(), tensorboard=tmp_path)
     recorder.record(0)
     with pytest.warns(UserWarning, match=r"flexact\[plots\]"):

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+from matplotlib.lines import Line2D
 
 from flexact import FlexActError
 from flexact.candidates import known_names
 from flexact.io import csv_rows
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures.drawing import Picture
 from flexact.report.build import build, read, read_histories
 from flexact.report.page import markdown
 from flexact.studies.synthetic.store import Point, Result
@@ -52,6 +55,20 @@ def _pictures(folder: Path) -> list[Picture]:
     return [picture for section in read(folder).sections for picture in section.pictures]
 
 
+def _line(ax: Axes, name: str) -> Line2D:
+    (line,) = [line for line in ax.get_lines() if line.get_label() == name]
+    return line
+
+
+def _half_widths(ax: Axes, name: str) -> list[float]:
+    """The height above its curve of a band at each point."""
+    lines = [line.get_label() for line in ax.get_lines()]
+    around = ax.collections[lines.index(name)].get_paths()[0].vertices
+    curve = dict(zip(*_line(ax, name).get_data(), strict=True))
+    above = {x: max(v for u, v in around if u == x) - y for x, y in curve.items()}
+    return list(above.values())
+
+
 def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
     assert (synthetic / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
     slugs = ["selection", "curves"]
@@ -63,7 +80,7 @@ def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
 
 def test_page_needs_nothing_from_outside(synthetic: Path) -> None:
     page = (synthetic / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?://|<link[^>]+stylesheet|<script[^>]+src", page)
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|<link[^>]+stylesheet|<script""", page)
     assert "default-src 'none'" in page
 
 
@@ -81,28 +98,21 @@ def test_same_files_give_the_same_report(synthetic: Path) -> None:
 
 
 def test_selection_is_the_mean_over_seeds_with_a_band_until_the_picks_are_made(synthetic: Path) -> None:
-    panel = _pictures(synthetic)[0].panels[0]
-    assert panel.title == "flexact-default, truth: relu"
-    line = next(line for line in panel.lines if line.name == "relu")
+    ax = _pictures(synthetic)[0].figure.axes[0]
+    assert ax.get_title() == "flexact-default, truth: relu"
+    line = _line(ax, "relu")
     points = csv_rows.read(synthetic / "lines.csv", Point)
     wanted = ("flexact-default", "relu", "relu", 25)
     (point,) = (one for one in points if (one.model, one.truth, one.line, one.x) == wanted)
-    assert line.y[5] == point.y
-    assert line.band is not None
-    assert line.band[0][5] == pytest.approx(point.y - point.deviation)
-    assert line.y[-1] == line.band[0][-1] == line.band[1][-1] == 1.0
-    assert line.width > max(other.width for other in panel.lines if other is not line)
-
-
-def test_curves_of_other_papers_units_are_off_at_first(synthetic: Path) -> None:
-    curves = next(picture for picture in _pictures(synthetic) if picture.slug == "curves")
-    shown = {line.name: line.shown for line in curves.panels[0].lines}
-    assert shown.pop("prelu") is False
-    assert all(shown.values())
+    assert line.get_ydata()[5] == point.y
+    assert _half_widths(ax, "relu")[5] == pytest.approx(point.deviation)
+    assert line.get_ydata()[-1] == 1.0
+    assert _half_widths(ax, "relu")[-1] == 0.0
+    assert line.get_linewidth() > max(other.get_linewidth() for other in ax.get_lines() if other is not line)
 
 
 def test_models_that_pick_are_side_by_side_for_each_truth(synthetic: Path) -> None:
-    titles = [panel.title for panel in _pictures(synthetic)[0].panels]
+    titles = [ax.get_title() for ax in _pictures(synthetic)[0].figure.axes]
     models = ("flexact-default", "flexact-a0.3", "flexact-a0")
     assert titles == [f"{model}, truth: {truth}" for truth in ("relu", "sigmoid") for model in models]
 
@@ -110,23 +120,34 @@ def test_models_that_pick_are_side_by_side_for_each_truth(synthetic: Path) -> No
 def test_alpha_pictures(tmp_path: Path) -> None:
     pictures = {picture.slug: picture for picture in _pictures(folders.alpha_folder(tmp_path))}
     assert list(pictures) == ["selection", "curves", "errors"]
-    assert len(pictures["curves"].panels[0].lines) == 12
-    assert [panel.title for panel in pictures["selection"].panels] == [
-        f"flexact-a{tenth / 10:g}, truth: sigmoid" for tenth in range(11)
-    ]
-    ours, paper = pictures["errors"].panels[0].bars
-    assert (ours.name, paper.name, paper.values[0]) == ("ours", "paper", 60.0e-4)
+    assert len(pictures["curves"].figure.axes[0].get_lines()) == 12
+    titles = [ax.get_title() for ax in pictures["selection"].figure.axes]
+    assert titles == [f"flexact-a{tenth / 10:g}, truth: sigmoid" for tenth in range(11)]
+    found = _bars(pictures["errors"].figure.axes[0])
+    assert list(found) == ["ours", "paper"]
+    assert found["paper"][0] == 60.0e-4
+
+
+def _rows(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.get_yticklabels()]
+
+
+def _bars(ax: Axes) -> dict[str, list[float]]:
+    """The lengths of the bars by name."""
+    bars = [container for container in ax.containers if isinstance(container, BarContainer)]
+    return {str(one.get_label()): [bar.get_width() for bar in one] for one in bars}
 
 
 def test_corrections_stand_beside_the_papers(tmp_path: Path) -> None:
     selection, _, errors = _pictures(folders.corrections_folder(tmp_path))
-    (panel,) = errors.panels
-    ours, paper = panel.bars
-    assert panel.log_values
-    assert paper.values[panel.rows.index("output_norm")] == 0.35629
-    assert ours.errors is not None
-    assert len(ours.values) == len(panel.rows) == 5
-    assert selection.panels[0].title == "none, truth: sigmoid"
+    (ax,) = errors.figure.axes
+    assert ax.get_xscale() == "log"
+    assert all("$" not in label.get_text() for label in ax.get_xticklabels(which="both"))
+    found = _bars(ax)
+    assert found["paper"][_rows(ax).index("output_norm")] == 0.35629
+    assert 0 < ax.get_xlim()[0] < min(found["ours"])
+    assert len(found["ours"]) == len(_rows(ax)) == 5
+    assert selection.figure.axes[0].get_title() == "none, truth: sigmoid"
 
 
 def test_the_papers_bars_come_from_the_options_not_from_the_table(tmp_path: Path) -> None:
@@ -135,7 +156,7 @@ def test_the_papers_bars_come_from_the_options_not_from_the_table(tmp_path: Path
     config["options"]["slope"] = 3.0
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     errors = _pictures(folder)[-1]
-    assert [bars.name for bars in errors.panels[0].bars] == ["ours"]
+    assert list(_bars(errors.figure.axes[0])) == ["ours"]
 
 
 def test_study_without_lines_still_has_a_page(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from flexact.errors import missing_extra
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import printable
-from flexact.observe.figures.description import candidate_colours
+from flexact.observe.figures.colours import candidate_colours
 from flexact.observe.history import Records, number_names
 from flexact.observe.notebook import recorder_html
 from flexact.observe.selection import Selection

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from html import escape
 
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures import history as plots
-from flexact.observe.figures.description import Panel, candidate_colours
-from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import chart_style, escape, panels
+from flexact.observe.figures.colours import candidate_colours
+from flexact.observe.figures.drawing import can_draw
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection_rows import Row, columns_of, legend
 
@@ -30,22 +29,25 @@ def selection_html(rows: Sequence[Row]) -> str:
     lines = []
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
         grey = ' style="color:#8c959f"' if row.undecided else ""
-        shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        shown = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
         lines.append(f"<tr{grey}>{shown}<td>{_bar(row, colours)}</td></tr>")
     below = f"<small>{'<br>'.join(map(escape, notes))}</small>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>{below}"
 
 
 def recorder_html(history: Records, rows: Sequence[Row]) -> str:
-    """Return curves of the first recorded number, the loss as a rule, and of the probabilities; then the selection."""
+    """Return curves of the recorded numbers and of the probabilities, then the selection.
+
+    Without matplotlib, a note takes the place of the curves.
+    """
     if not history:
         return f"<p>No records yet.</p>{selection_html(rows)}"
-    shown: list[Panel] = [dataclasses.replace(plots.curves(history).panels[0], title="probability")]
-    if number_names(history):
-        shown.insert(0, plots.numbers(history).panels[0])
-    picture = Picture("recorder", "Recorder", "", shown, across=2)
     last = f"{counted(len(history), 'record')}, the last of step {history[-1]['step']}."
-    return f"<style>{chart_style()}</style><p>{last}</p>{panels(picture)}{selection_html(rows)}"
+    curves = "<p>Install matplotlib to see curves here: pip install 'flexact[plots]'.</p>"
+    if can_draw():
+        draw = [plots.numbers, plots.curves] if number_names(history) else [plots.curves]
+        curves = "\n".join(function(history).svg() for function in draw)
+    return f"<p>{last}</p>{curves}{selection_html(rows)}"
 
 
 def _bar(row: Row, colours: Mapping[str, str]) -> str:

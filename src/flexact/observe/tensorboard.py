@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
 from flexact.observe.figures import history as plots
+from flexact.observe.figures.drawing import can_draw
 from flexact.observe.figures.outcomes import by_site
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection import Selection
@@ -38,12 +38,12 @@ class Board:
         _write_sites(self._writer, self._model, last)
         for name in number_names([last]):
             self._writer.add_scalar(name, last[name], last["step"])
-        if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and _can_draw():
+        if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and can_draw():
             _write_heat_maps(self._writer, history)
 
     def close(self, history: Records) -> None:
         """Write the heat maps of the whole history, and close the writer if this Board opened it."""
-        if history and _can_draw():
+        if history and can_draw():
             _write_heat_maps(self._writer, history)
         elif history:
             warnings.warn(
@@ -88,8 +88,4 @@ def _write_histogram(writer: Any, tag: str, values: Tensor, step: int) -> None:
 
 def _write_heat_maps(writer: Any, history: Records) -> None:
     for name, picture in (("picks", plots.picks(history)), ("probabilities", plots.probabilities(history))):
-        writer.add_figure(f"flexact_heat_maps/{name}", picture.figure(), history[-1]["step"])
-
-
-def _can_draw() -> bool:
-    return find_spec("matplotlib") is not None
+        writer.add_figure(f"flexact_heat_maps/{name}", picture.figure, history[-1]["step"])

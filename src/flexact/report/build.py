@@ -6,7 +6,6 @@ It uses only the files of a study's folder, or the histories that a Recorder wro
 from __future__ import annotations
 
 import importlib
-import io
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -73,24 +72,15 @@ class Report:
 
     def write_figures(self) -> None:
         """Write figures/*.png and figures/*.svg."""
-        import matplotlib
-
-        from flexact.observe.figures.matplotlib_backend import STYLE
-
         folder = self.folder / "figures"
         if folder.is_symlink():
             raise FlexActError(
                 f"{folder} is a link to {os.readlink(folder)}; remove it, so that figures can be written here."
             )
         folder.mkdir(exist_ok=True)
-        plain: Mapping[str, Mapping[str, object]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
         for picture in [picture for section in self.sections for picture in section.pictures]:
-            figure = picture.figure()
-            for kind, metadata in plain.items():
-                data = io.BytesIO()
-                with matplotlib.rc_context(STYLE):
-                    figure.savefig(data, format=kind, dpi=150, metadata=metadata)
-                write_whole(folder / f"{picture.slug}.{kind}", data.getvalue())
+            write_whole(folder / f"{picture.slug}.png", picture.png())
+            write_whole(folder / f"{picture.slug}.svg", picture.svg())
 
     def write_page(self) -> Path:
         """Write report.html, and return its path."""

@@ -8,33 +8,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
+from typing import NamedTuple
 
-from flexact.observe.figures.description import Panel
-from flexact.observe.figures.picture import Picture
-from flexact.observe.figures.svg_backend import chart_style, escape, panels
+from flexact.observe.figures.drawing import Picture
 from flexact.observe.selection_rows import Row, columns_of, legend
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _LONG = 16
 """A first cell with more letters than this is wrapped if the table is wider than the page."""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part of the page under its own heading: HTML, then figures."""
 
     title: str
     body: str
     pictures: Sequence[Picture]
-
-
-def picture(slug: str, heading: str, sentence: str, panels: Sequence[Panel | None], across: int = 3) -> Picture | None:
-    """Return a picture of the panels that are not None; None if there is none."""
-    there = [panel for panel in panels if panel is not None]
-    return Picture(slug, heading, sentence, there, across) if there else None
 
 
 def file_name(name: str) -> str:
@@ -44,10 +36,9 @@ def file_name(name: str) -> str:
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
     """Return the page. facts: the line under the title. details: the content of the collapsed part at the end."""
-    sources = files("flexact.report")
-    style = (sources / "page.css").read_text(encoding="utf-8") + chart_style()
-    script = (sources / "page.js").read_text(encoding="utf-8")
-    line = " · ".join(f"{escape(name)} {escape(value)}" for name, value in facts.items() if value not in (None, ""))
+    style = (files("flexact.report") / "page.css").read_text(encoding="utf-8")
+    known = {name: value for name, value in facts.items() if value not in (None, "")}
+    line = " · ".join(escape(f"{name} {value}") for name, value in known.items())
     body = "\n".join(map(_section, sections))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -70,8 +61,6 @@ def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], d
 {body}
 {_details(details)}
 </main>
-<script>
-{script}</script>
 </body>
 </html>
 """
@@ -122,8 +111,8 @@ def outcome_table(first: Mapping[str, Sequence[object]], rows: Sequence[Row]) ->
     return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"
 
 
-def _cell(value: object) -> object:
-    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else value
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _boxed(rendered: str) -> str:
@@ -141,8 +130,8 @@ def _figure(picture: Picture) -> str:
     slug = escape(picture.slug)
     return (
         f'<figure id="{slug}">\n<h3>{escape(picture.title)}</h3>\n<p>{escape(picture.sentence)}</p>\n'
-        f'{panels(picture)}\n<p class="files"><a href="figures/{slug}.png">PNG</a> '
-        f'<a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
+        f'<div class="scroll drawing" tabindex="0">{picture.svg()}</div>\n'
+        f'<p class="files"><a href="figures/{slug}.png">PNG</a> <a href="figures/{slug}.svg">SVG</a></p>\n</figure>'
     )
 
 
@@ -157,5 +146,5 @@ def _details(details: Mapping[str, object]) -> str:
             rows = [(key, entry if isinstance(entry, str) else json.dumps(entry)) for key, entry in value.items()]
             parts.append(f"<h3>{escape(name)}</h3>\n{table(('name', 'value'), rows)}")
         else:
-            parts.append(f"<h3>{escape(name)}</h3>\n<p>{escape(value)}</p>")
+            parts.append(f"<h3>{escape(name)}</h3>\n<p>{escape(str(value))}</p>")
     return "<details>\n<summary>Configuration and versions</summary>\n" + "\n".join(parts) + "\n</details>"

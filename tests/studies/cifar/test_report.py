@@ -43,10 +43,10 @@ def test_accuracy_is_the_mean_over_seeds(store: Store) -> None:
     curves = {cell: read_curve(store.cell_folder(cell)) for cell in store.results()}
     picture = accuracy_curves(curves)
     assert picture is not None
-    relu, flexact = picture.panels[0].lines
-    assert list(relu.y) == [67.5, 68.5, 69.5, 70.5]
-    assert list(flexact.x) == [1, 2, 3, 4]
-    assert flexact.y[-1] == pytest.approx(70.5 + 0.55)
+    relu, flexact = picture.figure.axes[0].get_lines()
+    assert list(relu.get_ydata()) == [67.5, 68.5, 69.5, 70.5]
+    assert list(flexact.get_xdata()) == [1, 2, 3, 4]
+    assert flexact.get_ydata()[-1] == pytest.approx(70.5 + 0.55)
 
 
 def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> None:
@@ -56,12 +56,13 @@ def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> Non
     picture = accuracy_curves(dict.fromkeys(grid.cells, curve))
     assert picture is not None
     assert "band of one standard deviation" in picture.title
+    titles = [ax.get_title() for ax in picture.figure.axes]
     whole = ["ResNet-18 on CIFAR-10", "ResNet-34 on CIFAR-10", "ResNet-18 on CIFAR-100", "ResNet-34 on CIFAR-100"]
-    assert [panel.title for panel in picture.panels[::2]] == whole
-    assert [panel.title for panel in picture.panels[1::2]] == [f"{heading}: last quarter" for heading in whole]
-    (line,) = picture.panels[1].lines
-    assert (line.x[0], line.x[-1]) == (150, 200)
-    assert line.y[0] == 65.0
+    assert titles[::2] == whole
+    assert titles[1::2] == [f"{heading}: last quarter" for heading in whole]
+    (line,) = picture.figure.axes[1].get_lines()
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (150, 200)
+    assert line.get_ydata()[0] == 65.0
 
 
 def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> None:
@@ -71,11 +72,10 @@ def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> N
         if (found := read_histories(store.cell_folder(cell)))
     }
     (picture,) = selection_by_depth(histories, lambda cell: cell.method)
-    assert [panel.title for panel in picture.panels] == ["seed 0", "seed 1"]
-    panel = picture.panels[0]
-    assert panel.grid is not None
-    assert (panel.x_label, list(panel.grid.columns)) == ("epoch", [0, 1, 2, 3, 4])
-    assert list(panel.rows) == ["layer1.0.relu", "layer4.1.relu"]
+    assert [ax.get_title() for ax in picture.figure.axes] == ["seed 0", "seed 1"]
+    ax = picture.figure.axes[0]
+    assert (ax.get_xlabel(), ax.get_xlim()) == ("epoch", (-0.5, 4.5))
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["layer1.0.relu", "layer4.1.relu"]
 
 
 def test_a_grid_with_nothing_done_has_a_page_too(store: Store) -> None:

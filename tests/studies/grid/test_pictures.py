@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flexact.config import PAPER_CANDIDATES
-from flexact.observe.figures.description import candidate_colours
+from flexact.observe.figures.colours import candidate_colours
 from flexact.studies.cifar import study as pictures
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import RECTIFIERS
@@ -75,5 +75,5 @@ def test_a_method_has_one_colour_in_all_figures_of_both_reports() -> None:
 
 def test_a_fixed_activation_has_its_candidates_colour_and_a_dash_of_its_own() -> None:
     assert {name: pictures.COLOURS[name] for name in FIXED} == candidate_colours(FIXED)
-    looks = [(pictures.COLOURS[name], pictures.DASHES.get(name, "solid")) for name in METHODS + FIXED]
+    looks = [(pictures.COLOURS[name], pictures.DASHES.get(name, "-")) for name in METHODS + FIXED]
     assert len(set(looks)) == len(looks)

@@ -5,7 +5,7 @@
 ['Map of the network', 'Recorded numbers', 'Probability by step', 'Pick by site and step',
  'Probability by site and step']
 
-Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure().savefig("picks.png")``.
+Every picture has a matplotlib figure (needs flexact[plots]): ``picks(recorder.history).figure.savefig("picks.png")``.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
-from flexact.observe.figures.description import INK, Event, Grid, Line, Panel, candidate_colours, candidate_dash
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
+from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.network_map import margins, network
 from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, drops_of, outcomes
-from flexact.observe.figures.picture import Picture
 from flexact.observe.history import TRYING, Records, number_names
 from flexact.observe.selection_rows import TIE
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MAX_CELLS = 500_000
-"""Maximum number of cells of all heat maps of a picture; each takes about a byte of the page."""
-MAX_POINTS = 1000
-"""Maximum number of points of a curve."""
-UNDECIDED = ("undecided", "#ffffff")
-"""Name and colour of a cell whose leading candidates are equally likely, as all are before training."""
+MAX_CELLS = 100_000
+"""Maximum number of cells of all heat maps of a picture; each takes at most five bytes of the page."""
+UNDECIDED = {"undecided": "#ffffff"}
+"""The colour of a cell whose leading candidates are equally likely, as all are before training."""
 _AFTER = 3
 """Minimum number of records that are shown after the last site has committed."""
+_LABEL_DISTANCE = 0.045
+"""Minimum distance between the labels of two events, as a fraction of the recorded steps."""
 
 
 def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
@@ -46,113 +50,128 @@ def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
     return [*pictures, picks(history, stem), probabilities(history, stem)]
 
 
+@style()
 def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
     """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
     check_not_empty(history)
-    if any(by not in entry for entry in history):
-        raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
-    shown, note = _shown(history, by)
-    candidates, table = by_site(shown)
-    colours = candidate_colours(candidates)
-    categories = [(name, colours[name]) for name in candidates]
-    values = [[_category(pi, candidates) for pi in records] for records in table.values()]
-    if any(value == len(candidates) for row in values for value in row):
-        categories.append(UNDECIDED)
-    grid = Grid([entry[by] for entry in shown], values, categories)
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(by_site(history[-1:])[1])))
+    colours = pick_map(ax, history, by)
     return Picture(
         f"{stem}-picks",
         f"Pick by site and {by}",
         "The candidate with the highest probability at each site (first layer on top) as training went on"
         + channels_note(history),
-        [Panel("", by, "", rows=list(table), grid=grid, x_note=note)],
-        across=1,
+        drawing.finished(figure, colours),
     )
 
 
+def pick_map(ax: Axes, history: Records, by: str) -> dict[str, str]:
+    """Draw the leading candidate at each site and step, and return the colours by name."""
+    if any(by not in entry for entry in history):
+        raise FlexActError(f"every record needs a number {by!r}; record(step, {by}=...) adds it.")
+    shown, note = _shown(history, by)
+    candidates, table = by_site(shown)
+    colours = candidate_colours(candidates)
+    values = [[_category(pi, candidates) for pi in records] for records in table.values()]
+    if any(value == len(candidates) for row in values for value in row):
+        colours |= UNDECIDED
+    drawing.heat_map(ax, [entry[by] for entry in shown], list(table), values, list(colours.values()))
+    ax.set_xlabel(by + note)
+    return colours
+
+
+@style()
 def probabilities(history: Records, stem: str = "history") -> Picture:
     """Draw the probability of each candidate by site and step, as one heat map per candidate."""
     candidates, table = by_site(history[-1:])
     shown, note = _shown(history, "step", most=min(MAX_COLUMNS, MAX_CELLS // (len(table) * len(candidates)) or 2))
     candidates, table = by_site(shown)
     steps = [entry["step"] for entry in shown]
-    panels = [
-        Panel(
-            candidate,
-            "step",
-            x_note=note,
-            rows=list(table),
-            grid=Grid(steps, [[pi.get(candidate, math.nan) for pi in records] for records in table.values()]),
-        )
-        for candidate in candidates
-    ]
+    figure, axes = drawing.panels(len(candidates), across=3, inches=drawing.row_inches(len(table)), same_rows=True)
+    for ax, candidate in zip(axes, candidates, strict=True):
+        values = [[pi.get(candidate, math.nan) for pi in records] for records in table.values()]
+        drawing.heat_map(ax, steps, list(table), values)
+        ax.set(title=candidate, xlabel="step" + note)
+    figure.colorbar(axes[0].images[0], ax=axes, label="probability", shrink=0.8, aspect=30)
     return Picture(
         f"{stem}-probabilities",
         "Probability by site and step",
         "How likely each candidate was at each site (first layer on top) as training went on" + channels_note(history),
-        panels,
+        drawing.finished(figure),
     )
 
 
+@style()
 def curves(history: Records, stem: str = "history") -> Picture:
     """Draw the probability of each candidate over the steps: the mean over sites."""
     shown = _evenly(history)
     candidates, table = by_site(shown)
     colours = candidate_colours(candidates)
-    steps = [entry["step"] for entry in shown]
-    lines = []
+    figure, (ax,) = drawing.panels()
     for name in candidates:
         records = zip(*table.values(), strict=True)
-        found = [[pi[name] for pi in record if name in pi] or [math.nan] for record in records]
-        lines.append(Line(name, steps, [fmean(ps) for ps in found], colours[name], candidate_dash(name)))
+        means = [fmean([pi[name] for pi in record if name in pi] or [math.nan]) for record in records]
+        drawing.line(ax, name, [entry["step"] for entry in shown], means, colours[name], candidate_dash(name))
+    ax.set(xlabel="step", ylabel="probability", ylim=(0.0, 1.02))
+    _draw_events(ax, history)
     return Picture(
         f"{stem}-curves",
         "Probability by step",
         "The mean probability of each candidate over the sites, which after the commitment is the share of sites that "
         "picked it. Vertical lines mark drops and the commitment.",
-        [Panel("", "step", "probability", lines, events(history), value_range=(0.0, 1.02))],
-        across=1,
+        drawing.finished(figure),
     )
 
 
+@style()
 def numbers(history: Records, stem: str = "history") -> Picture:
     """Draw the other recorded numbers, such as loss and accuracy; in a trial, with one line per candidate."""
-    colours = candidate_colours(by_site(history[-1:])[0])
-    panels = []
-    for name in number_names(history):
-        of_candidate: dict[str, list[tuple[float, float]]] = {}  # in a trial each has a line, and the pick's is `name`
-        for entry in history:
-            if name in entry:
-                of_candidate.setdefault(entry.get(TRYING, name), []).append((entry["step"], entry[name]))
-        lines = []
-        for line, points in of_candidate.items():
-            x, y = zip(*_thinned(points), strict=True)
-            lines.append(Line(line, x, y, colours.get(line, INK), candidate_dash(line) if line in colours else "solid"))
-        panels.append(Panel(name, "step", lines=lines, events=events(history)))
-    if not panels:
+    names = number_names(history)
+    if not names:
         raise FlexActError(
             "this history has no numbers besides the picks; give them to record: record(step, loss=...)."
         )
+    figure, axes = drawing.panels(len(names), across=3)
+    for ax, name in zip(axes, names, strict=True):
+        _draw_number(ax, history, name)
     sentence = (
         "The loss and the other numbers by step; in a trial, one line per candidate. Vertical lines mark drops and "
         "the commitment, after which the picks are trained alone."
     )
-    return Picture(f"{stem}-numbers", "Recorded numbers", sentence, panels, across=min(3, len(panels)))
+    return Picture(f"{stem}-numbers", "Recorded numbers", sentence, drawing.finished(figure))
 
 
-def events(history: Records) -> list[Event]:
-    """Return the steps at which candidates were dropped. The last is the commitment if all sites have committed."""
+def _draw_number(ax: Axes, history: Records, name: str) -> None:
+    points: dict[str, list[tuple[float, float]]] = {}  # by candidate in a trial; "" is the picks
+    for entry in history:
+        if name in entry:
+            points.setdefault(entry.get(TRYING, ""), []).append((entry["step"], entry[name]))
+    colours = candidate_colours(by_site(history[-1:])[0])
+    for candidate, own in points.items():
+        x, y = zip(*own, strict=True)
+        dash = candidate_dash(candidate) if candidate else "-"
+        drawing.line(ax, candidate, x, y, colours.get(candidate, INK), dash)
+    ax.set(title=name, xlabel="step")
+    _draw_events(ax, history)
+
+
+def _draw_events(ax: Axes, history: Records) -> None:
+    """Mark the steps at which candidates were dropped, with labels where there is room. The last is the commitment if
+    all sites have committed."""
     by_step: dict[int, Counter[str]] = {}
     for dropped in drops_of(history).values():
         for name, drop in dropped.items():
             by_step.setdefault(drop["step"], Counter())[name] += 1
     committed = _settled(history) is not None
-    found = []
+    free = -math.inf
     for step, counts in sorted(by_step.items()):
-        label = ", ".join(counts) if len(counts) <= 2 else f"{counts.total()} drops"
-        note = ", ".join(f"{name} at {counted(count, 'site')}" for name, count in counts.most_common())
-        name, dash = ("commitment", "solid") if committed and step == max(by_step) else ("drop", "dash")
-        found.append(Event(step, name, label, note, dash))
-    return found
+        name, dash = ("commitment", "-") if committed and step == max(by_step) else ("drop", "--")
+        ax.axvline(step, color="#777777", linewidth=0.8, linestyle=dash, label=name)
+        if step >= free:
+            text = ", ".join(counts) if len(counts) <= 2 else f"{counts.total()} drops"
+            place: Any = {"rotation": 90, "va": "top", "ha": "right", "transform": ax.get_xaxis_transform()}
+            ax.text(step, 0.99, text, fontsize=7, color="#555555", **place)
+            free = step + _LABEL_DISTANCE * (history[-1]["step"] - history[0]["step"])
 
 
 def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> float:
@@ -176,7 +195,7 @@ def _shown(history: Records, by: str, most: int = MAX_COLUMNS) -> tuple[Records,
         end = start + 1.5 * (at - start)
         count = sum(i <= settled + _AFTER or entry[by] <= end for i, entry in enumerate(history))
         if count < 0.75 * len(history):
-            return _evenly(history[:count], most), f"nothing changes after {by} {at:.12g}"
+            return _evenly(history[:count], most), f" (nothing changes after {by} {at:.12g})"
     return _evenly(history, most), ""
 
 
@@ -196,15 +215,3 @@ def _evenly(history: Records, most: int = MAX_COLUMNS) -> Records:
     if len(history) <= most:
         return history
     return [history[round(i * (len(history) - 1) / (most - 1))] for i in range(most)]
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return at most MAX_POINTS points: the lowest and the highest of each stretch, so that no spike is lost."""
-    if len(points) <= MAX_POINTS:
-        return points
-    size = math.ceil(2 * len(points) / MAX_POINTS)
-    kept: list[tuple[float, float]] = []
-    for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flexact.io.markdown_tables import counted
-from flexact.observe.figures.description import (
-    Bars,
-    Grid,
-    Panel,
-    candidate_colours,
-    without_shared_end,
-    without_shared_start,
-)
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import GREY, candidate_colours
+from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures.site_names import without_shared_end, without_shared_start
 from flexact.observe.history import Records
 from flexact.observe.selection_rows import Row
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MAX_PANELS = 24
 """Maximum number of panels of `margins`."""
-GREY = "#8c959f"
 _UNDECIDED = "undecided"
 """The name of a site whose row is `undecided`."""
 _TILES = 16
@@ -34,39 +31,48 @@ _PALEST = 0.2
 """Opacity of a site without any confidence."""
 
 
+@style()
 def network(history: Records, stem: str = "history") -> Picture:
     """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick. Sites
     that committed without significant evidence are grey."""
-    colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
     found = {one.site: one for one in outcomes(history)}
+    colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
     rows: list[str] = []
-    tiles: list[list[Row]] = []
-    labels: list[list[str]] = []
+    tiles: list[list[tuple[str, Row]]] = []
     for stage, sites in stages(list(found)):
+        named = [(name, found[site]) for name, site in zip(tile_names(sites), sites, strict=True)]
         for start in range(0, len(sites), _TILES):
             rows.append("" if start else stage or (sites[0] if len(sites) == 1 else "top level"))
-            tiles.append([found[site] for site in sites[start : start + _TILES]])
-            labels.append(tile_names(sites)[start : start + _TILES])
-    used = list(dict.fromkeys(map(_category, found.values())))
-    grid = Grid(
-        range(_TILES),
-        _filled([[float(used.index(_category(one))) for one in row] for row in tiles], math.nan),
-        [(name, colours[name]) for name in used],
-        _filled([[_note(one) for one in row] for row in tiles], ""),
-        _filled([[_PALEST + (1 - _PALEST) * _confidence(one) for one in row] for row in tiles], 1.0),
-        _filled(labels, ""),
-    )
+            tiles.append(named[start : start + _TILES])
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(rows)))
+    for y, line in enumerate(tiles):
+        for x, (name, one) in enumerate(line):
+            _draw_tile(ax, x, y, name, colours[_category(one)], _confidence(one))
+    drawing.name_rows(ax, rows)
+    ax.set(xlim=(-0.5, _TILES - 0.5), xticks=[])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     return Picture(
         f"{stem}-network",
         "Map of the network",
         f"The pick of each site at step {history[-1]['step']}, from the first layer to the last, one line per "
         "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey"
         + channels_note(history),
-        [Panel(rows=rows, grid=grid)],
-        across=1,
+        drawing.finished(figure, {name: colours[name] for name in map(_category, found.values())}),
     )
 
 
+def _draw_tile(ax: Axes, x: int, y: int, name: str, colour: str, confidence: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    face = (colour, _PALEST + (1 - _PALEST) * confidence)
+    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=2))
+    if name:
+        box = {"facecolor": ("white", 0.7), "linewidth": 0, "pad": 1}
+        ax.text(x, y, name, ha="center", va="center", fontsize=7, bbox=box)
+
+
+@style()
 def margins(history: Records, stem: str = "history") -> Picture:
     """Draw the margin of each candidate when it was dropped, with its standard error; undecided sites are grey. Sites
     that picked together share a panel."""
@@ -79,14 +85,17 @@ def margins(history: Records, stem: str = "history") -> Picture:
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
     shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)
+    most = max(len(group[0].dropped) for group in shown)
+    figure, axes = drawing.panels(len(shown), across=3, inches=drawing.row_inches(most))
+    for ax, group in zip(axes, shown, strict=True):
+        _draw_margins(ax, group, colours, len(found))
     return Picture(
         f"{stem}-margins",
         "Margin at each drop",
         "By how much each candidate was behind the leader when it was dropped, with its standard error: a difference "
         "of losses in a trial, of normalised advantages in a blend. Undecided sites are grey."
         + (f" {left_out} panels with the clearest leads are left out." if left_out else ""),
-        [_margins_panel(group, colours, len(found)) for group in shown],
-        across=min(3, len(shown)),
+        drawing.finished(figure),
     )
 
 
@@ -121,26 +130,26 @@ def tile_names(sites: Sequence[str]) -> list[str]:
     return [name if len(name) <= _LETTERS else "" for name in names]
 
 
-def _margins_panel(group: Sequence[Row], colours: Mapping[str, str], count: int) -> Panel:
-    """Return the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
+def _draw_margins(ax: Axes, group: Sequence[Row], colours: Mapping[str, str], count: int) -> None:
+    """Draw the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
 
     count: the number of all sites.
     """
     first = group[0]
-    rows, bars = [], []
+    rows = []
     for row, (name, step) in enumerate(first.dropped.items()):
         found = first.evidence.get(name)
         without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
         rows.append(f"{name} at {step}{without}")
         if found is not None and not without:
-            values, errors = [math.nan] * len(first.dropped), [0.0] * len(first.dropped)
-            values[row], errors[row] = found.margin, found.standard_error
-            shown = (_UNDECIDED, GREY) if first.undecided else (name, colours[name])
-            bars.append(Bars(shown[0], values, shown[1], errors))
+            colour = GREY if first.undecided else colours[name]
+            ax.errorbar(found.margin, row, xerr=found.standard_error, fmt="o", color=colour)
+    drawing.name_rows(ax, rows)
+    drawing.rule_rows(ax, len(rows))
     all_or_some = f"all {count} sites" if len(group) == count else counted(len(group), "site")
     title = first.site if len(group) == 1 else all_or_some
     undecided = " (undecided)" if first.pick and first.undecided else ""
-    return Panel(f"{title}: {first.pick or _UNDECIDED}{undecided}", "margin", rows=rows, bars=bars, marks=True)
+    ax.set(title=f"{title}: {first.pick or _UNDECIDED}{undecided}", xlabel="margin")
 
 
 def _category(one: Row) -> str:
@@ -155,14 +164,3 @@ def _confidence(one: Row) -> float:
     if one.deciding is not None:
         return math.erf(max(0.0, one.deciding.z) / math.sqrt(2))
     return 0.0 if one.committed and one.dropped else max(0.0, one.margin)  # the margin is NaN if the run diverged
-
-
-def _note(one: Row) -> str:
-    """Return what the page shows of a site on hover."""
-    lead = f", lead {one.lead}" if one.lead is not None else f", probability {one.probability:.3f}"
-    decision = "decided" if one.decided else "undecided" if one.committed else "not committed"
-    return f"{one.site}\n{one.pick or _UNDECIDED}{lead}\n{decision}, confidence {_confidence(one):.2f}"
-
-
-def _filled(rows: Sequence[list[Any]], value: Any) -> list[list[Any]]:
-    return [row + [value] * (_TILES - len(row)) for row in rows]

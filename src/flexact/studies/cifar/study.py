@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import Line, Panel, candidate_colours
-from flexact.observe.figures.picture import Picture
-from flexact.report.page import Section, markdown, picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import candidate_colours
+from flexact.observe.figures.drawing import Picture, style
+from flexact.report.page import Section, markdown
 from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
@@ -20,6 +21,9 @@ from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
 from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, mean_line, selection
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def figures(outcome: Any) -> dict[str, Any]:
@@ -69,39 +73,40 @@ Store = functools.partial(GridStore[Result], study=STUDY)
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
 COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
-DASHES = dict.fromkeys(METHODS[1:-2], "dash") | dict.fromkeys(FIXED, "dot")
-"""The dashes of the methods whose line is not solid."""
+DASHES = dict.fromkeys(METHODS[1:-2], "--") | dict.fromkeys(FIXED, ":")
+"""The line styles of the methods whose line is not solid."""
 
 
+@style()
 def accuracy_curves(curves: dict[Cell, Curve]) -> Picture | None:
     """Accuracy on the test images over epochs, one line per method. Each data set and model has a panel with the whole
     run, and one with the last quarter of its epochs, which shows small differences."""
-    panels = []
-    for dataset, model in sorted({(cell.dataset, cell.model) for cell in curves}, key=lambda key: in_order(*key)):
-        own = {
-            cell: accuracies
-            for cell, curve in curves.items()
-            if (cell.dataset, cell.model) == (dataset, model) and (accuracies := evaluated(curve, "test_accuracy"))
-        }
-        if own:
-            heading, last = f"{title(model)} on {title(dataset)}", max(max(accuracies) for accuracies in own.values())
-            panels.append(Panel(heading, "epoch", "accuracy in %", _lines(own, 0)))
-            panels.append(
-                Panel(f"{heading}: last quarter", "epoch", "accuracy in %", _lines(own, math.ceil(0.75 * last)))
-            )
-    return picture(
+    found: dict[tuple[str, str], dict[Cell, dict[int, float]]] = {}
+    for cell, curve in curves.items():
+        if accuracies := evaluated(curve, "test_accuracy"):
+            found.setdefault((cell.dataset, cell.model), {})[cell] = accuracies
+    if not found:
+        return None
+    figure, axes = drawing.panels(2 * len(found), across=2)
+    pairs = zip(axes[::2], axes[1::2], strict=True)
+    for (whole, end), key in zip(pairs, sorted(found, key=lambda key: in_order(*key)), strict=True):
+        own, heading = found[key], f"{title(key[1])} on {title(key[0])}"
+        last = max(max(accuracies) for accuracies in own.values())
+        _draw_accuracies(whole, own, 0)
+        _draw_accuracies(end, own, math.ceil(0.75 * last))
+        whole.set_title(heading)
+        end.set_title(f"{heading}: last quarter")
+    return Picture(
         "accuracy",
         "Accuracy over epochs: mean over seeds, band of one standard deviation",
         "Accuracy on the test images during training, of the network as it would be extracted: mean over the seeds "
         "that have reached the epoch, with a band of one standard deviation; on the right the last quarter alone.",
-        panels,
-        across=2,
+        drawing.finished(figure),
     )
 
 
-def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
-    """One line per method, starting at an epoch."""
-    lines = []
+def _draw_accuracies(ax: Axes, curves: dict[Cell, dict[int, float]], first: int) -> None:
+    """Draw one line per method, starting at an epoch."""
     for method in METHODS + FIXED:
         own = [
             {epoch: accuracy for epoch, accuracy in curve.items() if epoch >= first}
@@ -109,10 +114,9 @@ def _lines(curves: dict[Cell, dict[int, float]], first: int) -> list[Line]:
             if cell.method == method
         ]
         if any(own):
-            width = 2.8 if method.startswith("flexact") else 1.8
-            dash = DASHES.get(method, "solid")
-            lines.append(mean_line(title(method), own, COLOURS[method], dash, width))
-    return lines
+            width = 2.2 if method.startswith("flexact") else 1.4
+            mean_line(ax, title(method), own, COLOURS[method], DASHES.get(method, "-"), width)
+    ax.set(xlabel="epoch", ylabel="accuracy in %")
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:

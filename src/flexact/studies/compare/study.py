@@ -9,8 +9,9 @@ from typing import Any
 
 from flexact.candidates import ORIGINAL
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import INK, Bars, Panel, candidate_colours, candidate_dash
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
+from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
@@ -67,43 +68,46 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return [Section("Scores, differences, costs and picks", markdown(text), pictures)]
 
 
+@style()
 def paired_differences(done: Sequence[Result]) -> Picture | None:
     """The difference from the original network on each seed, and its mean, with a row per method."""
     found = {method: differences(done, method) for method in _methods(done) if method != ORIGINAL}
     found = {method: own for method, own in found.items() if own}
     if not found:
         return None
-    seeds = sorted({seed for own in found.values() for seed in own})
-    means = [mean_and_deviation(list(own.values()))[0] for own in found.values()]
-    bars = [Bars("mean", means, ALL_LAYERS, symbol="o")]
-    bars += [
-        Bars("one seed", [own.get(seed, float("nan")) for own in found.values()], _SEED, symbol="D") for seed in seeds
-    ]
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
+    for row, own in enumerate(found.values()):
+        ax.plot(list(own.values()), [row] * len(own), "D", color=_SEED, label="one seed")
+        ax.plot(mean_and_deviation(list(own.values()))[0], row, "o", color=ALL_LAYERS, label="mean")
+    drawing.name_rows(ax, list(found))
+    drawing.rule_rows(ax, len(found))
+    ax.set_xlabel("score minus that of the original")
     return Picture(
         "differences",
         "Paired differences",
         "The score of each method minus that of the original network on the same seed, and the mean over seeds.",
-        [Panel("", "score minus that of the original", rows=list(found), bars=bars, marks=True)],
-        across=1,
+        drawing.finished(figure),
     )
 
 
+@style()
 def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
     """The mean score over the evaluations of each method, if `train` yields scores."""
-    candidates = [candidate for method in _methods(done) if (candidate := candidate_of(method))]
-    colours = candidate_colours(candidates)
-    lines = []
-    for method in _methods(done):
-        own = [evaluated(read_curve(store.cell_folder(row.cell)), "score") for row in done if row.method == method]
-        own = [curve for curve in own if curve]
-        if own:
-            candidate = candidate_of(method)
-            colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
-            dash = "solid" if candidate is None else candidate_dash(candidate)
-            line = mean_line(method, own, colour, dash, 2.8 if method == FLEXACT else 1.8)
-            lines.append(line if method in (ORIGINAL, FLEXACT) else dataclasses.replace(line, band=None))
-    if not lines:
+    curves: dict[str, list[dict[int, float]]] = {}
+    for row in done:
+        if curve := evaluated(read_curve(store.cell_folder(row.cell)), "score"):
+            curves.setdefault(row.method, []).append(curve)
+    if not curves:
         return None
+    colours = candidate_colours(candidate for method in _methods(done) if (candidate := candidate_of(method)))
+    figure, (ax,) = drawing.panels()
+    for method, own in curves.items():
+        candidate = candidate_of(method)
+        colour = _OWN_COLOURS[method] if candidate is None else colours[candidate]
+        dash = "-" if candidate is None else candidate_dash(candidate)
+        width = 2.2 if method == FLEXACT else 1.4
+        mean_line(ax, method, own, colour, dash, width, band=method in (ORIGINAL, FLEXACT))
+    ax.set(xlabel="evaluation", ylabel="score")
     return Picture(
         "curves",
         "Learning curves: mean over seeds",
@@ -111,8 +115,7 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
         "original and flexact. While flexact picks, its score is that of the "
         "network that is still picking; its run is longer by the steps of picking. A rewind returns it to its initial "
         "weights, so its score falls back there.",
-        [Panel("", "evaluation", "score", lines)],
-        across=1,
+        drawing.finished(figure),
     )
 
 

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from flexact.io.markdown_tables import PAPERS_ROW
-from flexact.observe.figures.description import Bars, Panel
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.history import DECISIONS, DROPS
-from flexact.report.page import Section, markdown, picture
+from flexact.report.page import Section, markdown
 from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
@@ -78,22 +78,26 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return [metrics, *selection(histories, done, _title)]
 
 
+@style()
 def _metrics(done: Sequence[Result]) -> Picture | None:
     """The mean of each metric over seeds, with one bar per method."""
     columns = columns_of(done)
     methods = [method for method in METHODS if any(row.method == method for row in done)]
-    bars = []
-    for method in methods:
+    if not columns:
+        return None
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(columns), len(methods)))
+    for number, method in enumerate(methods):
         found = [scores(done, method, column) for column in columns]
         values = [fmean(one.values()) if one else 0.0 for one in found]
-        bars.append(Bars(TITLES[method], values, COLOURS[method]))
-    panels = [Panel("Dev rows", "percent", rows=[heading(column) for column in columns], bars=bars)] if columns else []
-    return picture(
+        rows = drawing.side_by_side(len(columns), number, len(methods))
+        ax.barh(rows, values, 0.8 / len(methods), color=COLOURS[method], label=TITLES[method])
+    drawing.name_rows(ax, [heading(column) for column in columns])
+    ax.set_xlabel("percent")
+    return Picture(
         "metrics",
         "Metrics by activation",
         "The metrics of each task on its dev rows, of the extracted network, mean over seeds.",
-        panels,
-        across=1,
+        drawing.finished(figure),
     )
 
 

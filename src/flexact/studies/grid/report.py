@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flexact.observe.figures.description import Line, Panel
-from flexact.observe.figures.history import picks
-from flexact.observe.figures.outcomes import outcomes
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.drawing import Picture, style
+from flexact.observe.figures.history import pick_map
+from flexact.observe.figures.outcomes import by_site, outcomes
 from flexact.observe.selection_rows import alike
 from flexact.report.build import read_histories
 from flexact.report.page import Section, outcome_table, table
@@ -17,19 +16,24 @@ from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import DONE, R, Store
 from flexact.studies.grid.study import Row, picked
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Records = Sequence[dict[str, Any]]
 """The records of a Recorder."""
 BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#9933ff", "#d55e00"
 """The colours of the methods that every grid compares; colour-blind readers can tell them apart."""
 
 
-def mean_line(name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float) -> Line:
-    """The mean of several seeds' curves (figure by epoch), with a band of one standard deviation."""
+def mean_line(
+    ax: Axes, name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float, band: bool = True
+) -> None:
+    """Draw the mean of several seeds' curves (figure by epoch), with a band of one standard deviation."""
     epochs = sorted({epoch for curve in curves for epoch in curve})
     spread = [mean_and_deviation([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
     means = [mean for mean, _ in spread]
-    band = ([mean - std for mean, std in spread], [mean + std for mean, std in spread])
-    return Line(name, epochs, means, colour, dash, width, band)
+    around = ([mean - std for mean, std in spread], [mean + std for mean, std in spread])
+    drawing.line(ax, name, epochs, means, colour, dash, width, around if band else None)
 
 
 def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> list[Picture]:
@@ -38,15 +42,26 @@ def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], 
     histories: by cell. title: returns the title of a cell, without its seed.
     """
     return [
-        Picture(
-            f"selection-{kind}",
-            f"Selection by depth: {title(cells[0])}",
-            "The candidate with the highest probability at each site during training, with the first layer on top.",
-            [_panel(cell.seed, histories[cell]) for cell in cells],
-            across=min(3, len(cells)),
-        )
+        _selection_of_kind(kind, title(cells[0]), {cell.seed: histories[cell] for cell in cells})
         for kind, cells in _kinds(histories).items()
     ]
+
+
+@style()
+def _selection_of_kind(kind: str, title: str, by_seed: Mapping[int, Records]) -> Picture:
+    sites = max(len(by_site(records[-1:])[1]) for records in by_seed.values())
+    figure, axes = drawing.panels(len(by_seed), across=3, inches=drawing.row_inches(sites))
+    colours: dict[str, str] = {}
+    for ax, (seed, records) in zip(axes, by_seed.items(), strict=True):
+        by = "epoch" if all("epoch" in record for record in records) else "step"
+        colours |= pick_map(ax, records, by)
+        ax.set_title(f"seed {seed}")
+    return Picture(
+        f"selection-{kind}",
+        f"Selection by depth: {title}",
+        "The candidate with the highest probability at each site during training, with the first layer on top.",
+        drawing.finished(figure, colours),
+    )
 
 
 def final_picks(done: Iterable[Row], title: Callable[[Any], str]) -> str:
@@ -83,12 +98,6 @@ def _kinds(cells: Iterable[Any]) -> dict[str, list[Any]]:
     for cell in cells:
         kinds.setdefault(cell.name.removesuffix(f"-{cell.seed}"), []).append(cell)
     return kinds
-
-
-def _panel(seed: int, records: Records) -> Panel:
-    """One seed's panel, by epoch if all records have one, and by step otherwise."""
-    label = "epoch" if all("epoch" in record for record in records) else "step"
-    return dataclasses.replace(picks(records, by=label).panels[0], title=f"seed {seed}")
 
 
 def finished(store: Store[R]) -> list[R]:

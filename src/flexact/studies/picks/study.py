@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from flexact.errors import FlexActError
-from flexact.observe.figures.description import SYMBOLS, Bars, Panel
-from flexact.observe.figures.picture import Picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.report import finished
@@ -65,6 +64,7 @@ Store = functools.partial(GridStore[Result], study=STUDY)
 _DRAWN = (*(method for method in CHOOSING if method not in ABLATED), ORIGINAL)
 COLOURS = dict(zip(_DRAWN, ("#d55e00", "#e69f00", "#cc79a7", "#999999", "#009e73", "#0072b2"), strict=True))
 """One colour per method of the chart, distinct for colour-blind readers. Ablations are only in the tables."""
+_SYMBOLS = dict(zip(_DRAWN, "oDsX^P", strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
@@ -75,6 +75,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return [Section("Regret, scores and costs", markdown(text), [] if figure is None else [figure])]
 
 
+@style()
 def regrets(found: Sequence[Summary]) -> Picture | None:
     """Draw the regret of each method that chooses and of the original activation, with a row per task."""
     by_key = {
@@ -83,18 +84,21 @@ def regrets(found: Sequence[Summary]) -> Picture | None:
         if math.isfinite(one.regret)
     }
     tasks = [name for name in TASKS if any((name, method) in by_key for method in COLOURS)]
+    methods = [method for method in COLOURS if any((task, method) in by_key for task in tasks)]
     if not tasks:
         return None
-    bars = [
-        Bars(method, [by_key.get((task, method), math.nan) for task in tasks], colour, symbol=symbol)
-        for (method, colour), symbol in zip(COLOURS.items(), cycle(SYMBOLS), strict=False)
-        if any((task, method) in by_key for task in tasks)
-    ]
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(tasks), len(methods)))
+    for number, method in enumerate(methods):
+        values = [by_key.get((task, method), math.nan) for task in tasks]
+        rows = drawing.side_by_side(len(tasks), number, len(methods))
+        ax.plot(values, rows, _SYMBOLS[method], color=COLOURS[method], label=method)
+    drawing.name_rows(ax, tasks)
+    drawing.rule_rows(ax, len(tasks))
+    ax.set_xlabel("regret: 0 best fixed, 1 median fixed")
     return Picture(
         "regret",
         "Regret by task",
         "The distance of each method from the best fixed activation in hindsight (0), relative to the distance from "
         "there to the median fixed activation (1). A method below 0 is better than every fixed activation.",
-        [Panel("", "regret: 0 best fixed, 1 median fixed", rows=tasks, bars=bars, marks=True)],
-        across=1,
+        drawing.finished(figure),
     )

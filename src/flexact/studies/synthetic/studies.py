@@ -13,9 +13,10 @@ from flexact.config import PAPER_CANDIDATES
 from flexact.io.csv_rows import read_text
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.io.result_folder import TABLE
-from flexact.observe.figures.description import INK, Bars, Line, Panel, candidate_colours, candidate_dash
-from flexact.observe.figures.picture import Picture
-from flexact.report.page import Section, markdown, picture
+from flexact.observe.figures import drawing
+from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
+from flexact.observe.figures.drawing import Picture, style
+from flexact.report.page import Section, markdown
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.synthetic.models import policy
 from flexact.studies.synthetic.options import DEFAULT, KAN, Options
@@ -74,55 +75,58 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return [Section("Results", body, [one for one in drawn if one is not None])]
 
 
+@style()
 def selection(options: Options, parts: dict[str, Part]) -> Picture | None:
     """Draw probabilities over epochs, with a panel per truth and model that picks."""
     colours = candidate_colours([*options.candidates, *options.truths])
-    panels = []
+    found = {}
     for truth, model in product(options.truths, parts):
-        lines = []
-        for candidate in options.candidates:
-            epochs, means, deviations = _line(parts[model], truth, candidate)
+        lines = {candidate: _line(parts[model], truth, candidate) for candidate in options.candidates}
+        if all(x for x, _, _ in lines.values()):
+            found[truth, model] = lines
+    if not found:
+        return None
+    figure, axes = drawing.panels(len(found), across=3)
+    for ax, ((truth, model), lines) in zip(axes, found.items(), strict=True):
+        for candidate, (epochs, means, deviations) in lines.items():
             spread = list(zip(means, deviations, strict=True))
             band = ([max(0.0, mean - std) for mean, std in spread], [min(1.0, mean + std) for mean, std in spread])
-            width = 3.0 if candidate == truth else 1.8
-            lines.append(Line(candidate, epochs, means, colours[candidate], candidate_dash(candidate), width, band))
-        if all(line.x for line in lines):
-            name = f"{model}, truth: {truth}"
-            panels.append(Panel(name, "epoch", "probability", lines, value_range=(-0.02, 1.02)))
-    return picture(
+            width = 2.4 if candidate == truth else 1.4
+            drawing.line(ax, candidate, epochs, means, colours[candidate], candidate_dash(candidate), width, band)
+        ax.set(title=f"{model}, truth: {truth}", xlabel="epoch", ylabel="probability", ylim=(-0.02, 1.02))
+    return Picture(
         "selection",
         "Selection probabilities over epochs",
         "The probability of each candidate over the epochs, for each true activation and model. The bold line is the "
         "truth. A line is the mean over seeds, with a band of one standard deviation until the picks are made; from "
         "then on it is the share of seeds with that pick.",
-        panels,
+        drawing.finished(figure),
     )
 
 
+@style()
 def curves(options: Options, parts: dict[str, Part]) -> Picture | None:
-    """Draw every model's predicted curve, with a panel per truth. Baselines of other papers are hidden at first."""
-    own = [*options.candidates, *options.truths]
-    colours = candidate_colours([*own, *parts])
-    panels = []
-    for truth in options.truths:
-        lines = []
+    """Draw every model's predicted curve, with a panel per truth."""
+    colours = candidate_colours([*options.candidates, *options.truths, *parts])
+    targets = {truth: _line(next(iter(parts.values())), truth, "target") for truth in options.truths}
+    truths = [truth for truth, (x, _, _) in targets.items() if x]
+    if not truths:
+        return None
+    figure, axes = drawing.panels(len(truths), across=3)
+    for ax, truth in zip(axes, truths, strict=True):
         for model, part in parts.items():
             x, y, _ = _line(part, truth, "prediction")
-            picks = policy(model, options) is not None
-            dash, width = ("solid", 2.4) if picks else (candidate_dash(model), 1.8)
-            lines.append(Line(model, x, y, colours[model], dash, width, shown=picks or model in own))
-        x, target, _ = _line(next(iter(parts.values())), truth, "target")
-        if x:
-            panels.append(
-                Panel(f"truth: {truth}", "x₁", "output", [*lines, Line("truth", x, target, INK, "dash", 1.8)])
-            )
-    return picture(
+            dash, width = ("-", 2.2) if policy(model, options) is not None else (candidate_dash(model), 1.4)
+            drawing.line(ax, model, x, y, colours[model], dash, width)
+        x, target, _ = targets[truth]
+        drawing.line(ax, "truth", x, target, dash="--", width=1.4)
+        ax.set(title=f"truth: {truth}", xlabel="x₁", ylabel="output")
+    return Picture(
         "curves",
         "Predicted curve against truth",
-        "The prediction of each model over x₁ with the distractors at 0, as the mean over seeds. The dashed line is "
-        "the true function. Click a name in the legend to show or hide its curve.",
-        panels,
-        across=1 if len(panels) == 1 else 3,
+        "The prediction of each model over x₁ with the distractors at 0, as the mean over seeds. The dashed black line "
+        "is the true function.",
+        drawing.finished(figure),
     )
 
 
@@ -132,19 +136,29 @@ def _line(part: Part, truth: str, name: str) -> tuple[list[float], list[float], 
     return [point.x for point in points], [point.y for point in points], [point.deviation for point in points]
 
 
+@style()
 def errors(options: Options, parts: dict[str, Part]) -> Picture | None:
     """Draw the error of each model beside the paper's. None if there are several truths, as the table has them."""
     if len(options.truths) > 1:
         return None
-    ours = [mean_and_deviation([row.mse for row in part.results]) for part in parts.values()]
-    bars = [Bars("ours", [mean for mean, _ in ours], "#0072b2", [deviation for _, deviation in ours])]
+    shown = {"ours": ([mean_and_deviation([row.mse for row in part.results]) for part in parts.values()], "#0072b2")}
     if papers := variants(options):
         theirs = [float(papers[model][0].split()[0]) if model in papers else math.nan for model in parts]
-        bars.append(Bars("paper", theirs, "#e69f00"))
+        shown["paper"] = ([(error, math.nan) for error in theirs], "#e69f00")
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(parts), len(shown)))
+    for number, (name, (cells, colour)) in enumerate(shown.items()):
+        means, deviations = zip(*cells, strict=True)
+        at, height = drawing.side_by_side(len(parts), number, len(shown)), 0.8 / len(shown)
+        ax.barh(at, means, height, xerr=deviations, color=colour, ecolor=INK, capsize=2, label=name)
+    smallest = min((mean for cells, _ in shown.values() for mean, _ in cells if mean > 0), default=0.1)
+    ax.set(title=f"truth: {options.truths[0]}", xlabel="mean squared error", xscale="log")
+    ax.set_xlim(left=smallest / 3)
+    ax.xaxis.set_major_formatter("{x:g}")  # the default is a formula, which would be shown as text
+    ax.xaxis.set_minor_formatter("")
+    drawing.name_rows(ax, list(parts))
     return Picture(
         "errors",
         "Error by model",
         "The error at the end of training on a logarithmic axis: mean over seeds, whiskers of one standard deviation.",
-        [Panel(f"truth: {options.truths[0]}", "mean squared error", "", rows=list(parts), bars=bars, log_values=True)],
-        across=1,
+        drawing.finished(figure),
     )
