@@ -7,14 +7,12 @@ from html import escape
 
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures import history as plots
-from flexact.observe.figures.colours import candidate_colours
+from flexact.observe.figures.colours import GREY, candidate_colours
 from flexact.observe.figures.drawing import can_draw
 from flexact.observe.history import Records, number_names
 from flexact.observe.selection_rows import Row, columns_of, legend
 
 _BAR = 'width="120" height="12" viewBox="0 0 1 1" preserveAspectRatio="none"'
-
-
 MAX_ROWS = 200
 """Maximum number of rows that a notebook shows; sites that pick per channel have many."""
 
@@ -28,7 +26,7 @@ def selection_html(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{title}</th>" for title in (*columns, "probabilities"))
     lines = []
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
-        grey = ' style="color:#8c959f"' if row.undecided else ""
+        grey = f' style="color:{GREY}"' if row.undecided else ""
         shown = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
         lines.append(f"<tr{grey}>{shown}<td>{_bar(row, colours)}</td></tr>")
     below = f"<small>{'<br>'.join(map(escape, notes))}</small>"

@@ -130,8 +130,8 @@ def _restored(value: Any, kind: Any) -> Any:
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The cells by title, without the names of the sites. The columns are those that the phase of the run calls for:
-    probabilities while candidates are in the contest, the evidence for the pick after the commitment."""
+    """The cells by title, without the names of the sites. The columns depend on the phase of the run: probabilities
+    before the commitment, the evidence for the pick after it."""
     contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
     columns = {"pick": [_pick(row) for row in rows]}
     if contested or not rows:
@@ -200,7 +200,7 @@ def _latest(groups: Sequence[str], room: int) -> str:
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
-    """The explanations that these rows call for."""
+    """The lines that explain what these rows contain."""
     contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
     compared = [row for row in contested if row.trying is None]
     told = {

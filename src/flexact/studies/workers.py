@@ -27,7 +27,7 @@ _stop_requested, _running = threading.Event(), threading.Lock()
 
 @dataclass(frozen=True)
 class Answer:
-    """How a task ended. kind: done, failed, stopped (with a checkpoint) or full (the disk is full)."""
+    """How a task ended. kind: done, failed, stopped (it was asked to stop) or full (the disk is full)."""
 
     kind: str
     figures: Any = None
@@ -46,7 +46,7 @@ class Workers(Protocol):
 
     def submit(self, task: Any) -> Future[Answer]: ...
     def stop(self) -> None:
-        """Ask the running tasks to write a checkpoint and end."""
+        """Ask the running tasks to stop."""
 
     def close(self) -> None: ...
 
@@ -183,7 +183,7 @@ def _run(work: Work, task: Any, device: str) -> Any:
 
 
 def _watch_parent() -> None:
-    """Stop the task, with a checkpoint, when the parent process has ended."""
+    """Ask the task to stop when the parent process has ended, and end this process."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     _stop_requested.set()

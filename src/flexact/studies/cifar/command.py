@@ -1,4 +1,4 @@
-"""`flexact reproduce cifar`."""
+"""The command `flexact reproduce cifar`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flexact data`."""
+"""The command `flexact data`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ USUAL: tuple[str, ...] = (ORIGINAL, FIXED, FLEXACT, ALONE)
 def methods_of(candidates: Sequence[str], asked: Sequence[str] = USUAL, original: str | None = None) -> tuple[str, ...]:
     """The methods that names stand for, in the order of the table; "fixed" stands for each candidate at every site.
 
-    original: the candidate that the network has at every site already; "fixed" omits it: "original" covers it.
+    original: the candidate that the network has at every site already. "fixed" omits it, as "original" trains it.
 
     >>> methods_of(("original", "relu", "gelu"), original="relu")
     ('original', 'fixed-gelu', 'flexact', 'flexact-alone')

@@ -112,9 +112,8 @@ def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
         "curves",
         "Learning curves: mean over seeds",
         "The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
-        "original and flexact. While flexact picks, its score is that of the "
-        "network that is still picking; its run is longer by the steps of picking. A rewind returns it to its initial "
-        "weights, so its score falls back there.",
+        "original and flexact. flexact has a longer run, because picking takes further steps, and its first scores are "
+        "of a network that still picks. A rewind restores the initial weights, so its score falls there.",
         drawing.finished(figure),
     )
 

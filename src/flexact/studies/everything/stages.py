@@ -1,4 +1,4 @@
-"""The stages of `flexact reproduce all`: one call of a study's command each, in their order; and how long they take."""
+"""The stages of `flexact reproduce all`, each one call of a study's command, and how long they take."""
 
 from __future__ import annotations
 
@@ -104,12 +104,14 @@ _TIMES: dict[str, tuple[str, str, Callable[[dict[str, str]], float]]] = {
 
 
 def hours(stage: Stage, results: Path) -> float:
-    """Roughly the hours of a stage, one cell after the other; NaN if it was not measured.
+    """The estimated hours of a stage if its cells run one after the other; NaN if no such cells were measured.
 
-    A kind of cell that was not measured counts as the slowest one.
+    Cells of a kind that was not measured are assumed to be as slow as the slowest measured cell.
     """
-    path, column, seconds = _TIMES.get(stage.study, _TIMES["glue"])
-    if stage.study not in _TIMES or "--model" in stage.arguments or not (results / path).is_file():
+    if stage.study not in _TIMES or "--model" in stage.arguments:
+        return math.nan
+    path, column, seconds = _TIMES[stage.study]
+    if not (results / path).is_file():
         return math.nan
     with (results / path).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps of a run

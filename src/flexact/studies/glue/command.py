@@ -1,4 +1,4 @@
-"""`flexact reproduce glue`."""
+"""The command `flexact reproduce glue`."""
 
 from __future__ import annotations
 

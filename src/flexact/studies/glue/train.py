@@ -36,7 +36,8 @@ class Outcome:
     epochs: int
     seconds: float
     step_ms: float
-    """Milliseconds per step, mean over epochs, including routing and the steps after the commitment."""
+    """Milliseconds per step: the mean over epochs of the median over windows of steps. Includes routing and the steps
+    after the commitment."""
     picks: dict[str, str]
     """By site, in depth order; empty if the activations are fixed."""
 
@@ -51,7 +52,7 @@ def train_cell(
 ) -> Outcome:
     """Train a cell, or resume it from the checkpoint of its last epoch.
 
-    stop: called after each step; once it returns True, `Stopped` is raised.
+    stop: called after each step; once it returns True, `Stopped` is raised and the epoch is lost.
     """
     if device.type == "cuda":
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)

@@ -85,7 +85,7 @@ PATIENCE = 60.0
 
 
 class Stopped(FlexActError):
-    """A cell was asked to stop; it has written a checkpoint if its study has them."""
+    """A cell was asked to stop. If its study has checkpoints, the cell resumes from its last one."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C stops the cells with checkpoints; the second raises KeyboardInterrupt."""
+        """The first SIGTERM or Ctrl-C asks the running cells to stop; the second raises KeyboardInterrupt."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can handle signals
             return

@@ -158,7 +158,7 @@ def step_costs(
             for mean, ratio in zip(means, ratios, strict=True)
         ]
         lines.append([what, device, *cells])
-    explained = f"Milliseconds, mean over the run and over seeds; in brackets relative to {title(methods[0])}."
+    explained = f"Milliseconds per step of a run, mean over seeds; in brackets relative to {title(methods[0])}."
     header = ("trained", "device", *map(title, methods))
     return f"{heading}{explained}\n\n" + markdown(header, lines, words=["device"])
 

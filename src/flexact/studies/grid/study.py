@@ -291,7 +291,8 @@ class GridStudy:
     figures: Callable[[Any], dict[str, Any]] = columns_of
     """The columns of results.csv from an outcome."""
     checkpoint: str = LOCK
-    """The pattern of a checkpoint's files in the cell's folder, or a file that every cell writes when it begins."""
+    """The pattern of the files in a cell's folder that show that it was started: its checkpoints or, in a study without
+    checkpoints, the lock."""
     data: Path = Path("data")
     """The default folder of its data."""
     command: str = ""

@@ -1,5 +1,7 @@
-"""The ten tasks. The longest tasks come first, which is the order in which a grid runs them. Tasks in
-other files of this folder are discovered and come after them."""
+"""The ten tasks, the longest ones first, in the order in which a grid runs them.
+
+Tasks in other files of this folder are discovered, and come after them.
+"""
 
 from __future__ import annotations
 
