@@ -18,7 +18,15 @@ from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import CHECKPOINT, train_cell
 from flexact.studies.cifar_data.data import Images, load
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
-from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, mean_line, selection
+from flexact.studies.grid.report import (
+    BASELINE_COLOUR,
+    FLEXACT_COLOUR,
+    PENULTIMATE_COLOUR,
+    finished,
+    histories_of,
+    mean_line,
+    selection,
+)
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
 
@@ -71,7 +79,8 @@ Store = functools.partial(GridStore[Result], study=STUDY)
 
 
 _RIVALS = ("#e69f00", "#009e73", "#cc79a7", "#666666", "#7a3d1f", "#1e002d")
-COLOURS = dict(zip(METHODS, (BASELINE, *_RIVALS, PENULTIMATE, ALL_LAYERS), strict=True)) | candidate_colours(FIXED)
+_IN_ORDER = (BASELINE_COLOUR, *_RIVALS, PENULTIMATE_COLOUR, FLEXACT_COLOUR)
+COLOURS = dict(zip(METHODS, _IN_ORDER, strict=True)) | candidate_colours(FIXED)
 """The colour of each method in all figures; a fixed activation has the colour of its candidate."""
 DASHES = dict.fromkeys(METHODS[1:-2], "--") | dict.fromkeys(FIXED, ":")
 """The line styles of the methods whose line is not solid."""

@@ -18,7 +18,7 @@ from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Res
 from flexact.studies.compare.table import TITLE, differences, table
 from flexact.studies.compare.training import CellTraining, Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
-from flexact.studies.grid.report import ALL_LAYERS, finished, mean_line
+from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
@@ -55,7 +55,7 @@ class Store(GridStore[Result]):
         super().__init__(folder, dataclasses.replace(STUDY, train=train))
 
 
-_OWN_COLOURS = {ORIGINAL: INK, FLEXACT: ALL_LAYERS, ALONE: "#e69f00"}
+_OWN_COLOURS = {ORIGINAL: INK, FLEXACT: FLEXACT_COLOUR, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"
 
 
@@ -78,7 +78,7 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
     for row, own in enumerate(found.values()):
         ax.plot(list(own.values()), [row] * len(own), "D", color=_SEED, label="one seed")
-        ax.plot(mean_and_deviation(list(own.values()))[0], row, "o", color=ALL_LAYERS, label="mean")
+        ax.plot(mean_and_deviation(list(own.values()))[0], row, "o", color=FLEXACT_COLOUR, label="mean")
     drawing.name_rows(ax, list(found))
     drawing.rule_rows(ax, len(found))
     ax.set_xlabel("score minus that of the original")

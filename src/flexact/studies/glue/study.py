@@ -19,7 +19,14 @@ from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
 from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
-from flexact.studies.grid.report import ALL_LAYERS, BASELINE, PENULTIMATE, finished, histories_of, selection
+from flexact.studies.grid.report import (
+    BASELINE_COLOUR,
+    FLEXACT_COLOUR,
+    PENULTIMATE_COLOUR,
+    finished,
+    histories_of,
+    selection,
+)
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, picks_column
 
@@ -64,7 +71,7 @@ Store = functools.partial(GridStore[Result], study=STUDY)
 """The folder of one grid."""
 
 
-COLOURS = dict(zip(METHODS, (BASELINE, PENULTIMATE, ALL_LAYERS), strict=True))
+COLOURS = dict(zip(METHODS, (BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR), strict=True))
 
 
 def sections(folder: Path, config: dict[str, Any]) -> list[Section]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, Any]]
 """The records of a Recorder."""
-BASELINE, PENULTIMATE, ALL_LAYERS = "#0072b2", "#9933ff", "#d55e00"
+BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR = "#0072b2", "#9933ff", "#d55e00"
 """The colours of the methods that every grid compares; colour-blind readers can tell them apart."""
 
 
