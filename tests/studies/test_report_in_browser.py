@@ -53,7 +53,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 # What each page must hold: figures and tables (the configuration's two among them).
-PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (2, 3), "recorder": (5, 3), "evidence": (6, 3)}
+PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (3, 3), "recorder": (5, 3), "evidence": (6, 3)}
 
 
 @pytest.fixture(scope="module")

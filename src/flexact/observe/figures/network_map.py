@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import GREY, candidate_colours
@@ -82,6 +83,8 @@ def margins(history: Records, stem: str = "history") -> Picture:
     for one in found:
         if one.dropped:
             groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
+    if not groups:
+        raise FlexActError("no candidate has been dropped in this history, so there are no margins to draw.")
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
     shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)

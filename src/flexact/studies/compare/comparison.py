@@ -113,6 +113,25 @@ def compare(
     device: "cpu", "cuda" (all GPUs) or "cuda:N"; by default all GPUs or the CPU. `train` moves the model itself; a
     worker's own GPU is the current CUDA device. address: the address of the Ray cluster.
     overwrite: start again. retry_failed: also train the runs that failed before.
+
+    >>> import torch, flexact, tempfile
+    >>> def build():
+    ...     return torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> def train(model, seed, make_schedule):
+    ...     x = torch.linspace(-2, 2, 64)[:, None]
+    ...     optimizer = torch.optim.Adam(flexact.param_groups(model), lr=0.01)
+    ...     schedule = make_schedule and make_schedule(network_steps=20, optimizer=optimizer)
+    ...     for _ in range(schedule.total_steps if schedule else 20):
+    ...         loss = (model(x) - x.abs()).square().mean()
+    ...         loss.backward(); optimizer.step(); optimizer.zero_grad()
+    ...         if schedule:
+    ...             schedule.step(loss)
+    ...     return -float(loss)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = flexact.compare(build, train, ("relu", "tanh"), ["original", "fixed"], seeds=2, out=folder,
+    ...                             engine="inline", quiet=True)
+    ...     [one.method for one in found.summaries]
+    ['original', 'fixed-relu']
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself checks it
         raise FlexActError(

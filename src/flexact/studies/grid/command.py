@@ -125,6 +125,7 @@ class GridCommand:
     @contextmanager
     def reported(self, store: Store[Any]) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
+        from flexact.report.build import missing_packages
         from flexact.studies.grid.run import Stopped
 
         try:
@@ -138,12 +139,9 @@ class GridCommand:
             raise typer.Exit(130) from None
         if not self.quiet:
             print((store.folder / TABLE).read_text(encoding="utf-8"))
-            page = store.folder / REPORT
-            print(
-                f"Page: {page}"
-                if page.is_file()
-                else f"No page: install 'flexact[report]', then: flexact report {store.folder}"
-            )
+            missing = ", ".join(missing_packages())
+            built = f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report"
+            print(f"Page: {built} {store.folder}" if missing else f"Page: {store.folder / REPORT}")
         failed = sum(row.state == FAILED for row in store.results().values())
         if failed:
             count = counted(failed, "cell")
