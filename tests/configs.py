@@ -1,4 +1,4 @@
-"""Configs from flat fields: those of Policy go into the policy."""
+"""Builds configs from flat fields: fields of `Policy` go into the policy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from flexact import FlexConfig, Policy
 
 
 def flat(**fields: Any) -> FlexConfig:
-    """`FlexConfig()` with these fields changed."""
+    """Returns `FlexConfig()` with these fields changed."""
     return _changed(FlexConfig(), fields)
 
 
 def flat_paper(**fields: Any) -> FlexConfig:
-    """`FlexConfig.paper()` with these fields changed."""
+    """Returns `FlexConfig.paper()` with these fields changed."""
     return _changed(FlexConfig.paper(), fields)
 
 
 def _changed(config: FlexConfig, fields: dict[str, Any]) -> FlexConfig:
-    if isinstance(fields.get("policy"), dict):  # as `to_dict` has it
+    if isinstance(fields.get("policy"), dict):  # as `to_dict` stores it
         fields = fields | fields.pop("policy")
     names = {field.name for field in dataclasses.fields(Policy)}
     policy = dataclasses.replace(config.policy, **{name: fields[name] for name in fields if name in names})

@@ -1,12 +1,13 @@
-"""Set-up shared by all tests: Triton's interpreter, torchvision's missing operators, and hypothesis' profile.
+"""Set-up shared by all tests: Triton's interpreter, torchvision's missing operators, and the hypothesis profile.
 
-Where there is no CUDA device, Triton's kernels run on CPU tensors under its interpreter, slowly, and only where a test
-asks for them with `dispatch.use("triton")`. Triton decides when it is imported, so the variable comes first.
+Without a CUDA device, Triton kernels run on CPU tensors under Triton's interpreter. This is slow, so only tests that
+call `dispatch.use("triton")` use it. Triton reads the environment variable when it is imported, so the variable is set
+first.
 
-The torchvision that `make install` puts beside a CPU build of torch is built for CUDA: its compiled part does not load,
-so the operators ``nms`` and ``qnms`` do not exist, and ``import torchvision`` fails because it registers fake kernels
-for them. That breaks timm and transformers too. Declaring the two operators (without a kernel: no test calls them)
-before the first import is enough. A complete torchvision keeps its own.
+`make install` may install a CUDA build of torchvision next to a CPU build of torch. Its compiled part does not load, so
+the operators ``nms`` and ``qnms`` do not exist, and ``import torchvision`` fails when it registers fake kernels for
+them. timm and transformers fail for the same reason. Declaring both operators before the first import is enough; no
+test calls them, so they need no kernel. A complete torchvision keeps its own operators.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import torch
 
 if torch.cuda.is_available():
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch's deterministic mode asks for
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch's deterministic mode
 else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -35,17 +36,17 @@ from torch import nn
 from flexact import FlexAct, candidates
 from flexact.ops import dispatch
 
-sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in processes of tests too
+sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in subprocesses too
 
 
 def _declare_missing_torchvision_operators() -> torch.library.Library | None:
-    """Declare the operators that torchvision's compiled part would have brought; None where nothing is missing."""
+    """Declares the operators that torchvision's compiled part registers. Returns None if none is missing."""
     spec = importlib.util.find_spec("torchvision")  # finds the package without importing it
     if spec is None or spec.origin is None:
         return None
     for compiled in Path(spec.origin).parent.glob("_C*"):
         try:
-            torch.ops.load_library(str(compiled))  # what torchvision does itself; loading it twice is harmless
+            torch.ops.load_library(str(compiled))  # torchvision does the same; loading it twice is harmless
         except (OSError, ImportError):
             continue
     missing = [name for name in ("nms", "qnms") if not hasattr(torch.ops.torchvision, name)]
@@ -57,11 +58,11 @@ def _declare_missing_torchvision_operators() -> torch.library.Library | None:
     return library
 
 
-# The operators live as long as this object does.
+# The operators exist as long as this object does.
 _TORCHVISION_LIBRARY = _declare_missing_torchvision_operators()
 
-collect_ignore = ["forked_imports.py"]  # turns Triton's interpreter off where it is imported
-if importlib.util.find_spec("triton") is None:  # it has no package for macOS
+collect_ignore = ["forked_imports.py"]  # Triton's interpreter is off where this is imported
+if importlib.util.find_spec("triton") is None:  # Triton has no package for macOS
     collect_ignore += ["ops/triton"]
 
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -69,14 +70,14 @@ settings.load_profile("ci")
 
 
 def pytest_collection_finish() -> None:
-    """Take what is there from now on out of garbage collections, each of which would walk through all of it."""
+    """Excludes existing objects from garbage collection, which would otherwise walk through all of them each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:
-    """What a test registers is forgotten after it, and it does not meet what others have registered."""
+    """Isolates the candidates that a test registers from other tests."""
     own = {candidate.name: candidate for candidate in candidates.BUILT_IN}
     with mock.patch.object(candidates, "_registry", own):
         yield
@@ -84,7 +85,7 @@ def _own_registry() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where Triton's kernels are tested: on the CPU under the interpreter, and on the card with the marker gpu."""
+    """The device on which Triton kernels are tested: the CPU under the interpreter, or a GPU with the marker gpu."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     if request.param == "cpu" and not dispatch.interpreting():
@@ -95,7 +96,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton's kernels wherever they can run; a test fails when they were given up in it without its doing."""
+    """Uses Triton kernels wherever they can run. Fails a test in which Triton is disabled unexpectedly."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
     monkeypatch.setattr(dispatch, "_broken", {})
     yield
@@ -104,8 +105,10 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """A function that sets the elements a tile and the programs a launch, so that a small tensor takes many."""
-    from flexact.ops.triton import batch_norm, routed, tiles  # need Triton
+    """Returns a function that sets the elements per tile and the programs per launch, so that a small tensor takes
+    many.
+    """
+    from flexact.ops.triton import batch_norm, routed, tiles  # these need Triton
 
     def choose(tile: int, programs: int) -> None:
         for name in ("FLAT", "FEW_SUMS", "MANY_SUMS", "MOMENTS"):
@@ -117,7 +120,7 @@ def tile_sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 @pytest.fixture(scope="session")
 def resnets() -> ModuleType:
-    """tests/resnets.py, under a name by which its classes can be pickled."""
+    """Imports tests/resnets.py under a name by which its classes can be pickled."""
     spec = importlib.util.spec_from_file_location("flexact_test_resnets", Path(__file__).with_name("resnets.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -128,7 +131,7 @@ def resnets() -> ModuleType:
 
 @pytest.fixture
 def pick() -> Callable[[nn.Module, str | None], nn.Module]:
-    """A function that makes every site of a model pick one candidate; None is what init="original" starts at."""
+    """Returns a function that makes every site of a model pick one candidate; None is the pick of init="original"."""
 
     def choose(model: nn.Module, name: str | None) -> nn.Module:
         for site in model.modules():

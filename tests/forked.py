@@ -1,7 +1,7 @@
-"""Programs that tests start in processes of their own, forked from one that has imported torch and transformers.
+"""Starts test programs in processes forked from one that has already imported torch and transformers.
 
-A fresh process spends six seconds on these imports and on reading BERT's source before it trains for one. Importable as
-`forked`: conftest.py puts this folder on the path.
+A fresh process spends six seconds on these imports and on reading BERT's source. conftest.py puts this folder on the
+path, so the module can be imported as `forked`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 class Program:
     """A running program: a file, or a module by its name.
 
-    settings: environment variables besides those of this process. folder: where it runs.
+    settings: additional environment variables. folder: its working directory.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Program:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; -N after signal N."""
+        """The exit code: None while the program runs, -N after signal N."""
         return self.process.exitcode
 
     @property
@@ -54,7 +54,7 @@ class Program:
         return self.process.pid
 
     def output(self, timeout: float = 120.0) -> tuple[str, str]:
-        """What it printed and what it wrote to stderr, once it has ended."""
+        """Waits for the program to end and returns its stdout and stderr."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             self.kill()
@@ -68,7 +68,7 @@ class Program:
 
 
 class Fresh:
-    """A program in a process that nothing was imported in before: where a test is about how it ends."""
+    """Runs a program in a fresh process, for tests of how a process ends."""
 
     def __init__(self, module: str, *arguments: object, settings: Mapping[str, object]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in settings.items()}}
@@ -91,7 +91,7 @@ class Fresh:
 
 
 def outputs(*programs: Program, timeout: float = 120.0) -> list[str]:
-    """What programs printed that all have to end well."""
+    """Returns the stdout of programs, all of which must succeed."""
     until = time.monotonic() + timeout
     try:
         found = [one.output(until - time.monotonic()) for one in programs]
@@ -104,7 +104,7 @@ def outputs(*programs: Program, timeout: float = 120.0) -> list[str]:
 
 
 def ranks(count: int, program: str | Path, *arguments: object, kind: Any = Program, **options: Any) -> list[Any]:
-    """A program once a rank, with the environment variables that torchrun sets."""
+    """Starts a program once per rank, with the environment variables that torchrun sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": count}
@@ -116,11 +116,11 @@ def ranks(count: int, program: str | Path, *arguments: object, kind: Any = Progr
 
 
 def _start_server() -> None:
-    """Start the process that the programs are forked from, unless it runs."""
+    """Starts the process from which programs are forked, unless it is running."""
     forkserver.set_forkserver_preload(["forked_imports"])
     before = os.environ.get("PYTHONPATH")
     here = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])  # it does not take sys.path
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])  # sys.path is not inherited
     try:
         forkserver.ensure_running()
     finally:
@@ -131,7 +131,7 @@ def _start_server() -> None:
 
 
 def _run(words: list[str], environment: dict[str, str], folder: str, out: Path, err: Path) -> None:
-    """The program itself, in the forked process."""
+    """Runs the program in the forked process."""
     assert "forked_imports" in sys.modules, "what should have been imported before was not"
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_TRUNC), number)
@@ -155,4 +155,4 @@ def _run(words: list[str], environment: dict[str, str], folder: str, out: Path, 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # without what a process group does when it is deleted, which waits for the other ranks
+        os._exit(code)  # skips the destructor of the process group, which waits for the other ranks

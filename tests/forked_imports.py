@@ -1,4 +1,4 @@
-"""What the process behind `forked` has imported, and read, before it forks."""
+"""The imports of the process from which `forked` forks."""
 
 from __future__ import annotations
 

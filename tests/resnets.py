@@ -1,7 +1,7 @@
-"""CIFAR-style ResNets: a 3x3 stem without max-pooling, four stages of basic blocks, narrow enough to be quick.
+"""CIFAR-style ResNets: a 3x3 stem without max-pooling and four narrow stages of basic blocks.
 
-They come in the two spellings that a converter meets: torchvision's, whose blocks call one `nn.ReLU` twice, and
-pytorch-cifar's, which calls `F.relu` everywhere.
+They come in two variants: torchvision's, whose blocks call one `nn.ReLU` twice, and pytorch-cifar's, which calls
+`F.relu` everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 class SharedBlock(nn.Module):
-    """One `self.relu`, called twice and in place."""
+    """One in-place `self.relu`, called twice."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()

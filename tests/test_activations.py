@@ -1,4 +1,4 @@
-"""Which modules and calls are activations, and which candidate each of them is."""
+"""Tests of which modules and calls are activations, and which candidate each of them is."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_transformers_squared_relu_is_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("name", ["relu_squared", "sine", "snake", "gelu_tanh", "star_relu", "hard_mish"])
-def test_an_extracted_network_with_a_module_of_flexacts_can_be_converted_again(name: str) -> None:
+def test_an_extracted_network_with_a_module_of_flexact_can_be_converted_again(name: str) -> None:
     config = flexact.FlexConfig(candidates=("relu", name))
     model = flexact.convert(nn.Sequential(nn.Linear(3, 3), lookup(name).module()), config=config)
     with torch.no_grad():
@@ -144,7 +144,9 @@ def test_an_extracted_network_with_a_module_of_flexacts_can_be_converted_again(n
 
 
 def _converts(act: nn.Module) -> nn.Module | str:
-    """The converted chain of a linear layer and an activation, or what was said where it is not converted."""
+    """Converts a linear layer and an activation. Returns the converted chain, or the messages if it is not
+    converted.
+    """
     config = flexact.FlexConfig(init="original", init_probability=1 - 1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -167,7 +169,7 @@ def _transformers_activations() -> list[str]:
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
-def test_no_activation_of_timm_or_transformers_is_missed_in_silence(library: str) -> None:
+def test_every_activation_of_timm_and_transformers_is_converted_or_named(library: str) -> None:
     from timm.layers.create_act import get_act_layer
     from transformers.activations import ACT2FN
 
@@ -183,13 +185,13 @@ def test_no_activation_of_timm_or_transformers_is_missed_in_silence(library: str
             h = torch.randn(5, 3)
             with torch.no_grad():
                 torch.testing.assert_close(converted(h), act(converted[0](h)), atol=1e-4, rtol=0, msg=name)
-    expected = {"timm": {"prelu"}, "transformers": {"prelu", "xielu"}}  # which have weights
+    expected = {"timm": {"prelu"}, "transformers": {"prelu", "xielu"}}  # these have weights
     assert no_sites == expected[library]
 
 
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_every_activation_of_timm_and_transformers_without_weights_is_a_built_in_candidate(library: str) -> None:
-    """By its name, by its type, in its values and in its slopes."""
+    """By its name, by its type, and by its values and slopes."""
     from timm.layers import create_act
     from transformers.activations import ACT2FN
 
@@ -264,17 +266,17 @@ def test_a_method_and_its_module_compute_the_same(name: str) -> None:
     assert torch.equal(module(POINTS), getattr(POINTS.clone(), name)())
 
 
-def test_a_call_with_a_computed_setting_or_an_output_is_no_site() -> None:
+def test_a_call_with_a_computed_setting_or_an_output_tensor_is_no_site() -> None:
     assert module_of_call(F.leaky_relu, (torch.tensor(0.1),), {}) is None
     assert module_of_call(torch.tanh, (), {"out": torch.empty(3)}) is None
 
 
 def test_a_sine_that_is_called_is_no_site() -> None:
-    """Positional encodings and rotary embeddings are made with it."""
+    """Positional encodings and rotary embeddings call it."""
     assert module_of_call(torch.sin, (), {}) is None
     assert module_of_call("sin", (), {}) is None
 
 
 @pytest.mark.parametrize("value", [F.dropout, torch.add, torch.sin, "relu", [F.relu], None, 3])
-def test_other_values_are_no_activation_functions(value: object) -> None:
+def test_other_objects_are_no_activation_functions(value: object) -> None:
     assert not is_activation_function(value)

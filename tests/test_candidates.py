@@ -1,4 +1,4 @@
-"""The candidates: their values, their derivatives, and what may be registered as one."""
+"""Tests of the candidates: their values, their derivatives, and which functions can be registered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Wave(nn.Module):
 
 
 class Formula(nn.Module):
-    """A function that torch has no module for, written out once more."""
+    """Reimplements a function for which torch has no module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -105,20 +105,20 @@ def slope_by_autograd(module: nn.Module, h: Tensor) -> Tensor:
     return slope
 
 
-def test_the_built_in_names_are_those_of_the_design() -> None:
+def test_the_built_in_names_are_the_documented_ones() -> None:
     assert {candidate.name for candidate in candidates.BUILT_IN} == set(TORCH_MODULES)
 
 
 @every_candidate
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_value_is_torchs_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+def test_values_are_bit_identical_to_torchs(name: str, dtype: torch.dtype) -> None:
     h = torch.cat([points(dtype), torch.tensor([torch.inf, -torch.inf, torch.nan], dtype=dtype)])
     if name == "sqrt_softplus":
         h = h[~(h < -40)]  # transformers' own is the root of a number that may have underflowed
     torch.testing.assert_close(lookup(name).function(h), TORCH_MODULES[name](h), rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_root_of_a_softplus_is_right_where_the_softplus_underflows() -> None:
+def test_the_root_of_a_softplus_is_accurate_where_the_softplus_underflows() -> None:
     h = torch.tensor([-50.0, -100.0, -150.0, -1e4], requires_grad=True)
     value = lookup("sqrt_softplus").function(h)
     (slope,) = torch.autograd.grad(value.sum(), h, create_graph=True)
@@ -129,26 +129,26 @@ def test_the_root_of_a_softplus_is_right_where_the_softplus_underflows() -> None
 
 
 @every_candidate
-def test_module_is_torchs_own_type_with_its_settings_where_there_is_one(name: str) -> None:
+def test_the_module_has_torchs_own_type_and_settings_if_there_is_one(name: str) -> None:
     assert repr(lookup(name).module()) == OWN_MODULES.get(name, repr(TORCH_MODULES[name]))
 
 
 @every_candidate
-def test_module_is_the_function_without_parameters_and_can_be_pickled(name: str) -> None:
+def test_the_module_is_the_function_without_parameters_and_can_be_pickled(name: str) -> None:
     h, module = points(torch.float32), lookup(name).module()
     again = pickle.loads(pickle.dumps(module))
     assert torch.equal(again(h), lookup(name).function(h))
     assert not module.state_dict()
 
 
-def test_a_square_that_overflows_half_precision_is_infinite_as_torchs_is() -> None:
+def test_a_square_that_overflows_half_precision_is_infinite_like_torchs() -> None:
     h = torch.tensor([255.0, 256.0, -256.0, 1e4], dtype=torch.float16)
     assert lookup("relu_squared").function(h).tolist() == [65024.0, torch.inf, 0.0, torch.inf]
 
 
 @every_candidate
 @floats
-def test_derivative_is_autograds_also_at_kinks_and_extremes(name: str, dtype: torch.dtype) -> None:
+def test_the_derivative_equals_autograds_also_at_kinks_and_extremes(name: str, dtype: torch.dtype) -> None:
     h, candidate = points(dtype), lookup(name)
     ours = candidate.derivative(h, candidate.function(h))
     exact = EXACT[name](h.double()) if name in EXACT else slope_by_autograd(TORCH_MODULES[name], h)
@@ -162,7 +162,7 @@ def test_derivative_is_autograds_also_at_kinks_and_extremes(name: str, dtype: to
 @every_candidate
 @settings(max_examples=25)
 @given(h=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40))
-def test_derivative_is_autograds_anywhere(name: str, h: list[float]) -> None:
+def test_the_derivative_equals_autograds_everywhere(name: str, h: list[float]) -> None:
     at, candidate = torch.tensor(h, dtype=torch.float64), lookup(name)
     ours = candidate.derivative(at, candidate.function(at))
     exact = EXACT[name](at) if name in EXACT else slope_by_autograd(TORCH_MODULES[name], at)
@@ -184,7 +184,7 @@ def test_unknown_name_suggests_the_nearest() -> None:
         lookup("swich")
 
 
-def test_names_of_other_libraries_are_accepted_and_mean_one_candidate() -> None:
+def test_names_of_other_libraries_are_accepted_as_aliases() -> None:
     h = points(torch.float32)
     for alias, name in candidates.ALIASES.items():
         assert lookup(alias) is lookup(name)
@@ -237,7 +237,7 @@ def test_given_derivative_and_module_are_used() -> None:
     assert isinstance(lookup("wave").module(), Wave)
 
 
-def test_a_registered_candidate_can_be_routed_to() -> None:
+def test_a_registered_candidate_can_be_used_in_a_site() -> None:
     register_candidate("cube", lambda h: h**3, derivative=lambda h: 3 * h * h)
     h = torch.linspace(-2, 2, 20, requires_grad=True)
     x = flexact.FlexAct(candidates=("cube", "identity"))(h)
@@ -246,7 +246,7 @@ def test_a_registered_candidate_can_be_routed_to() -> None:
     torch.testing.assert_close(gradient, (3 * h * h + 1) / 2)
 
 
-def test_derivative_that_returns_its_input_does_not_get_it_overwritten() -> None:
+def test_a_derivative_that_returns_its_input_does_not_get_it_overwritten() -> None:
     register_candidate("half_square", lambda h: h * h / 2, derivative=lambda h: h)
     h = torch.linspace(-2, 2, 20)
     before = h.clone()
@@ -273,7 +273,7 @@ def test_a_derivative_wrong_in_one_place_is_refused_there(at: float, off: float)
     assert at - 1e-3 <= shown <= at + 0.5 + 1e-3
 
 
-def test_a_kink_of_the_users_function_is_no_wrong_derivative() -> None:
+def test_a_kink_of_the_users_function_is_not_reported_as_a_wrong_derivative() -> None:
     register_candidate("abs", torch.abs, derivative=torch.sign)
     register_candidate("shrink", F.hardshrink)  # jumps
     assert "abs" in candidates.known_names()
@@ -295,7 +295,7 @@ def test_a_derivative_of_another_shape_is_refused() -> None:
     ],
     ids=["softmax", "centred", "normed", "cumsum", "dropout"],
 )
-def test_what_is_not_elementwise_is_refused(function: object) -> None:
+def test_a_function_that_is_not_elementwise_is_refused(function: object) -> None:
     with pytest.raises(FlexActError, match="elementwise"):
         register_candidate("mixing", function)  # type: ignore[arg-type]
 
@@ -318,7 +318,7 @@ def test_a_function_that_overwrites_its_input_is_refused() -> None:
 @pytest.mark.parametrize(
     "arguments", [{"fn": None}, {"fn": torch.sin, "derivative": 1}, {"fn": torch.sin, "module": 1}]
 )
-def test_what_cannot_be_called_is_refused(arguments: dict[str, object]) -> None:
+def test_an_object_that_is_not_callable_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(FlexActError, match="callable"):
         register_candidate("uncallable", **arguments)  # type: ignore[arg-type]
 
@@ -339,7 +339,7 @@ def test_originals_of_one_type_and_settings_are_one_function() -> None:
     assert original(nn.LeakyReLU(0.2)) != original(nn.LeakyReLU(0.3))
 
 
-def test_an_original_in_place_module_leaves_its_input_alone() -> None:
+def test_an_original_in_place_module_does_not_overwrite_its_input() -> None:
     module = nn.LeakyReLU(0.2, inplace=True)
     h = torch.tensor([-1.0, 2.0])
     candidate = lookup(original(module))
@@ -351,7 +351,7 @@ def test_an_original_in_place_module_leaves_its_input_alone() -> None:
     assert module.inplace
 
 
-def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_in() -> None:
+def test_an_original_has_no_hooks_of_the_model_in_which_it_was_first_found() -> None:
     fired = []
     module = nn.LeakyReLU(0.375)
     module.register_forward_hook(lambda *_: fired.append("forward"))
@@ -365,7 +365,7 @@ def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_i
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [
         (nn.Tanh, r"does not compute the given function: at h = .* it gives"),
         (lambda: torch.sin, "must build a torch.nn.Module"),
@@ -374,14 +374,14 @@ def test_an_original_has_none_of_the_hooks_of_the_model_that_it_was_first_seen_i
         (lambda: nn.Flatten(0, -1), "does not compute the given function"),
     ],
 )
-def test_a_module_that_is_not_the_function_is_refused(module: object, told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_a_module_that_is_not_the_function_is_refused(module: object, message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         register_candidate("bad_module", torch.sin, module=module)
     with pytest.raises(FlexActError, match="unknown"):
         lookup("bad_module")
 
 
-def test_a_module_with_weights_and_one_that_overwrites_its_input_are_taken() -> None:
+def test_a_module_with_weights_and_one_that_overwrites_its_input_are_accepted() -> None:
     register_candidate("quarter_leak", lambda h: torch.where(h > 0, h, h * 0.25), module=nn.PReLU)
     register_candidate("another_relu", torch.relu, module=lambda: nn.ReLU(inplace=True))
     assert isinstance(lookup("quarter_leak").module(), nn.PReLU)
@@ -392,17 +392,19 @@ def _fails(h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("arguments", [{"fn": _fails}, {"fn": torch.sin, "derivative": _fails}])
-def test_what_a_function_raises_is_told(arguments: dict[str, object]) -> None:
+def test_an_error_raised_by_a_function_is_reported(arguments: dict[str, object]) -> None:
     with pytest.raises(FlexActError, match=r"'failing' .*ZeroDivisionError.*on purpose"):
         register_candidate("failing", **arguments)
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [(torch.log, "is nan at h = -6"), (torch.sqrt, "is nan at h = -6"), (torch.reciprocal, "is inf at h = 0")],
 )
-def test_a_function_that_is_not_finite_at_a_finite_point_is_refused_with_the_point(function: object, told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_a_function_that_is_not_finite_at_a_finite_point_is_refused_with_the_point(
+    function: object, message: str
+) -> None:
+    with pytest.raises(FlexActError, match=message):
         register_candidate("infinite", function)
 
 
@@ -417,8 +419,8 @@ def test_the_names_of_other_libraries_suggest_ours(given: str, meant: str) -> No
 
 def test_all_names_are_listed_only_if_none_is_similar() -> None:
     for wrong, meant in (("ReLU", "relu"), ("GELU", "gelu"), ("SiLU", "silu")):
-        with pytest.raises(FlexActError, match=f"did you mean '{meant}'") as told:
+        with pytest.raises(FlexActError, match=f"did you mean '{meant}'") as caught:
             flexact.FlexConfig(candidates=(wrong, "tanh"))
-        assert "Known" not in str(told.value)
+        assert "Known" not in str(caught.value)
     with pytest.raises(FlexActError, match=r"unknown candidate 'qqqqq'\. Known: clipped_gelu, elu"):
         flexact.FlexConfig(candidates=("qqqqq", "tanh"))

@@ -1,4 +1,4 @@
-"""FlexConfig: every bad value is an error that says so, and what is saved comes back."""
+"""Tests of FlexConfig: bad values are clear errors, and a saved config round-trips."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_papers_candidates_are_five() -> None:
     assert FlexConfig.paper().candidates == ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 
 
-def test_sites_pick_together_by_default_and_each_for_itself_in_the_paper() -> None:
+def test_sites_pick_together_by_default_and_independently_in_the_paper() -> None:
     default, paper = FlexConfig(), FlexConfig.paper()
     assert (default.share, default.pick_by, default.rewind) == ("model", "auto", None)
     assert (paper.share, paper.pick_by, paper.rewind) == ("site", "blend", False)
@@ -45,7 +45,7 @@ def test_sites_pick_together_by_default_and_each_for_itself_in_the_paper() -> No
     ],
     ids=str,
 )
-def test_a_round_drops_half_where_sites_pick_together_and_one_elsewhere(changes: dict[str, Any], drops: str) -> None:
+def test_a_round_drops_half_if_sites_pick_together_and_one_otherwise(changes: dict[str, Any], drops: str) -> None:
     assert FlexConfig(**changes).elimination == drops
 
 
@@ -74,7 +74,7 @@ def test_a_field_of_the_policy_given_to_the_config_says_where_it_belongs() -> No
 
 
 @pytest.mark.parametrize("value", [None, "paper", {"alpha": 0.3}, FlexConfig()], ids=str)
-def test_a_policy_that_is_none_is_refused(value: Any) -> None:
+def test_an_object_that_is_no_policy_is_refused(value: Any) -> None:
     with pytest.raises(FlexActError, match="policy must be a Policy"):
         FlexConfig(policy=value)
 
@@ -96,7 +96,7 @@ def test_fields_of_the_policy_can_be_changed_in_a_copy() -> None:
     ],
     ids=str,
 )
-def test_where_a_policys_kl_acts(
+def test_where_the_kl_of_a_policy_acts(
     policy: Policy, uses_kl: bool, adds_to_loss: bool, pulls_logits: bool, acts: bool
 ) -> None:
     assert (policy.uses_kl, policy.adds_to_loss, policy.pulls_logits) == (uses_kl, adds_to_loss, pulls_logits)
@@ -108,7 +108,7 @@ def test_candidates_become_a_tuple() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "told"),
+    ("candidates", "message"),
     [
         (("relu", "tahn"), "unknown candidate 'tahn'; did you mean 'tanh'"),
         ((), "at least two candidates; got 0"),
@@ -121,8 +121,8 @@ def test_candidates_become_a_tuple() -> None:
         (("relu", abs), "flexact.register_candidate"),
     ],
 )
-def test_bad_candidates_are_refused(candidates: Any, told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_bad_candidates_are_refused(candidates: Any, message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         FlexConfig(candidates=candidates)
 
 
@@ -176,13 +176,13 @@ def test_a_misspelt_choice_suggests_the_nearest(field: str, value: str, nearest:
 
 
 @pytest.mark.parametrize("value", [True, False, 1])
-def test_an_elimination_that_is_no_choice_is_refused(value: Any) -> None:
+def test_an_invalid_elimination_is_refused(value: Any) -> None:
     with pytest.raises(FlexActError, match=f"eliminate={value} .*half, one, none"):
         FlexConfig(eliminate=value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"warmup": 0.8}, "warmup=0.8 must end before commit_at=0.7"),
         ({"commit_at": None, "eliminate": "one"}, "eliminate='one' needs a commitment"),
@@ -193,12 +193,12 @@ def test_an_elimination_that_is_no_choice_is_refused(value: Any) -> None:
     ],
     ids=str,
 )
-def test_choices_that_contradict_each_other_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_contradictory_choices_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         FlexConfig(**changes)
 
 
-def test_a_policy_that_never_commits_needs_no_other_choice() -> None:
+def test_a_policy_that_never_commits_accepts_the_other_defaults() -> None:
     assert FlexConfig(commit_at=None).commit_at is None
     assert FlexConfig(commit_at=None, eliminate="none") != FlexConfig(commit_at=None)
 
@@ -227,13 +227,13 @@ configs = st.builds(
 
 
 @given(config=configs)
-def test_dictionary_and_json_give_the_same_config_back(config: FlexConfig) -> None:
+def test_a_config_round_trips_through_dictionary_and_json(config: FlexConfig) -> None:
     assert FlexConfig.from_dict(config.to_dict()) == config
     assert FlexConfig.from_json(config.to_json()) == config
     assert json.loads(config.to_json()) == config.to_dict()
 
 
-def test_saved_config_says_its_version() -> None:
+def test_a_saved_config_has_its_version() -> None:
     assert FlexConfig().to_dict()["flexact_config"] == 2
 
 
@@ -251,7 +251,7 @@ def test_another_version_is_refused(version: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3, {}, {"alpha": 0.3}])
-def test_what_is_no_config_is_refused(data: Any) -> None:
+def test_an_object_that_is_no_config_is_refused(data: Any) -> None:
     with pytest.raises(FlexActError, match="FlexConfig"):
         FlexConfig.from_dict(data)
 
@@ -279,7 +279,7 @@ json_values = st.recursive(
 
 @settings(max_examples=100)
 @given(field=st.sampled_from([*FIELDS, *POLICY_FIELDS, "flexact_config"]), value=json_values)
-def test_hand_edited_json_is_a_config_or_an_error_of_ours(field: str, value: Any) -> None:
+def test_hand_edited_json_is_a_config_or_a_flexact_error(field: str, value: Any) -> None:
     fields = FlexConfig().to_dict()
     (fields["policy"] if field in POLICY_FIELDS else fields)[field] = value
     try:

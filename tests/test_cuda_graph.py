@@ -1,4 +1,4 @@
-"""A captured step trains as an eager one does, over drops, rewinds and the commitment."""
+"""Tests of captured training steps: they train like eager ones, over drops, rewinds and the commitment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def few_steps() -> Iterator[None]:
 
 
 class Run:
-    """A training of a small network, which picks by a trial without normalisation and by a blend with it."""
+    """A training of a small network. It picks by a trial without normalisation layers, and by a blend with them."""
 
     def __init__(
         self, layers: Sequence[nn.Module], device: str, adam: bool = True, config: FlexConfig = REWINDS
@@ -88,14 +88,14 @@ class Run:
         return [row.pick for row in flexact.selection(self.model)]
 
     def routing(self) -> tuple[Any, ...]:
-        """What the network computes, and the memory of the optimizer's state."""
+        """Returns the network's output, and the memory of the optimizer's state."""
         sites = self.schedule.router.sites
         state = [id(one.get("exp_avg")) for one in self.optimizer.state.values()]
         return self.schedule.router.trying, [site.alive for site in sites], state
 
 
 @pytest.mark.parametrize("layers", [PLAIN, NORMALISED], ids=["trial", "blend"])
-def test_on_a_cpu_it_is_the_plain_loop(layers: Sequence[nn.Module]) -> None:
+def test_on_a_cpu_the_steps_are_eager(layers: Sequence[nn.Module]) -> None:
     plain, ours = Run(layers, "cpu"), Run(layers, "cpu")
     step = CapturedStep(ours.train, ours.schedule)
     assert ours.losses(step) == plain.losses(lambda *batch: plain.train(*batch).detach())
@@ -105,7 +105,7 @@ def test_on_a_cpu_it_is_the_plain_loop(layers: Sequence[nn.Module]) -> None:
 
 
 class Imitated(CapturedStep):
-    """A captured step on a CPU, with graphs that check at every replay that nothing they hold has changed."""
+    """A captured step on a CPU. Its fake graphs check at every replay that nothing they hold has changed."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.train, run.schedule)
@@ -156,7 +156,7 @@ def test_it_is_captured_again_after_a_state_is_loaded_and_after_a_reset() -> Non
     assert step.captures == 2
 
 
-def test_a_number_that_keeps_changing_is_never_captured_and_warned_of() -> None:
+def test_a_number_that_keeps_changing_is_never_captured_and_warns() -> None:
     run = Run(PLAIN, "cpu")
     step = Imitated(run)
 
@@ -171,7 +171,7 @@ def test_a_number_that_keeps_changing_is_never_captured_and_warned_of() -> None:
     assert len([one for one in caught if "not captured" in str(one.message)]) == 1
 
 
-def test_new_shapes_that_stay_are_captured() -> None:
+def test_persistent_new_shapes_are_captured() -> None:
     run = Run(NORMALISED, "cpu")
     step = Imitated(run)
     for size in [8] * 5 + [6] * 5:
@@ -179,7 +179,7 @@ def test_new_shapes_that_stay_are_captured() -> None:
     assert (step.captures, step.replays) == (2, 4)
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_arguments_that_are_no_tensors_are_refused() -> None:
     run = Run(PLAIN, "cpu")
     with pytest.raises(FlexActError, match="takes the tensors of a batch; got 3"):
         CapturedStep(run.train, run.schedule)(run.batch()[0], 3)  # type: ignore[arg-type]
@@ -187,11 +187,11 @@ def test_what_is_no_tensor_is_refused() -> None:
         CapturedStep(lambda *batch: None, run.schedule)(*run.batch())  # type: ignore[arg-type,return-value]
 
 
-on_a_card = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+gpu_marks = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
-def on_card(*values: Any, **options: Any) -> Any:
-    return pytest.param(*values, marks=on_a_card, **options)
+def gpu_param(*values: Any, **options: Any) -> Any:
+    return pytest.param(*values, marks=gpu_marks, **options)
 
 
 WITHOUT_DROPOUT = tuple(layer for layer in NORMALISED if not isinstance(layer, nn.Dropout))
@@ -200,14 +200,14 @@ WITHOUT_DROPOUT = tuple(layer for layer in NORMALISED if not isinstance(layer, n
 @pytest.mark.parametrize(
     ("layers", "adam", "config"),
     [
-        on_card(PLAIN, True, REWINDS, id="trial"),
-        on_card(PLAIN, False, REWINDS, id="trial-sgd"),
-        on_card(WITHOUT_DROPOUT, True, REWINDS, id="blend"),
-        on_card(WITHOUT_DROPOUT, False, FlexConfig(rewind=True, share="site"), id="blend-sgd"),
-        on_card(WITHOUT_DROPOUT, True, FlexConfig(init="original", warmup=0.2, rewind=False), id="warm-up"),
+        gpu_param(PLAIN, True, REWINDS, id="trial"),
+        gpu_param(PLAIN, False, REWINDS, id="trial-sgd"),
+        gpu_param(WITHOUT_DROPOUT, True, REWINDS, id="blend"),
+        gpu_param(WITHOUT_DROPOUT, False, FlexConfig(rewind=True, share="site"), id="blend-sgd"),
+        gpu_param(WITHOUT_DROPOUT, True, FlexConfig(init="original", warmup=0.2, rewind=False), id="warm-up"),
     ],
 )
-def test_on_a_card_the_losses_are_those_of_eager_steps(
+def test_on_a_gpu_the_losses_equal_those_of_eager_steps(
     layers: Sequence[nn.Module], adam: bool, config: FlexConfig
 ) -> None:
     plain, ours = (Run(layers, "cuda", adam, config) for _ in range(2))
@@ -222,8 +222,8 @@ def test_on_a_card_the_losses_are_those_of_eager_steps(
     assert step.captured
 
 
-@pytest.mark.parametrize("device", [on_card("cuda")])
-def test_on_a_card_dropout_differs_between_replays(device: str) -> None:
+@pytest.mark.parametrize("device", [gpu_param("cuda")])
+def test_on_a_gpu_dropout_differs_between_replays(device: str) -> None:
     run = Run(NORMALISED, device)
     run.lr.zero_()
     step = CapturedStep(run.train, run.schedule)
@@ -252,15 +252,15 @@ def refuse_a_step_that_reads_a_value() -> None:
         step(*batch)
 
 
-@pytest.mark.parametrize("program", [on_card("import test_cuda_graph as t; t.refuse_a_step_that_reads_a_value()")])
-def test_on_a_card_a_step_that_reads_a_value_is_refused_by_name(program: str) -> None:
+@pytest.mark.parametrize("program", [gpu_param("import test_cuda_graph as t; t.refuse_a_step_that_reads_a_value()")])
+def test_on_a_gpu_a_step_that_reads_a_value_is_refused_by_name(program: str) -> None:
     """In a process of its own: a failed capture leaves torch's random generator in capture mode."""
     path = os.pathsep.join([str(Path(__file__).parent), *map(os.path.abspath, sys.path)])
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True)
 
 
-@pytest.mark.parametrize("device", [on_card("cuda")])
-def test_on_a_card_a_small_step_is_faster(device: str) -> None:
+@pytest.mark.parametrize("device", [gpu_param("cuda")])
+def test_on_a_gpu_a_small_step_is_faster(device: str) -> None:
     def seconds(captures: bool) -> float:
         run = Run([nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU()] + [nn.Linear(64, 64), nn.ReLU()] * 6, device)
         x = torch.randn(64, 4, device=device)

@@ -1,4 +1,4 @@
-"""`import flexact` is lean: no optional package, no CUDA, little time."""
+"""Tests that `import flexact` is lean: no optional package, no CUDA, little time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def probe() -> dict[str, object]:
-    """What a fresh process sees when it imports flexact and uses it."""
+    """Returns the modules and state of a fresh process that imports flexact and uses it."""
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -1,4 +1,4 @@
-"""Training on a card: the same bits every run, the reference's losses, the compiler's and a captured graph's results.
+"""Tests of training on a GPU: bit-identical runs, the reference's losses, torch.compile and CUDA graphs.
 
 Run with `python -m pytest -m gpu tests`.
 """
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("triton_kernels", "full_precision"),
 ]
 
-CARD = "cuda"
+GPU = "cuda"
 ANNEALED = FlexConfig.paper(commit_at=None)
 GENTLE = 1e-4
 """A learning rate at which two runs stay together: at 0.002 a rounding grows to a percent of the loss in 100 steps."""
@@ -34,7 +34,7 @@ GENTLE = 1e-4
 
 @pytest.fixture
 def full_precision() -> Iterator[None]:
-    """float32 is float32, and not the card's 19 bits, in here."""
+    """Disables TF32, so that float32 has its full precision."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -52,22 +52,22 @@ def deterministic() -> Iterator[None]:
 
 
 def resnet(resnets: ModuleType, fuse: bool, width: int = 8, **options: Any) -> nn.Module:
-    """A ResNet-18 of these channels, converted, in channels-last order."""
+    """Returns a converted ResNet-18 of these channels, in channels-last order."""
     torch.manual_seed(0)
     model = flexact.convert(resnets.SharedResNet(width=width), fuse=fuse, **options)
-    return model.to(CARD, memory_format=torch.channels_last)
+    return model.to(GPU, memory_format=torch.channels_last)
 
 
 def batch(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(32, 3, 16, 16, generator=generator).to(CARD, dtype, memory_format=torch.channels_last)
-    return images, torch.randint(10, (32,), generator=generator).to(CARD)
+    images = torch.randn(32, 3, 16, 16, generator=generator).to(GPU, dtype, memory_format=torch.channels_last)
+    return images, torch.randint(10, (32,), generator=generator).to(GPU)
 
 
 def trained(
     model: nn.Module, steps: int, run: Callable[[Tensor], Tensor] | None = None, lr: float = 0.01, batches: int = 4
 ) -> list[float]:
-    """The losses of the model under its policy; `run` is what is called instead of the model."""
+    """Returns the losses of the model under its policy. `run` is called instead of the model."""
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=lr), lr=lr, momentum=0.9)
     schedule = flexact.Schedule(model, steps, optimizer)
     losses = []
@@ -85,7 +85,7 @@ def trained(
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_two_runs_with_one_seed_give_the_same_bits(fuse: bool, granularity: Any, resnets: ModuleType) -> None:
+def test_two_runs_with_one_seed_are_bit_identical(fuse: bool, granularity: Any, resnets: ModuleType) -> None:
     states = []
     for _ in range(2):
         config = FlexConfig(granularity=granularity, policy=Policy(noise=1.0))
@@ -98,7 +98,7 @@ def test_two_runs_with_one_seed_give_the_same_bits(fuse: bool, granularity: Any,
 
 
 def by_the_reference(h: Tensor, logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """In the place of `routed_activation`: the readable twin, differentiated by autograd; without noise."""
+    """Replaces `routed_activation` by the reference implementation, differentiated by autograd, without noise."""
     _, p, temperature, keys, alive, channel_dim, statistics = rest
     rows, k = p.shape
     left = torch.zeros(rows, k, dtype=torch.bool, device=h.device)
@@ -117,9 +117,9 @@ def test_a_hundred_steps_end_at_the_references_loss(
 ) -> None:
     config = FlexConfig.paper(
         policy=Policy.paper(noise=0.0)
-    )  # a step of the Schedule follows the sign of a gradient, and so of its rounding
+    )  # a step of the Schedule follows the sign of a gradient, and so its rounding
     ours = trained(resnet(resnets, fuse, config=config), 100, lr=GENTLE, batches=1)
-    assert dispatch.active(CARD).name == "triton"
+    assert dispatch.active(GPU).name == "triton"
     monkeypatch.setattr(dispatch, "_forced", "closed_form")
     monkeypatch.setattr(layer, "routed_activation", by_the_reference)
     theirs = trained(resnet(resnets, False, config=config), 100, lr=GENTLE, batches=1)
@@ -131,7 +131,7 @@ def test_a_hundred_steps_end_at_the_references_loss(
 def test_a_fused_resnet_18_is_extracted_as_the_plain_network(spelling: str, resnets: ModuleType) -> None:
     plain = resnets.SPELLINGS[spelling]
     torch.manual_seed(0)
-    model = flexact.convert(plain(width=16), fuse=True).to(CARD, memory_format=torch.channels_last)
+    model = flexact.convert(plain(width=16), fuse=True).to(GPU, memory_format=torch.channels_last)
     trained(model, 100)
     flexact.commit(model)
     extracted = flexact.extract(model)
@@ -144,18 +144,18 @@ def test_a_fused_resnet_18_is_extracted_as_the_plain_network(spelling: str, resn
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_mixed_precision_trains_as_float32_does(dtype: torch.dtype, resnets: ModuleType) -> None:
+def test_mixed_precision_trains_like_float32(dtype: torch.dtype, resnets: ModuleType) -> None:
     config = FlexConfig.paper(
         policy=Policy.paper(noise=0.0)
-    )  # a step of the Schedule follows the sign of a gradient, and so of its rounding
-    model, twin = resnet(resnets, True, config=config), resnet(resnets, True, config=config)
+    )  # a step of the Schedule follows the sign of a gradient, and so its rounding
+    model, duplicate = resnet(resnets, True, config=config), resnet(resnets, True, config=config)
 
     def in_half(images: Tensor) -> Tensor:
-        with torch.autocast(CARD, dtype):  # of the forward alone: it keeps the weights' half copies until it is left
+        with torch.autocast(GPU, dtype):  # around the forward only: it caches half-precision weights
             return model(images).float()
 
     losses = trained(model, 100, in_half, lr=GENTLE, batches=1)
-    expected = trained(twin, 100, lr=GENTLE, batches=1)
+    expected = trained(duplicate, 100, lr=GENTLE, batches=1)
     assert losses[-1] < 0.9 * losses[0]
     assert losses == pytest.approx(expected, rel=0.05)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -166,29 +166,31 @@ def test_mixed_precision_trains_as_float32_does(dtype: torch.dtype, resnets: Mod
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
-def test_compiled_in_one_piece_it_does_the_same_and_is_not_compiled_again(fuse: bool, resnets: ModuleType) -> None:
+def test_compiled_without_graph_breaks_it_gives_the_same_losses_and_is_not_recompiled(
+    fuse: bool, resnets: ModuleType
+) -> None:
     torch._dynamo.reset()
     model = resnet(resnets, fuse, config=ANNEALED)
-    twin = copy.deepcopy(model)
+    duplicate = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
     seen: list[int] = []
 
     def run(images: Tensor) -> Tensor:
-        # The first step begins the statistics, and the second finds them there: two graphs, and no third.
+        # The first step creates the statistics, and the second finds them: two graphs, and no third.
         with torch._dynamo.config.patch(error_on_recompile=len(seen) >= 2):
             seen.append(1)
             return compiled(images)
 
     losses = trained(model, 20, run, lr=GENTLE)
     assert float(flexact.routing.sites.sites_of(model)[0].temperature) < 0.2
-    assert losses == pytest.approx(trained(twin, 20, lr=GENTLE), rel=1e-3)
+    assert losses == pytest.approx(trained(duplicate, 20, lr=GENTLE), rel=1e-3)
     images, _ = batch(99)
     torch._dynamo.reset()
     with torch.no_grad():
         torch.testing.assert_close(compiled.eval()(images), model.eval()(images), rtol=1e-3, atol=1e-3)
 
 
-def test_a_captured_step_is_the_eager_one(resnets: ModuleType) -> None:
+def test_a_captured_step_equals_the_eager_one(resnets: ModuleType) -> None:
     model = resnet(resnets, True, config=ANNEALED)
     flexact.Schedule(model, 100)
     images, labels = batch(0)
@@ -219,7 +221,7 @@ def test_a_captured_step_is_the_eager_one(resnets: ModuleType) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-# What only a card has
+# Kernels on a GPU
 
 
 def one_call(h: Tensor) -> tuple[Tensor, ...]:
@@ -232,7 +234,7 @@ def one_call(h: Tensor) -> tuple[Tensor, ...]:
     return x.detach(), gathered, *torch.autograd.grad(x.square().sum(), (h, logits))
 
 
-def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_kernel_is_launched_directly_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     from flexact.ops.triton import tiles
     from flexact.ops.triton.launch import Launch
 
@@ -246,9 +248,9 @@ def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monke
     tiles._flat.cache_clear()
     monkeypatch.setattr(Launch, "_build", counted)
     torch.manual_seed(0)
-    memory = torch.randn(4097, device=CARD)
+    memory = torch.randn(4097, device=GPU)
     first = one_call(memory[:4096])
-    assert len(built) == 4  # forward and backward, and what adds up their sums
+    assert len(built) == 4  # forward and backward, and the reduction of their sums
     again = one_call(memory[:4096])
     assert len(built) == 4
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
@@ -261,8 +263,8 @@ def test_a_kernel_that_was_built_is_launched_directly_with_the_same_result(monke
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
-def test_tensors_of_a_second_card_are_computed_there() -> None:
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_a_second_gpu_are_computed_there() -> None:
     torch.manual_seed(0)
     h = torch.randn(5000)
     first, second = one_call(h.to("cuda:0")), one_call(h.to("cuda:1"))
@@ -280,22 +282,22 @@ LARGE = {
 
 
 @pytest.mark.parametrize("layout", LARGE)
-def test_more_elements_than_32_bits_count(layout: str) -> None:
+def test_more_elements_than_fit_32_bits(layout: str) -> None:
     shape, rows = LARGE[layout]
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of memory")
     torch.manual_seed(0)
     names = ("relu", "tanh")
-    h = torch.empty(shape, dtype=torch.bfloat16, device=CARD).normal_().requires_grad_()
+    h = torch.empty(shape, dtype=torch.bfloat16, device=GPU).normal_().requires_grad_()
     delta = torch.empty_like(h).normal_()
-    logits = torch.zeros(rows * 2, device=CARD, requires_grad=True)
-    p, one = torch.softmax(torch.randn(rows, 2, device=CARD), -1), torch.ones((), device=CARD)
+    logits = torch.zeros(rows * 2, device=GPU, requires_grad=True)
+    p, one = torch.softmax(torch.randn(rows, 2, device=GPU), -1), torch.ones((), device=GPU)
     x, gathered = routed_activation(h, logits, p, p, one, names, range(2), statistics=True)
     to_h, to_logits = torch.autograd.grad(x, (h, logits), delta)
-    channel = torch.arange(rows, device=CARD).view(-1, *(1,) * (len(shape) - 2)).expand(shape[1:]) if rows > 1 else None
+    channel = torch.arange(rows, device=GPU).view(-1, *(1,) * (len(shape) - 2)).expand(shape[1:]) if rows > 1 else None
     for start in (0, 2**30 - 500, 2**31 - 500, h.numel() - 1000):
         part = slice(start, start + 1000)
-        place = torch.arange(start, start + 1000, device=CARD)
+        place = torch.arange(start, start + 1000, device=GPU)
         row = torch.zeros_like(place) if channel is None else channel.flatten()[place % channel.numel()]
         piece = h.detach().view(-1)[part].double().requires_grad_()
         weights = p.double()[row]
@@ -303,37 +305,32 @@ def test_more_elements_than_32_bits_count(layout: str) -> None:
         (slope,) = torch.autograd.grad(exact, piece, delta.view(-1)[part].double())
         for ours, theirs in ((x.detach().view(-1)[part], exact.detach()), (to_h.view(-1)[part], slope)):
             assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-2
-    # relu′ of a normal number is 1 half of the time, tanh′ is 0.6057 on average.
-    torch.testing.assert_close(gathered, torch.tensor([0.5, 0.6057], device=CARD).expand(rows, 2), rtol=1e-3, atol=1e-3)
+    # relu′ of a normal number is 1 half of the time, and tanh′ is 0.6057 on average.
+    torch.testing.assert_close(gathered, torch.tensor([0.5, 0.6057], device=GPU).expand(rows, 2), rtol=1e-3, atol=1e-3)
     assert to_logits.isfinite().all()
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_batch_norm_of_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
+def test_batch_norm_of_more_elements_than_fit_32_bits(layout: torch.memory_format) -> None:
     from flexact.surgery.fused_site import normalised_site
 
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("needs 60 GiB of memory")
     torch.manual_seed(0)
     site, norm = (
-        flexact.FlexAct(config=FlexConfig(policy=Policy(noise=0.0))).to(CARD),
-        nn.BatchNorm2d(64, momentum=1.0).to(CARD),
+        flexact.FlexAct(config=FlexConfig(policy=Policy(noise=0.0))).to(GPU),
+        nn.BatchNorm2d(64, momentum=1.0).to(GPU),
     )
-    y = (
-        torch.empty(520, 64, 256, 256, dtype=torch.bfloat16, device=CARD, memory_format=layout)
-        .normal_()
-        .mul_(2)
-        .add_(1)
-    )
+    y = torch.empty(520, 64, 256, 256, dtype=torch.bfloat16, device=GPU, memory_format=layout).normal_().mul_(2).add_(1)
     x = normalised_site(site, norm, y.requires_grad_())
     (to_y,) = torch.autograd.grad(x, y, torch.ones_like(x))
     torch.testing.assert_close(norm.running_mean, torch.ones_like(norm.running_mean), rtol=0, atol=1e-2)
     torch.testing.assert_close(norm.running_var, 4 * torch.ones_like(norm.running_var), rtol=1e-2, atol=0)
-    p = torch.full((5,), 0.2, device=CARD)
+    p = torch.full((5,), 0.2, device=GPU)
     for sample in (0, 519):
         h = (y[sample].detach().float() - 1) / 2
         exact = sum(p[k] * flexact.candidates.lookup(name).function(h) for k, name in enumerate(site.candidates))
         assert float((x[sample].detach().float() - exact).norm() / exact.norm()) < 1e-2
-    # What batch norm passes on sums to zero over each channel.
+    # The gradient of batch norm sums to zero over each channel.
     total, size = (one.sum((0, 2, 3), dtype=torch.float32) for one in (to_y, to_y.abs()))
     assert bool((total.abs() < 1e-2 * size).all())

@@ -1,4 +1,4 @@
-"""The wheel and the source archive build, and the wheel works where only torch is installed."""
+"""Tests that the wheel and the source archive build, and that the wheel works where only torch is installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ flexact.cli.app.main([])
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh Python process, which a test may expect to fail."""
+    """Runs a fresh Python process, which a test may expect to fail."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, **environment}
     )
@@ -53,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def only_torch(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages: the wheel, unpacked as an installer does, and links to torch and what torch requires."""
+    """A folder of packages: the wheel, unpacked as an installer would, and links to torch and its requirements."""
     folder = tmp_path_factory.mktemp("packages")
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -74,7 +74,7 @@ def only_torch(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_both_archives_pass_the_check_of_the_package_index(built: Path) -> None:
+def test_both_archives_pass_twine_check(built: Path) -> None:
     checked = run("-m", "twine", "check", "--strict", *built.iterdir())
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -90,7 +90,7 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(built: Path) 
     assert Path("flexact/py.typed") in names
 
 
-def test_the_source_archive_has_what_make_test_needs(built: Path) -> None:
+def test_the_source_archive_contains_what_make_test_needs(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {Path(*Path(name).parts[1:]).as_posix() for name in opened.getnames()}

@@ -1,6 +1,6 @@
-"""The public surface is the design's table, no more and no less, and each name shows how it is used.
+"""Tests that the public names are the documented ones, and that each has an example.
 
-That the examples run is checked where they stand: pytest collects the docstrings of `src`.
+pytest collects the docstrings of `src`, which runs the examples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {
 }
 
 
-def test_the_public_names_are_exactly_those_of_the_design() -> None:
+def test_the_public_names_are_exactly_the_documented_ones() -> None:
     assert set(flexact.__all__) == NAMES
     assert list(flexact.__all__) == sorted(flexact.__all__)
     namespace: dict[str, object] = {}
@@ -47,6 +47,6 @@ def test_each_has_a_docstring_with_an_example(name: str) -> None:
     assert len(examples[0].examples) >= 2
 
 
-def test_every_error_a_user_can_cause_is_one_exception() -> None:
+def test_every_error_of_a_user_is_a_flexact_error() -> None:
     assert issubclass(flexact.FlexActError, Exception)
     assert not issubclass(flexact.FlexActError, (ValueError, TypeError, RuntimeError))

@@ -27,7 +27,7 @@ def inputs(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("channels", [None, 4])
-def test_prelu_is_that_of_torch_with_its_gradients(channels):
+def test_prelu_and_its_gradients_are_torchs(channels):
     ours, theirs = randomised(PReLU(channels).double()), nn.PReLU(channels or 1).double()
     theirs.weight.data = ours.slope.data.flatten().clone()
     x = inputs(5, 4, 3).requires_grad_()
@@ -60,7 +60,7 @@ def test_splash_starts_as_a_relu_and_follows_its_slopes_between_the_hinges():
 
 
 @pytest.mark.parametrize("kind", [AffineCombination, ConvexCombination])
-def test_combinations_start_even_and_their_weights_always_sum_to_one(kind):
+def test_combinations_start_uniform_and_their_weights_always_sum_to_one(kind):
     x = inputs(50)
     torch.testing.assert_close(kind().double()(x), (x + torch.relu(x) + torch.tanh(x)) / 3)
     weights = randomised(kind(6)).weights()
@@ -77,7 +77,7 @@ def test_parametric_unit_follows_its_formula_and_starts_as_a_relu():
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("channels", [None, 3])
-def test_gradients_are_right_in_the_input_and_in_the_parameters(name, channels):
+def test_gradients_with_respect_to_input_and_parameters_are_correct(name, channels):
     module = randomised(make(name, channels).double())
     names = [n for n, _ in module.named_parameters()]
 
@@ -89,7 +89,7 @@ def test_gradients_are_right_in_the_input_and_in_the_parameters(name, channels):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_each_channel_does_what_a_layer_of_its_own_would(name):
+def test_each_channel_equals_a_layer_of_its_own(name):
     many = randomised(make(name, channels=3, channel_dim=-1).double())
     x = inputs(4, 2, 3)
     for c in range(3):
@@ -99,7 +99,7 @@ def test_each_channel_does_what_a_layer_of_its_own_would(name):
         torch.testing.assert_close(many(x)[..., c], alone(x[..., c]))
 
 
-def test_bad_input_is_told_clearly():
+def test_bad_input_raises_a_clear_error():
     with pytest.raises(FlexActError, match="did you mean 'splash'"):
         make("spalsh")
     with pytest.raises(FlexActError, match="got channels="):

@@ -1,4 +1,6 @@
-"""The differential equation unit against a numerical solver, case by case and between the cases."""
+"""Tests of the differential equation unit against a numerical solver, in each case and at the transitions between
+cases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def evaluated(t: Tensor, *equation: float) -> Tensor:
 
 
 def solved(t: float, a: float, b: float, c: float, start: float, slope: float) -> float:
-    """y(t) by an adaptive solver of order 8, from 0 to t."""
+    """Returns y(t), integrated from 0 to t by an adaptive solver of order 8."""
     if t == 0:
         return start
     force = 1.0 if t > 0 else 0.0
@@ -92,7 +94,7 @@ def test_gradcheck_passes_in_every_case(equation: tuple[float, float, float]) ->
     assert torch.autograd.gradcheck(solution, (t, *values), atol=1e-4)
 
 
-def test_it_starts_as_a_smooth_relu_and_has_five_parameters_a_set() -> None:
+def test_it_starts_as_a_smooth_relu_and_has_five_parameters_per_set() -> None:
     unit, z = DifferentialEquationUnit().double(), torch.linspace(-5, 50, 56, dtype=torch.float64)
     expected = torch.where(z > 0, z - 1 + torch.exp(-z), torch.zeros_like(z))
     torch.testing.assert_close(unit(z), expected)
@@ -100,7 +102,7 @@ def test_it_starts_as_a_smooth_relu_and_has_five_parameters_a_set() -> None:
     assert sum(parameter.numel() for parameter in DifferentialEquationUnit(7).parameters()) == 35
 
 
-def test_an_equation_without_its_second_derivative_is_approached_and_stays_finite() -> None:
+def test_an_equation_without_its_second_derivative_is_approximated_and_stays_finite() -> None:
     """With a = 0 the equation is y′ + y/2 = 1 for positive inputs; |a| is at least LEAST."""
     t = torch.linspace(0.5, 6, 20)
     first_order = 2 * (1 - torch.exp(-t / 2))
@@ -114,7 +116,7 @@ def test_an_equation_without_its_second_derivative_is_approached_and_stays_finit
         assert all(gradient.isfinite().all() for gradient in gradients), equation
 
 
-def test_growth_stops_at_a_constant() -> None:
+def test_exponential_growth_is_clamped() -> None:
     """y″ = y with y(0) = y′(0) = 1 is exp(t) for t < 0; from there on e⁻ᵗ terms are limited to e⁷."""
     t = torch.tensor([-6.0, -8.0, -80.0], dtype=torch.float64)
     y = evaluated(t, 1.0, 0.0, -1.0, 0.0, 1.0)

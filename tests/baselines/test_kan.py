@@ -1,4 +1,4 @@
-"""The splines of a Kolmogorov-Arnold layer against scipy's, and the layer against a sum written out."""
+"""Tests of the Kolmogorov-Arnold layer: its splines against scipy's, and the layer against an explicit sum."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_layer_is_the_sum_of_its_edges() -> None:
             torch.testing.assert_close(y[:, network, output], total)
 
 
-def test_the_gradients_of_a_layer_are_right() -> None:
+def test_the_gradients_of_a_layer_are_correct() -> None:
     layer = KolmogorovArnoldLayer(2, 2).double()
     x = torch.randn(3, 1, 2, dtype=torch.float64, requires_grad=True)
     edge = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""End-to-end tests of the command line."""
 
 import os
 import shlex
@@ -17,8 +17,8 @@ from flexact.cli.app import main
 TINY = ["--seeds", "1", "--epochs", "1", "--truths", "relu", "--models", "relu,flexact-default"]
 
 
-def told(capsys, *arguments: str) -> str:
-    """What the command says to bad input: one line, exit code 2, nothing else."""
+def error_of(capsys, *arguments: str) -> str:
+    """Returns the error that the command prints for bad input: one line, exit code 2, nothing on stdout."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
@@ -52,7 +52,7 @@ def told(capsys, *arguments: str) -> str:
 )
 @pytest.mark.parametrize("study", ["synthetic", "alpha", "corrections"])
 def test_bad_input_is_one_clear_line(capsys, tmp_path, study, arguments, message):
-    assert message in told(capsys, "reproduce", study, "--out", str(tmp_path), *arguments)
+    assert message in error_of(capsys, "reproduce", study, "--out", str(tmp_path), *arguments)
 
 
 def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
@@ -67,9 +67,11 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     for name in ("config.json", "results.csv", "lines.csv", "table.md", "report.html"):
         assert (tmp_path / "run" / name).stat().st_size > 0
 
-    assert "continue it with --resume" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out)
-    assert "study 'synthetic', not of 'alpha'" in told(capsys, "reproduce", "alpha", "--out", out)
-    assert "epochs: 1 → 2" in told(capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume")
+    assert "continue it with --resume" in error_of(capsys, "reproduce", "synthetic", *TINY, "--out", out)
+    assert "study 'synthetic', not of 'alpha'" in error_of(capsys, "reproduce", "alpha", "--out", out)
+    assert "epochs: 1 → 2" in error_of(
+        capsys, "reproduce", "synthetic", *TINY, "--epochs", "2", "--out", out, "--resume"
+    )
     results = tmp_path / "run" / "results.csv"
     before = results.read_bytes()
     with pytest.raises(SystemExit) as exit_:
@@ -80,21 +82,21 @@ def test_a_study_writes_its_folder_and_prints_table_and_page(capsys, tmp_path):
     assert results.read_bytes() == before
 
     results.write_text(before.decode().replace(",relu,0,", ",relu,x0,", 1))
-    assert "results.csv, line 2:" in told(capsys, "reproduce", "synthetic", *TINY, "--out", out, "--resume")
+    assert "results.csv, line 2:" in error_of(capsys, "reproduce", "synthetic", *TINY, "--out", out, "--resume")
 
 
-def test_without_what_the_page_needs_nothing_is_trained(capsys, monkeypatch, tmp_path):
+def test_nothing_is_trained_if_a_package_for_the_report_is_missing(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "markdown_it", None)
-    message = told(capsys, "reproduce", "synthetic", *TINY, "--out", str(tmp_path / "run"))
+    message = error_of(capsys, "reproduce", "synthetic", *TINY, "--out", str(tmp_path / "run"))
     assert "pip install 'flexact[report]'" in message
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_folder_has_no_report(capsys, tmp_path):
-    told(capsys, "report", str(tmp_path / "nowhere"))
+    error_of(capsys, "report", str(tmp_path / "nowhere"))
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_keeps_finished_work_and_says_how_to_resume(tmp_path):
     arguments = ["reproduce", "synthetic", "--seeds", "1", "--epochs", "40", "--truths", "relu", "--jobs", "2"]
     command = [sys.executable, "-m", "flexact", *arguments, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
@@ -103,12 +105,12 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore SIGINT
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "results.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)  # to the whole process group, as a terminal does
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
@@ -120,7 +122,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_the_extra_the_command_names_it(package):
+def test_a_missing_extra_is_named(package):
     script = f"import sys; sys.modules[{package!r}] = None; from flexact.cli.app import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
@@ -135,7 +137,7 @@ def test_help_lists_the_studies():
         assert study in done.stdout
 
 
-def test_the_version_is_that_of_the_package(capsys):
+def test_the_version_matches_the_package(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])
     assert exit_.value.code == 0
@@ -162,7 +164,7 @@ number = 3
 
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
-    """A folder with a file of models, in which the command runs."""
+    """A folder with a Python file of models. The command runs in it."""
     name = f"nets_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
@@ -200,5 +202,5 @@ def test_inspect_takes_where(capsys, nets):
         ("NETS:number", "must be a torch.nn.Module, or a function that returns one"),
     ],
 )
-def test_inspect_says_what_is_wrong_with_a_name(capsys, nets, given, message):
-    assert message in told(capsys, "inspect", given.replace("NETS", nets))
+def test_inspect_reports_what_is_wrong_with_a_name(capsys, nets, given, message):
+    assert message in error_of(capsys, "inspect", given.replace("NETS", nets))

@@ -1,4 +1,4 @@
-"""What `flexact doctor` says about a machine."""
+"""Tests of `flexact doctor`, which describes the machine and the kernels that run on it."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def test_it_names_versions_devices_and_kernels() -> None:
     assert re.match(r"(1 core|\d+ cores), (1 thread|\d+ threads), ", found["cpu"])
 
 
-def test_it_says_why_no_faster_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_why_faster_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXACT_KERNELS", "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert (
@@ -33,14 +33,14 @@ def test_it_says_why_no_faster_kernels_run(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_a_wrong_choice_of_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_choice_of_kernels_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXACT_KERNELS", "trition")
     with pytest.raises(flexact.FlexActError, match="did you mean 'triton'"):
         doctor.lines()
 
 
 def _without_packages(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """What it says on a machine that lacks some packages."""
+    """Returns the output on a machine that lacks some packages."""
 
     def installed(name: str) -> str:
         if name in names:
@@ -52,12 +52,12 @@ def _without_packages(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _without_packages(monkeypatch, "pandas")
-    assert "pandas: not installed; pip install 'flexact[frame]'" in told
-    assert "rich: 13.0" in told
+    output = _without_packages(monkeypatch, "pandas")
+    assert "pandas: not installed; pip install 'flexact[frame]'" in output
+    assert "rich: 13.0" in output
 
 
-def test_the_packages_are_those_of_the_extras() -> None:
+def test_the_packages_match_the_extras() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {
@@ -65,33 +65,33 @@ def test_the_packages_are_those_of_the_extras() -> None:
         for extra, requirements in project["optional-dependencies"].items()
         if extra != "dev"
     }
-    extras[""] = {"torchvision", "timm", "onnx"}  # a user installs them
+    extras[""] = {"torchvision", "timm", "onnx"}  # as a user would install them
     assert set(doctor.PACKAGES) == set().union(*extras.values())
     for package, extra in doctor.PACKAGES.items():
         assert package in extras[extra]
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision", "onnx"])
-def test_packages_that_no_extra_installs_are_listed_with_their_version(
+def test_packages_outside_the_extras_are_listed_with_their_version(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert f"{package}: {version(package)}" in doctor.lines()
     assert f"{package}: not installed; pip install {package}" in _without_packages(monkeypatch, package)
 
 
-def test_a_card_is_shown_with_its_memory_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Card:
+def test_a_gpu_is_shown_with_its_memory_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
         name, total_memory, major, minor = "NVIDIA H200", 140 * 2**30, 9, 0
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     monkeypatch.setattr(
         dispatch, "active", lambda device: dispatch.Active("closed_form", "triton 2.1 is older than 3.2")
     )
-    told = doctor.lines()
-    assert "cuda:0: NVIDIA H200, 140.0 GiB, compute capability 9.0" in told
-    assert "cuda:0 kernels: closed_form (triton 2.1 is older than 3.2)" in told
+    output = doctor.lines()
+    assert "cuda:0: NVIDIA H200, 140.0 GiB, compute capability 9.0" in output
+    assert "cuda:0 kernels: closed_form (triton 2.1 is older than 3.2)" in output
 
 
 def test_the_command_prints_plain_lines() -> None:

@@ -1,7 +1,7 @@
-"""What the documentation shows to copy runs: Python as it stands, commands as far as they can be parsed.
+"""Tests that the code in the documentation works: Python blocks run, and shell commands parse.
 
 The ```python blocks of a page run in order, in one namespace, in an empty folder. A block that must not run is marked
-```python {.no-run} and says why in a comment. Names that a page takes for granted ("your model") are made by its entry
+```python {.no-run} and gives the reason in a comment. Names that a page assumes ("your model") are defined by its entry
 in `GIVEN`.
 """
 
@@ -38,8 +38,8 @@ GIVEN = {
 """What a page's reader has already, by page."""
 
 BETWEEN = {
-    # The second fragment is another way of calling convert: its model is a plain one again.
-    # It is about a checkpoint whose layers differ, and so few steps leave all of them at the original.
+    # The second fragment shows another way to call convert, so its model is a plain one again.
+    # The fragment needs a checkpoint whose layers differ. So few steps would leave all of them at the original.
     ("docs/text.md", 2): """
         model = flexact.convert(AutoModelForSequenceClassification.from_pretrained("bert-base-uncased"))
         with torch.no_grad():
@@ -64,7 +64,7 @@ SHORTER = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced code block of a page."""
 
     page: str
     line: int
@@ -81,7 +81,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, those in lists as well."""
+    """Returns the fenced code blocks of a page, including those in lists."""
     text = page.read_text(encoding="utf-8")
     fence = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]+)\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE)
     for found in fence.finditer(text):
@@ -97,41 +97,41 @@ SHELL = [block for block in BLOCKS if block.language in ("sh", "bash", "shell", 
 
 @pytest.fixture
 def fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to work in, and no display."""
+    """Changes to an empty working folder without a display."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in PYTHON}))
 @pytest.mark.usefixtures("fresh_folder")
-def test_the_python_of_a_page_runs(page: str) -> None:
+def test_the_python_blocks_of_a_page_run(page: str) -> None:
     torch.manual_seed(0)
     names: dict[str, object] = {"__name__": "page"}
     exec(_unindented(GIVEN.get(page, "")), names)
     for number, block in enumerate((block for block in PYTHON if block.page == page), start=1):
         exec(_unindented(BETWEEN.get((page, number), "")), names)
         if block.runs:
-            # Compiled under the page's own name and lines, so that an error points into the page.
+            # Compiled with the page's file name and lines, so that a traceback points into the page.
             text = block.text.replace(*SHORTER[page]) if page in SHORTER else block.text
             exec(compile("\n" * (block.line - 1) + text, str(ROOT / page), "exec"), names)
 
 
 def _without_optimizer(text: str) -> list[str]:
-    """The calls of Schedule in a program that pass no optimizer."""
+    """Returns the calls of Schedule in a program that pass no optimizer."""
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     schedules = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "Schedule"]
     passed = [len(call.args) > 2 or "optimizer" in {one.arg for one in call.keywords} for call in schedules]
     return [ast.unparse(call) for call, passes in zip(schedules, passed, strict=True) if not passes]
 
 
-def test_every_schedule_of_the_docs_and_examples_is_given_its_optimizer() -> None:
+def test_every_schedule_in_docs_and_examples_gets_its_optimizer() -> None:
     programs = {f"{block.page}:{block.line}": block.text for block in PYTHON}
     programs |= {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
     assert sum("Schedule(" in text for text in programs.values()) >= 12
     assert {name: calls for name, text in programs.items() if (calls := _without_optimizer(text))} == {}
 
 
-def test_what_does_not_run_is_rare_and_says_why() -> None:
+def test_no_run_blocks_are_rare_and_give_a_reason() -> None:
     left_out = [block for block in PYTHON if not block.runs]
     assert len(left_out) <= len(PYTHON) // 10
     assert all("#" in block.text for block in left_out)
@@ -143,12 +143,12 @@ def test_the_blocks_are_found() -> None:
 
 
 def _commands(program: str) -> list[tuple[str, list[str]]]:
-    """Where a program is called in a shell block, and its arguments."""
+    """Returns each call of a program in a shell block with its arguments."""
     found = []
     for block in SHELL:
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # settings before the command
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # environment variables before the command
                 words = words[1:]
             if words and words[0] == program:
                 found.append(
@@ -158,12 +158,12 @@ def _commands(program: str) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("line", "arguments"), _commands("flexact"))
-def test_a_command_of_flexact_exists_with_its_options(line: str, arguments: list[str]) -> None:
+def test_flexact_commands_and_their_options_exist(line: str, arguments: list[str]) -> None:
     import typer
 
     command = typer.main.get_command(app)
     context = command.make_context("flexact", list(arguments), resilient_parsing=False)
-    while hasattr(command, "resolve_command"):  # a group: its own arguments are the name and those of the next
+    while hasattr(command, "resolve_command"):  # a group: its arguments are its name and its subcommand's
         rest = [*context._protected_args, *context.args]
         name, command, rest = command.resolve_command(context, rest)
         assert command is not None, line
@@ -172,13 +172,13 @@ def test_a_command_of_flexact_exists_with_its_options(line: str, arguments: list
 
 
 @pytest.mark.parametrize(("line", "targets"), _commands("make"))
-def test_a_target_of_make_exists(line: str, targets: list[str]) -> None:
+def test_make_targets_exist(line: str, targets: list[str]) -> None:
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert targets, line
     assert set(targets) <= known, line
 
 
-def test_the_python_programs_that_are_called_exist() -> None:
+def test_python_programs_in_shell_blocks_exist() -> None:
     for line, arguments in _commands("python"):
         if arguments[0] == "-m":
             assert importlib.util.find_spec(arguments[1]) is not None, line

@@ -1,4 +1,4 @@
-"""The tables of the page on comparing are those of the committed results, and their tests are scipy's."""
+"""Tests that the tables of docs/comparing.md match the committed results and that its p-values are scipy's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results" / "compare"
 
 
-def test_the_tables_are_those_of_the_results() -> None:
+def test_the_tables_match_the_results() -> None:
     tables = re.findall(r"(?:^\|.*\n)+", (RESULTS / "table.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(tables) == 2
     assert all(table.strip() in PAGE for table in tables)
 
 
-def test_the_p_values_are_those_of_scipy_on_the_csv() -> None:
+def test_the_p_values_match_scipy_on_the_csv() -> None:
     with (RESULTS / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: int(row["seed"]))
     scores: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The table of packages in CONTRIBUTING.md."""
+"""Tests the table of packages in CONTRIBUTING.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of docs/index.md are those of the README, and the worked examples' those of their CSVs."""
+"""Tests that the figures of docs/index.md match the README, and that the worked examples match their CSVs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = {"siren": "siren_image", "gpt": "byte_gpt", "physics": "physics_infor
 
 
 def rows(text: str, columns: int) -> list[list[str]]:
-    """The rows of Markdown tables with this number of columns."""
+    """Returns the rows of Markdown tables with this number of columns."""
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return [row for row in found if len(row) == columns]
 
@@ -27,7 +27,7 @@ def test_the_wins_of_the_index_are_rows_of_the_readme() -> None:
 
 
 def measured(name: str) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """The rows of a worked example by seed: with its own activation, and with Flex-Act."""
+    """Returns the rows of a worked example by seed: with its own activation, and with Flex-Act."""
     with (ROOT / "results" / "examples" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     assert all(row[made] for row in found for made in ("device", "torch", "commit", "date"))
@@ -45,7 +45,7 @@ def test_the_table_of_a_worked_example_is_its_csv(page: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/index.md"])
-def test_the_range_of_the_siren_is_that_of_its_csv(path: str) -> None:
+def test_the_range_of_the_siren_matches_its_csv(path: str) -> None:
     text = " ".join((ROOT / path).read_text(encoding="utf-8").split())
     ranges = [
         sorted(f"{float(row['score']):.1f}" for row in rows) for rows in zip(*measured("siren_image"), strict=True)

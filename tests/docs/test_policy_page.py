@@ -1,4 +1,4 @@
-"""The figures in docs/policy.md: its tables against their CSVs, and one that comes from no study."""
+"""Tests the figures in docs/policy.md: its tables against their CSVs, and one figure that is computed here."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 def table_under(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its header."""
+    """Returns the cells of the first table below a heading, without its header."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = section[section.index("\n|") :].strip().partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
 
 
-def test_the_counts_of_right_picks_are_those_of_picks_csv() -> None:
-    told = [row[1:] for row in (*table_under("Right picks"), *table_under("Where it fails"))]
+def test_the_counts_of_right_picks_match_picks_csv() -> None:
+    documented = [row[1:] for row in (*table_under("Right picks"), *table_under("Where it fails"))]
     measured = rows_of("picks.csv")
-    assert told == [[f"{row['right']} of {row['of']}", f"{float(row['largest_mse']):.4f}"] for row in measured]
+    assert documented == [[f"{row['right']} of {row['of']}", f"{float(row['largest_mse']):.4f}"] for row in measured]
 
 
 def test_every_line_of_picks_csv_has_its_rows() -> None:
@@ -42,17 +42,17 @@ def test_every_line_of_picks_csv_has_its_rows() -> None:
         assert sum(row["pick"] == row["truth"] for row in rows) == int(line["right"])
 
 
-def test_the_ablation_is_that_of_ablation_csv() -> None:
+def test_the_ablation_matches_ablation_csv() -> None:
     measured = {(row["variant"], row["condition"]): row["right"] for row in rows_of("ablation.csv")}
     conditions = ("base", "epochs-50", "hidden-16", "hidden-16-first-seed-1000")
-    told = {row[0]: row[1:] for row in table_under("The ablation on the synthetic task")}
-    assert list(told) == list(dict.fromkeys(variant for variant, _ in measured))
-    for variant, cells in told.items():
+    documented = {row[0]: row[1:] for row in table_under("The ablation on the synthetic task")}
+    assert list(documented) == list(dict.fromkeys(variant for variant, _ in measured))
+    for variant, cells in documented.items():
         assert cells == [measured.get((variant, condition), "as default") for condition in conditions], variant
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.0, 0.0059), (0.5, 0.0124), (0.6, 0.0136), (1.0, 0.0)])
-def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, told: float) -> None:
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0059), (0.5, 0.0124), (0.6, 0.0136), (1.0, 0.0)])
+def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, expected: float) -> None:
     x = np.linspace(-1, 1, 401)
     truth = 1 / (1 + np.exp(-5 * x))
 
@@ -63,11 +63,11 @@ def test_least_error_of_a_blend_of_sigmoid_and_relu_on_a_sigmoid(share: float, t
 
     starts = [[w, b] for w in (0.5, 2, 5) for b in (-0.5, 0.5)]
     least = min(minimize(error, start, method="Nelder-Mead", options={"maxiter": 4000}).fun for start in starts)
-    assert least == pytest.approx(told, abs=6e-5)
+    assert least == pytest.approx(expected, abs=6e-5)
 
 
 def benchmark_scores() -> dict[str, dict[str, dict[int, float]]]:
-    """Task → method → seed → score."""
+    """Returns task → method → seed → score."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
     with (ROOT / "results" / "picks" / "results.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -78,7 +78,7 @@ def benchmark_scores() -> dict[str, dict[str, dict[int, float]]]:
 
 
 def regret(methods: dict[str, dict[int, float]], method: str, seeds: set[int]) -> float | None:
-    """The regret of a method's mean score over those of the seeds that it has; None if it has none of them."""
+    """Returns the regret of a method's mean score over the seeds that it has, or None without any."""
     own = methods.get(method, {})
     if not (shared := seeds & set(own)):
         return None
@@ -86,12 +86,12 @@ def regret(methods: dict[str, dict[int, float]], method: str, seeds: set[int]) -
     return float((max(fixed) - np.mean([own[seed] for seed in shared])) / (max(fixed) - np.median(fixed)))
 
 
-def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
+def test_the_table_of_the_benchmark_matches_its_results() -> None:
     scores = benchmark_scores()
     rows = table_under("The benchmark")
     assert [row[0].strip("`") for row in rows] == list(TASKS)
     overall: dict[str, list[float | None]] = {name: [] for name in ("flexact", "race", "original", "without")}
-    for task, count, original, flexact, p, best, *told in rows:
+    for task, count, original, flexact, p, best, *documented in rows:
         methods = scores[task.strip("`")]
         compared = [by_seed for name, by_seed in methods.items() if name == "flexact" or "fixed" in name]
         seeds = set.intersection(*(set(by_seed) for by_seed in compared))
@@ -109,7 +109,7 @@ def test_the_table_of_the_benchmark_is_that_of_its_results() -> None:
         assert max((one for one in means if "fixed" in one), key=means.__getitem__) == f"fixed-{name.strip('()')}"
         assert score == f"{means['fixed-' + name.strip('()')]:.{len(score.partition('.')[2])}f}"
         measured = [regret(methods, one, seeds) for one in ("flexact", "race", "random")]
-        assert told == ["-" if one is None else f"{one + 0.0:.2f}" for one in measured]
+        assert documented == ["-" if one is None else f"{one + 0.0:.2f}" for one in measured]
         overall["flexact"].append(measured[0])
         overall["race"].append(measured[1])
         overall["original"].append(regret(methods, first, seeds))
@@ -132,27 +132,27 @@ def test_flexact_scores_what_the_plain_network_with_its_picks_scores() -> None:
     assert sorted(f"{difference:.2f}" for difference in far) == ["-0.18", "0.30", "0.30"]
 
 
-def test_the_ablation_on_ten_tasks_is_that_of_its_results() -> None:
+def test_the_ablation_on_ten_tasks_matches_its_results() -> None:
     scores = benchmark_scores()
     rows = table_under("The ablation on ten tasks")
     assert [row[0].strip("`") for row in rows] == list(TASKS)
-    for task, *told in rows:
+    for task, *documented in rows:
         methods = scores[task.strip("`")]
         (other,) = {"flexact-blend", "flexact-trial"} & methods.keys() or {"flexact-trial"}
         seeds = set.intersection(*(set(by_seed) for name, by_seed in methods.items() if "fixed" in name))
-        for method, cell in zip(("flexact", "flexact-sites", other, "flexact-unrewound"), told, strict=True):
+        for method, cell in zip(("flexact", "flexact-sites", other, "flexact-unrewound"), documented, strict=True):
             found = regret(methods, method, seeds)
             assert cell == ("-" if found is None else f"{found + 0.0:.2f} ({len(seeds & set(methods[method]))})")
 
 
-def test_the_times_of_the_benchmark_are_those_of_times_csv() -> None:
+def test_the_times_of_the_benchmark_match_times_csv() -> None:
     with (ROOT / "results" / "picks" / "times.csv").open(encoding="utf-8", newline="") as file:
         measured = list(csv.DictReader(file))
     table = PAGE.partition("**Time.**")[2].partition("\n\nThe goal")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| `")]
-    told = {row[0]: row[1:3] for row in rows}
+    documented = {row[0]: row[1:3] for row in rows}
     later = {(row["task"], row["seed"]) for row in measured if row["seed"] == "200"}
-    for name, ratios in told.items():
+    for name, ratios in documented.items():
         task, _, seed = name.replace("`", "").partition(", seed ")
         own = [row for row in measured if row["task"] == task and ((task, row["seed"]) in later) == bool(seed)]
         totals = [
@@ -160,4 +160,4 @@ def test_the_times_of_the_benchmark_are_those_of_times_csv() -> None:
             for method in ("flexact", f"fixed-{TASKS[task].candidates[0]}")
         ]
         assert ratios == [f"{one / other:.2f}" for one, other in zip(*totals, strict=True)]
-    assert {row["task"] for row in measured} == {name.replace("`", "").partition(",")[0] for name in told}
+    assert {row["task"] for row in measured} == {name.replace("`", "").partition(",")[0] for name in documented}

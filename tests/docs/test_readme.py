@@ -1,4 +1,4 @@
-"""The README's figures are those of the committed results."""
+"""Tests that the README's figures match the committed results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES |= {"tanh": "Tanh", "silu": "SiLU"}
 
 
 def finished(task: str) -> dict[str, dict[int, tuple[float, str]]]:
-    """Method → seed → (score, the one pick)."""
+    """Returns method → seed → (score, the one pick)."""
     found: dict[str, dict[int, tuple[float, str]]] = {}
     with (ROOT / "results" / "picks" / "results.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -37,7 +37,7 @@ def finished(task: str) -> dict[str, dict[int, tuple[float, str]]]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[-1])
-def test_a_row_of_the_wins_is_that_of_the_results(row: list[str]) -> None:
+def test_a_row_of_the_wins_matches_the_results(row: list[str]) -> None:
     _, original, ours, p, best, picked, name = row
     task = TASKS[name.strip("`")]
     runs = finished(task.name)
@@ -51,8 +51,8 @@ def test_a_row_of_the_wins_is_that_of_the_results(row: list[str]) -> None:
     }
     winner = max(means, key=means.__getitem__)
     assert f"({NAMES[winner]})" in best
-    for told, mean in ((original, np.mean(fixed)), (ours, np.mean(flexact)), (best.split()[0], means[winner])):
-        assert told == f"{mean:.{len(told.partition('.')[2])}f}"
+    for documented, mean in ((original, np.mean(fixed)), (ours, np.mean(flexact)), (best.split()[0], means[winner])):
+        assert documented == f"{mean:.{len(documented.partition('.')[2])}f}"
     expected = ttest_rel(flexact, fixed).pvalue if flexact != fixed else math.nan
     assert p == ("-" if math.isnan(expected) else "<0.001" if expected < 0.001 else f"{expected:.3f}")
     counts = Counter(runs["flexact"][seed][1] for seed in seeds)

@@ -1,4 +1,4 @@
-"""The built documentation: no warning, no link that leads nowhere, nothing loaded from elsewhere."""
+"""Tests the built documentation: no warnings, no dead links, nothing loaded from other servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOADED = {
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and where one can link to in it."""
+    """Collects the links of a page, the resources it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
-def test_no_item_of_a_list_has_run_into_the_text_before_it(site: Path) -> None:
+def test_list_items_do_not_run_into_the_text_before_them(site: Path) -> None:
     for path in site.rglob("*.html"):
         paragraphs = re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL)
         run_in = [text for text in paragraphs if re.search(r"\n\s*(\d+\.|[-*]) ", text)]
@@ -98,7 +98,7 @@ def test_every_page_of_the_docs_is_built_and_in_the_menu(site: Path, pages: dict
     assert {site.resolve() / page for page in written} - reached <= {home}
 
 
-def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_there_are_no_dead_links(site: Path, pages: dict[Path, Page]) -> None:
     missing = []
     for path, page in pages.items():
         for link in [*page.links, *page.loads]:
@@ -106,7 +106,7 @@ def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
             if parts.scheme or parts.netloc or not link:
                 continue
             target = path if not parts.path else (path.parent / unquote(parts.path)).resolve()
-            if path.name == "404.html":  # served at any address, it links from the root
+            if path.name == "404.html":  # the page can be served at any address, so it links from the root
                 target = (site / unquote(parts.path).lstrip("/")).resolve()
             target = target / "index.html" if target.is_dir() else target
             known = target.is_file() and (
@@ -117,7 +117,7 @@ def test_no_link_leads_nowhere(site: Path, pages: dict[Path, Page]) -> None:
     assert not missing
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_nothing_is_loaded_from_other_servers(site: Path, pages: dict[Path, Page]) -> None:
     away = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
     assert not away
     for sheet in site.rglob("*.css"):
@@ -140,12 +140,12 @@ def test_a_public_name_is_in_the_reference(name: str, pages: dict[Path, Page]) -
 
 def test_examples_and_parameters_of_docstrings_are_readable(site: Path) -> None:
     text = (site / "api" / "model.html").read_text(encoding="utf-8")
-    assert "<blockquote>" not in text  # what Markdown makes of >>>
+    assert "<blockquote>" not in text  # how Markdown renders >>>
     assert re.search(r"<li>\s*(<p>)?<code>where</code>:", text)
     assert "layer4.*" in text
 
 
-def test_what_a_page_names_of_the_results_is_in_the_repository() -> None:
+def test_result_files_named_on_a_page_are_in_the_repository() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     named = {name.rstrip("./") for name in re.findall(r"results/[\w/.-]+(?![\w/.*-])", text)}
@@ -160,7 +160,7 @@ def test_what_a_page_names_of_the_results_is_in_the_repository() -> None:
     ("name", "at_least"),
     [("reproduction", 60), *((f"claims/{one}", 1) for one in ("cifar", "glue", "alpha", "leaky-relu"))],
 )
-def test_what_a_page_calls_ours_is_in_its_files(name: str, at_least: int) -> None:
+def test_figures_called_ours_on_a_page_are_in_its_files(name: str, at_least: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     checked = 0
     for section in re.split(r"^## ", page, flags=re.MULTILINE):

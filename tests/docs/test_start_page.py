@@ -1,4 +1,4 @@
-"""What docs/start.md prints is what its code prints, on two threads. test_code_blocks.py only runs a shortened form."""
+"""Tests that docs/start.md shows what its code prints on two threads. test_code_blocks.py runs a shortened form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def cells(table: str) -> list[list[str]]:
-    """The cells of a printed table's rows, without its titles and its notes."""
+    """Returns the cells of a printed table's rows, without titles and notes."""
     lines = [re.split(r"  +", line) for line in table.splitlines()]
     return [line for line in lines[2:] if len(line) == len(lines[0])]
 
@@ -40,8 +40,8 @@ def test_the_tables_of_the_page_are_what_its_code_prints(tmp_path: Path) -> None
     assert ran.stdout.startswith(inspection)
     printed, shown = cells(ran.stdout.removeprefix(inspection)), cells(selection)
     assert len(shown) == 3
-    for row, told in zip(printed, shown, strict=True):
-        # site, pick, steps, runner-up and drops are the same; the lead and both z differ by rounding
-        assert [row[i] for i in (0, 1, 4, 5, 7)] == [told[i] for i in (0, 1, 4, 5, 7)]
+    for row, documented in zip(printed, shown, strict=True):
+        # site, pick, steps, runner-up and drops are equal; the lead and both z differ by rounding
+        assert [row[i] for i in (0, 1, 4, 5, 7)] == [documented[i] for i in (0, 1, 4, 5, 7)]
         for i in (3, 6):
-            assert float(row[i]) == pytest.approx(float(told[i]), rel=0.2)
+            assert float(row[i]) == pytest.approx(float(documented[i]), rel=0.2)

@@ -1,4 +1,4 @@
-"""The figures in docs/synthetic.md against the studies that made them."""
+"""Tests that the figures in docs/synthetic.md match the studies that made them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PAGE = (ROOT / "docs" / "synthetic.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("study", ["synthetic", "alpha", "corrections"])
-def test_the_table_of_a_study_is_the_one_it_wrote(study: str) -> None:
+def test_each_table_is_the_one_its_study_wrote(study: str) -> None:
     written = (ROOT / "results" / "synthetic" / f"study-{study}" / "table.md").read_text(encoding="utf-8")
     first = written[written.index("|") :].partition("\n\n")[0]
     assert first in PAGE
 
 
-def test_the_distance_of_the_papers_reading_and_of_those_before_it() -> None:
+def test_the_distances_of_the_readings_of_the_paper() -> None:
     with (ROOT / "results" / "paper_readings.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     paper = FlexConfig.paper()

@@ -1,4 +1,4 @@
-"""Every file of examples/ runs as its reader would run it, and what it prints is a result."""
+"""Runs every file of examples/ as a user would, and checks what it prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {
-    # How many rows the selection table has; what is measured of the extracted network, and what it is at least.
+    # Number of rows of the selection table, measured quantity of the extracted network, and its minimum.
     "two_spirals": (2, r"Accuracy on new points: ([\d.]+) %", 90),
     "digits": (2, r"Accuracy of the plain network on test digits: ([\d.]+) %", 94),
     "timm_finetune": (8, r"Accuracy of the plain ResNet on test digits: ([\d.]+) %", 85),
@@ -24,7 +24,7 @@ EXAMPLES = {
     "custom_candidate": (1, r"Mean squared error of the plain network: ([\d.]+)", 0),
 }
 WORKED = {
-    # The number of steps; the figures of the network with its own activation and with Flex-Act after them.
+    # Number of steps, then the figures of the network with its own activation and with Flex-Act.
     "siren_image": ("60", r"seed 0: ReLU ([\d.]+), Flex-Act ([\d.]+) dB on unseen pixels"),
     "byte_gpt": ("60", r"seed 0: GELU ([\d.]+), Flex-Act ([\d.]+) nats per byte of new text"),
     "physics_informed": ("60", r"seed 0: Tanh ([\d.]+), Flex-Act ([\d.]+) dB of signal to error"),
@@ -34,7 +34,7 @@ TITLES = re.compile(r"site pick lead z steps runner-up (z \(original\) )?dropped
 
 
 def printed(name: str, folder: Path) -> str:
-    """What an example prints, started in another folder."""
+    """Returns what an example prints when it is started in another folder."""
     (out,) = forked.outputs(
         forked.Program(ROOT / "examples" / f"{name}.py", settings={"COLUMNS": 200}, folder=folder), timeout=300
     )
@@ -42,7 +42,7 @@ def printed(name: str, folder: Path) -> str:
 
 
 def picks(text: str) -> dict[str, str]:
-    """Pick by site, from the rows of committed sites in the printed table."""
+    """Returns the pick of each committed site in the printed table."""
     lines = [line.split() for line in text.splitlines()]
     start = next(i for i, words in enumerate(lines) if TITLES.fullmatch(" ".join(words)))
     rows = {}
@@ -53,7 +53,7 @@ def picks(text: str) -> dict[str, str]:
     return rows
 
 
-def test_all_examples_are_here() -> None:
+def test_every_example_is_listed() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*EXAMPLES, *WORKED, "compare"}
 
 
@@ -81,7 +81,7 @@ def test_a_worked_example_prints_both_figures_and_draws_its_picture(name: str, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_picks_commits_and_gives_a_plain_network_that_works(name: str, tmp_path: Path) -> None:
+def test_an_example_picks_commits_and_gives_a_working_plain_network(name: str, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))
     rows, measure, least = EXAMPLES[name]
     text = printed(name, tmp_path)
@@ -89,7 +89,7 @@ def test_an_example_picks_commits_and_gives_a_plain_network_that_works(name: str
     assert len(table) == rows
     found = re.search(measure, text)
     assert found is not None
-    assert "FlexAct(" not in text  # the network that is printed is plain
+    assert "FlexAct(" not in text  # the printed network is plain
     assert float(found[1]) >= least
     if name == "custom_candidate":
         assert table == {"1": "snake_3"}
@@ -98,7 +98,7 @@ def test_an_example_picks_commits_and_gives_a_plain_network_that_works(name: str
     if name == "per_channel":
         assert len(set(table.values())) > 1
         assert "ChannelPicks(" in text
-    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    assert list(tmp_path.iterdir()) == []  # no files are left behind
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_the_comparison_prints_a_row_per_method_and_is_the_code_of_its_page(tmp_
         assert found is not None
         assert float(found[1]) > 90
     assert "seed 4" in ended.stdout
-    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    assert list(tmp_path.iterdir()) == []  # no files are left behind
     functions = path.read_text(encoding="utf-8").partition("EPOCHS = 40")[2].partition("if __name__")[0]
     assert functions.strip()
     assert functions in (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Files cut off at any byte: each is refused by its name, or read as what was whole of it, and nothing is half-loaded.
+"""Tests of truncated files: each is refused with its name or read up to its last complete record, never half-loaded.
 
-Every 1,000th byte is tried, and every byte of files that are shorter than that. Files of lines that are only ever
-appended to (a history, a grid's results) are read up to their last whole line where a kill may have cut the next.
+Files are truncated at every 1,000th byte, and short files at every byte. Files to which lines are appended (a history,
+a grid's results) are read up to their last complete line, since a kill may truncate the next one.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ CELL = Cell("cifar10", "resnet18", "flexact-all", 0)
 
 
 def cuts(content: bytes) -> range:
-    """Where a file is cut: every 1,000th byte, and all of a short one; never after all of it."""
+    """Returns the truncation points of a file: every 1,000th byte, or every byte of a short file."""
     return range(0, len(content), 1000 if len(content) > 5000 else 1)
 
 
 def refuses_every_cut(path: Path, read: Callable[[], Any], may_be_whole: int = 0, most: int = 10_000) -> None:
-    """Cut a file off at every place and read it: an error that names it, and nothing else.
+    """Truncates a file at every point and reads it. Reading must raise an error that names the file.
 
-    may_be_whole: bytes at its end without which nothing is lost, such as a newline. most: the number of places, where
-    reading is slow.
+    may_be_whole: number of bytes at the end that may be missing without loss, such as a newline. most: maximum number
+    of truncation points, where reading is slow.
     """
     content = path.read_bytes()
     read()
@@ -90,7 +90,7 @@ def _file(name: str) -> ModuleType:
 
 @pytest.fixture
 def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
-    """Trains a cell in tmp_path until so many steps are done."""
+    """Trains a cell in tmp_path up to a number of steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -108,7 +108,9 @@ def cell(images: data.Images, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
     torch.set_num_threads(before)
 
 
-def test_a_checkpoint_is_refused(cell: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_checkpoint_is_refused(
+    cell: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Stopped):
         cell(7)
     whole = Training.load_state_dict
@@ -123,10 +125,10 @@ def test_a_checkpoint_is_refused(cell: Callable[[int], Any], tmp_path: Path, mon
         with suppress(KeyboardInterrupt):
             cell(1000)
 
-    refuses_every_cut(tmp_path / "checkpoint.pt", read, most=10)  # each reading sets a whole run up
+    refuses_every_cut(tmp_path / "checkpoint.pt", read, most=10)  # each read sets up a whole run
 
 
-def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path) -> None:
+def test_truncated_histories_of_a_run_are_refused_or_hold_complete_records(tmp_path: Path) -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     path = tmp_path / "history.jsonl"
     with Recorder(model, path) as recorder:
@@ -143,12 +145,12 @@ def test_the_histories_of_a_run_are_refused_or_hold_whole_records(tmp_path: Path
         else:
             with pytest.raises(FlexActError, match=r"history\.jsonl"):
                 Recorder.load(path)
-        again = Recorder(model, path, resume=True)  # going on: what a kill left of a line was never a record
+        again = Recorder(model, path, resume=True)  # resuming: a truncated last line was never a record
         again.close()
         assert again.history == whole[: max(lines - 1, 0)]
 
 
-def test_the_results_of_a_grid_hold_whole_lines(tmp_path: Path) -> None:
+def test_truncated_results_of_a_grid_hold_complete_lines(tmp_path: Path) -> None:
     store = Store(tmp_path)
     grid = {"datasets": ["cifar10"], "models": ["resnet18"], "methods": ["relu"], "seeds": 30, "first_seed": 0}
     config = {"flexact_study": 1, "study": "cifar", "grids": [grid], "protocol": Protocol().to_dict()}
@@ -170,7 +172,7 @@ def test_the_results_of_a_grid_hold_whole_lines(tmp_path: Path) -> None:
 # The synthetic studies
 
 
-def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_study_folder_is_refused(tmp_path: Path) -> None:
     options = Options(candidates=("relu", "tanh"), seeds=30, truths=("relu",), epochs=3, models=("relu",))
     config = {"flexact_study": 1, "study": "synthetic", "options": options.to_dict()}
     write_config(tmp_path, config)
@@ -188,7 +190,7 @@ def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
         for length in range(len(content)):
             path.write_bytes(content[:length])
             if content[:length].endswith(b"\n"):
-                read()  # whole lines; in results.csv a model without all of its lines is not done, and runs again
+                read()  # complete lines; a model without all of its lines in results.csv is not done, and runs again
             else:
                 with pytest.raises(FlexActError, match=re.escape(name)):
                     read()
@@ -204,10 +206,10 @@ def test_a_studys_folder_is_refused(tmp_path: Path) -> None:
     assert read_config(tmp_path) == whole
 
 
-# Beside a network of transformers
+# Files of a transformers network
 
 
-def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_truncated_picks_file_is_refused_and_the_network_is_unchanged(tmp_path: Path) -> None:
     write_picks(tmp_path, described({"1": "tanh", "3": "gelu"}, {}))
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())
     before = repr(model)
@@ -223,7 +225,7 @@ def test_the_file_of_picks_is_refused_and_the_network_stays_as_it_is(tmp_path: P
     refuses_every_cut(tmp_path / "flexact.json", read, may_be_whole=1)
 
 
-def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_truncated_callback_state_is_refused_and_the_schedule_is_unchanged(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from flexact.integrations.transformers_schedule import SCHEDULE, load_schedule
 
@@ -252,7 +254,7 @@ def test_the_state_of_the_callback_is_refused_and_the_schedule_stays_where_it_is
             read()
 
 
-def test_a_config_as_text_is_refused() -> None:
+def test_a_truncated_config_is_refused() -> None:
     text = flexact.FlexConfig(policy=flexact.Policy(noise=1.0)).to_json()
     for length in range(len(text)):
         with pytest.raises(FlexActError):

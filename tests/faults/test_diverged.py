@@ -1,4 +1,4 @@
-"""Runs that diverge: what they end with is a network of numbers, or said to be none."""
+"""Tests of runs that diverge: they end with a network of finite numbers, or with a warning."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SCALERS = ("none", "scaler", "fused")
 
 
 def train(config: FlexConfig, is_nan: Callable[[int], bool], scaling: str) -> tuple[nn.Module, Schedule, list[str]]:
-    """The plain network of a run, its schedule, and what was warned of."""
+    """Returns the plain network of a run, its schedule, and the warnings."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     model = flexact.convert(network, config=config)
     optimizer = torch.optim.SGD(flexact.param_groups(model), lr=0.01, fused=scaling == "fused")
     scaler = torch.amp.GradScaler("cpu", enabled=scaling != "none")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         schedule = Schedule(model, STEPS)
         for step in range(STEPS):
@@ -51,25 +51,25 @@ def train(config: FlexConfig, is_nan: Callable[[int], bool], scaling: str) -> tu
             optimizer.zero_grad()
             schedule.step(loss)
         plain = flexact.extract(model)
-    return plain, schedule, [str(one.message) for one in told if "steps are few" not in str(one.message)]
+    return plain, schedule, [str(one.message) for one in caught if "steps are few" not in str(one.message)]
 
 
 @pytest.mark.parametrize("scaling", SCALERS)
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_run_ends_in_nan_or_in_an_arbitrary_pick_without_a_warning(policy: str, when: str, scaling: str) -> None:
-    plain, schedule, told = train(POLICIES[policy], TIMES[when], scaling)
+    plain, schedule, shown = train(POLICIES[policy], TIMES[when], scaling)
     assert schedule.committed
     is_finite = all(bool(parameter.isfinite().all()) for parameter in plain.parameters())
-    assert is_finite or any("parameters are NaN or infinite" in one for one in told)
-    assert is_finite or scaling == "none"  # a scaler skips these steps
+    assert is_finite or any("parameters are NaN or infinite" in one for one in shown)
+    assert is_finite or scaling == "none"  # the gradient scaler skips these steps
     if when == "always":  # nothing could be compared
         undecided = ("picking stops, and every site keeps", "has stepped the logits", "have received no gradient")
-        assert any(words in one for words in undecided for one in told)
+        assert any(words in one for words in undecided for one in shown)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_run_of_numbers_is_not_warned_of(policy: str) -> None:
-    plain, _, told = train(POLICIES[policy], lambda step: False, "none")
+def test_a_finite_run_does_not_warn(policy: str) -> None:
+    plain, _, shown = train(POLICIES[policy], lambda step: False, "none")
     assert all(bool(parameter.isfinite().all()) for parameter in plain.parameters())
-    assert told == []
+    assert shown == []

@@ -1,4 +1,4 @@
-"""What a stranger may have written: pickles, links, absurd numbers, scripts. It does nothing but an error or a text."""
+"""Tests of hostile files: pickles, links, absurd numbers and scripts only cause an error or are shown as text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def network() -> nn.Module:
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -103,7 +103,7 @@ def test_a_payload_is_never_run(reader: str, kind: str, tmp_path: Path) -> None:
     with pytest.raises(FlexActError):
         read(folder)
     assert not canary.exists()
-    pickle.loads(payloads(canary)["a pickle"])  # it would have shown
+    pickle.loads(payloads(canary)["a pickle"])  # otherwise the file would exist
     assert canary.exists()
 
 
@@ -141,16 +141,16 @@ NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1", "9" * 4000, "true", '"
 
 
 @pytest.mark.parametrize("name", OPENINGS)
-def test_any_field_may_be_absurd(name: str, tmp_path: Path) -> None:
+def test_any_field_may_have_an_absurd_value(name: str, tmp_path: Path) -> None:
     readers = [read for file, read in READERS.values() if file == name]
     for field in OPENINGS[name]:
         for number in NUMBERS:
             text = json.dumps(OPENINGS[name] | {field: "HERE"}).replace('"HERE"', number)
             (tmp_path / name).write_text(text)
             for read in readers:
-                with suppress(FlexActError):  # some are no worse than what stands there otherwise
+                with suppress(FlexActError):  # some absurd values are no worse than the usual ones
                     read(tmp_path)
-    for number in NUMBERS:  # what a study was asked for
+    for number in NUMBERS:  # the requested settings of a study
         (tmp_path / "config.json").write_text(
             '{"flexact_study": 1, "study": "synthetic", "options": {"seeds": %s}}' % number  # noqa: UP031
         )
@@ -184,7 +184,7 @@ def test_a_history_with_absurd_numbers_is_reported_or_refused(number: str, place
 # Links and paths
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_symlink(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("kept")
     outside = tmp_path / "outside"
@@ -211,14 +211,14 @@ def _made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped\x00"])
-def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
-    """The models of a study name its figures, and the cells of a grid its folders."""
+def test_names_in_a_folder_cannot_traverse_paths(name: str, tmp_path: Path) -> None:
+    """A study's figures are named after its models, and a grid's folders after its cells."""
     study = _made(tmp_path / "study")
     folders.synthetic_folder(study)
     for file in ("config.json", "results.csv", "lines.csv"):
         text = (study / file).read_text()
-        told = json.dumps(name)[1:-1] if file == "config.json" else name
-        (study / file).write_text(text.replace("flexact-default", told))
+        shown = json.dumps(name)[1:-1] if file == "config.json" else name
+        (study / file).write_text(text.replace("flexact-default", shown))
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(study)}
     with suppress(FlexActError):
         report.build(study)
@@ -226,7 +226,7 @@ def test_names_in_a_folder_lead_nowhere(name: str, tmp_path: Path) -> None:
     assert not Path("/tmp/escaped").exists()
 
 
-def test_a_link_in_the_data_is_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_symlink_in_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "cifar-10-batches-bin"
     place.mkdir()
     secret = tmp_path / "secret"
@@ -235,10 +235,10 @@ def test_a_link_in_the_data_is_no_data(tmp_path: Path, capsys: pytest.CaptureFix
         (place / name).symlink_to(secret)
     with pytest.raises(SystemExit) as ended:
         main(["data", "cifar10", "--data", str(tmp_path)])
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert ended.value.code == 2
-    assert "data_batch_1.bin" in told.err
-    assert "password" not in told.err + told.out
+    assert "data_batch_1.bin" in output.err
+    assert "password" not in output.err + output.out
 
 
 # Scripts
@@ -258,7 +258,7 @@ SCRIPTS = [
 
 
 def hostile_folder(folder: Path) -> Path:
-    """A history, and a study's configuration and table beside it, with a script wherever a text can stand."""
+    """Builds a history and a study's configuration and table, with a script in every text field."""
     sites = {script: {other: 1 / len(SCRIPTS) for other in SCRIPTS} for script in SCRIPTS}
     header = {"flexact_history": 1, **{script: {script: script} for script in SCRIPTS}}
     lines: list[Any] = [header]
@@ -282,7 +282,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
     not (CHROMIUM and DRIVER),
     reason="the page is opened in Debian's chromium; install it with: apt-get install chromium chromium-driver",
 )
-def test_no_script_of_a_folder_runs_in_its_page(tmp_path: Path) -> None:
+def test_no_script_of_a_folder_runs_in_its_report(tmp_path: Path) -> None:
     from selenium import webdriver
 
     page = report.read(hostile_folder(_made(tmp_path / "run"))).write_page()
@@ -319,7 +319,7 @@ def test_no_script_of_a_folder_runs_in_its_page(tmp_path: Path) -> None:
     assert found == {"hacked": 0, "handlers": [], "links": [], "images": 0, "shown": True}
 
 
-def test_a_script_in_a_layers_name_stays_text_in_the_figures(tmp_path: Path) -> None:
+def test_a_script_in_a_layer_name_stays_text_in_the_figures(tmp_path: Path) -> None:
     report.build(hostile_folder(_made(tmp_path / "run")))
     figures = sorted((tmp_path / "run" / "figures").glob("*.svg"))
     assert figures
@@ -330,7 +330,7 @@ def test_a_script_in_a_layers_name_stays_text_in_the_figures(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_script_in_a_layers_name_is_one_line_in_a_printed_selection() -> None:
+def test_a_script_in_a_layer_name_is_one_line_in_a_printed_selection() -> None:
     model = nn.Sequential()
     model.add_module("<script>\x1b[2J\nwindow", nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     model = flexact.convert(model)

@@ -1,4 +1,4 @@
-"""A short soak: what benchmarks/soak.py measures over 20,000 steps, over some hundred. Memory alone, no times."""
+"""A short soak test: the memory measurements of benchmarks/soak.py over a few hundred steps instead of 20,000."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ print(json.dumps([vars(sample) for sample in soak.samples("memory", steps=300, e
 
 
 def test_memory_stays_flat_through_elimination_and_commitment() -> None:
-    """A kilobyte a step would be a leak of 20 MB over the long run; a Recorder's history is a tenth of that here."""
+    """A leak of one kilobyte per step would be 20 MB over the long run. A Recorder's history takes a tenth of that
+    here.
+    """
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(SOAK)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     samples = json.loads(done.stdout.splitlines()[-1])

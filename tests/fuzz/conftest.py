@@ -1,4 +1,4 @@
-"""Lets this folder's files import each other, under names by which their classes can be pickled."""
+"""Makes this folder's files importable under names by which their classes can be pickled."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The public API in any order, on tiny networks.
+"""A state machine that calls the public API in any order, on tiny networks.
 
-What must hold after every call: only `FlexActError` came out of it, and where one did, the model, its schedule and its
-recorder are what they were before. Two exceptions, both in `load_state_dict`: torch's own refusals of missing keys and
-other shapes, and sites that were placed by hand and not yet brought together by a Schedule; torch may have loaded the
-layers before them then.
+Invariants after every call: the only exception is `FlexActError`, and a refused call leaves the model, its schedule and
+its recorder unchanged. There are two exceptions, both in `load_state_dict`. torch raises its own errors for missing
+keys and wrong shapes. For sites that were placed by hand and not yet bound by a Schedule, torch may have loaded earlier
+layers before the error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class PublicApi(RuleBasedStateMachine):
-    """One user with one model, who calls whatever comes to mind."""
+    """One user with one model, who calls the API in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PublicApi(RuleBasedStateMachine):
     @initialize(network=st.sampled_from(sorted(NETWORKS)))
     def build(self, network: str) -> None:
         torch.manual_seed(0)
-        warnings.simplefilter("ignore")  # what convert leaves alone, and logits that are frozen
+        warnings.simplefilter("ignore")  # what convert leaves unchanged, and frozen logits
         self.network = network
         build, self.shape = NETWORKS[network]
         self.model = build()
@@ -70,7 +70,7 @@ class PublicApi(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def attempt(self, call: Callable[[], Any], must_fail: bool = False) -> Any:
-        """The result of a call, or None where it was refused; then nothing may have changed."""
+        """Returns the result of a call, or None if it was refused; a refused call must have changed nothing."""
         before = self._everything()
         refusal = ""
         try:
@@ -160,7 +160,7 @@ class PublicApi(RuleBasedStateMachine):
             self.forget()
 
     def forget(self) -> None:
-        """What belonged to another model."""
+        """A state or file of another model."""
         self.schedule = self.average = None
         self.optimizers, self.points = [], []
         if self.recorder is not None:
@@ -218,7 +218,7 @@ class PublicApi(RuleBasedStateMachine):
             self.average.update_parameters(self.model)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of one optimizer; where a policy moves the logits, it moves those that this one holds."""
+        """Makes a step of one optimizer. If the policy moves the logits, it moves those that this optimizer holds."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         before = {site: (site.logits.detach().clone(), site.logits.grad) for site in sites_of(self.model)}
         acts = self.schedule is not None and not self.schedule.committed
@@ -256,7 +256,7 @@ class PublicApi(RuleBasedStateMachine):
             if self.attempt(lambda owner=owner, state=state: owner.load_state_dict(state) or True) is None:
                 return
         for optimizer, state in zip(self.optimizers, optimizers, strict=False):
-            with suppress(ValueError):  # of another optimizer
+            with suppress(ValueError):  # the state of another optimizer
                 optimizer.load_state_dict(state)
         assert self.schedule.steps_done == schedule["step"]
         assert (self.schedule._trial is None) == (schedule["trial"] is None)
@@ -275,7 +275,7 @@ class PublicApi(RuleBasedStateMachine):
     @rule(dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     def set_dtype(self, dtype: torch.dtype) -> None:
         self.model = self.model.to(dtype)
-        self.optimizers, self.average = [], None  # torch's own do not follow a network to another precision
+        self.optimizers, self.average = [], None  # torch's own optimizers do not follow a network to another precision
         self.points = []
         for site in sites_of(self.model):
             assert site.logits.dtype == torch.float32
@@ -301,8 +301,8 @@ class PublicApi(RuleBasedStateMachine):
         state = copy.deepcopy(self.states[which % len(self.states)])
         if damage is not None:
             damaged[damage](state)
-        told = "in loading state_dict"
-        # Sites placed by hand have no one who looks at them all before torch begins with the first layer.
+        message = "in loading state_dict"
+        # Nothing checks all of the sites that were placed by hand before torch loads the first layer.
         checked = not any(site.router.standalone for site in sites_of(self.model)) or len(self.model._modules) == 0
         try:
             if checked:
@@ -310,9 +310,9 @@ class PublicApi(RuleBasedStateMachine):
             else:
                 with suppress(flexact.FlexActError):
                     self.model.load_state_dict(state, strict=strict)
-        except RuntimeError as error:  # torch's own
-            told = str(error)
-        assert "in loading state_dict" in told
+        except RuntimeError as error:  # torch's own error
+            message = str(error)
+        assert "in loading state_dict" in message
         for site in sites_of(self.model):
             alive = (site.dropped_at < 0).any(0)
             assert site.alive == tuple(alive.nonzero().flatten().tolist()), "what is alive is not what was loaded"
@@ -331,19 +331,19 @@ class PublicApi(RuleBasedStateMachine):
     @rule(way=st.sampled_from(["deepcopy", "pickle", "torch.save"]), keep=st.booleans())
     def copy(self, way: str, keep: bool) -> None:
         before = state_of(self.model)
-        twin = _COPIES[way](self.model)
+        duplicate = _COPIES[way](self.model)
         assert state_of(self.model) == before
-        assert state_of(twin)["tensors"] == before["tensors"]
-        assert [site.alive for site in sites_of(twin)] == [site.alive for site in sites_of(self.model)]
-        shared = {id(site) for site in sites_of(self.model)} & {id(site) for site in sites_of(twin)}
-        routers = {id(site.router) for site in sites_of(self.model)} & {id(site.router) for site in sites_of(twin)}
+        assert state_of(duplicate)["tensors"] == before["tensors"]
+        assert [site.alive for site in sites_of(duplicate)] == [site.alive for site in sites_of(self.model)]
+        shared = {id(site) for site in sites_of(self.model)} & {id(site) for site in sites_of(duplicate)}
+        routers = {id(site.router) for site in sites_of(self.model)} & {id(site.router) for site in sites_of(duplicate)}
         assert not shared
         assert not routers
         if keep:
-            self.model = twin
+            self.model = duplicate
             self.forget()
 
-    # Looking
+    # Inspection
 
     @rule()
     def select(self) -> None:
@@ -403,7 +403,7 @@ class PublicApi(RuleBasedStateMachine):
     def call_oddly(self, name: str) -> None:
         self.attempt(lambda: ODD_CALLS[name](self.model), must_fail=True)
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def the_model_runs(self) -> None:
@@ -439,16 +439,16 @@ class PublicApi(RuleBasedStateMachine):
 
 
 def _pickled(model: nn.Module) -> nn.Module:
-    twin: nn.Module = pickle.loads(pickle.dumps(model))
-    return twin
+    duplicate: nn.Module = pickle.loads(pickle.dumps(model))
+    return duplicate
 
 
 def _saved_whole(model: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    twin: nn.Module = torch.load(file, weights_only=False)
-    return twin
+    duplicate: nn.Module = torch.load(file, weights_only=False)
+    return duplicate
 
 
 _COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -1,4 +1,4 @@
-"""The tiny networks that are fuzzed, and what can be told of one from outside: whether it changed."""
+"""The tiny networks for fuzzing, and functions that check whether one has changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Sampled(nn.Sequential):
-    """Has a second way in, which goes past its call and so past the hooks on it."""
+    """Has a second method that bypasses its call and so the hooks on it."""
 
     def sample(self, x: Tensor) -> Tensor:
         return self.forward(x)
@@ -52,7 +52,7 @@ def _mlp() -> nn.Module:
 
 
 def _two_parts() -> nn.Module:
-    """Two networks in one, for an optimizer each."""
+    """Two networks in one, with an optimizer for each."""
     return Sampled(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)))
 
 
@@ -87,8 +87,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """What a refused call must leave as it was: every tensor to the bit, every type, flag and hook."""
-    tensors = {name: _told(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    """Returns everything that a refused call must not change: the bits of all tensors, types, flags and hooks."""
+    tensors = {name: _facts(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     modules = {
         name: (type(module), module.training, _own_hooks(module), sorted(module._modules))
         for name, module in model.named_modules(remove_duplicate=False)
@@ -102,11 +102,11 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _own_hooks(module: nn.Module) -> int:
-    """The number of forward pre-hooks, without those that watch a first forward and then remove themselves."""
+    """Returns the number of forward pre-hooks, except those that watch a first forward and then remove themselves."""
     hooks = module._forward_pre_hooks.values()
     return sum(type(hook).__module__ != "flexact.surgery.watching" for hook in hooks)
 
 
-def _told(tensor: Tensor) -> tuple[Any, ...]:
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
     data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return tensor.dtype, tuple(tensor.shape), tensor.requires_grad, hashlib.sha256(data).digest()

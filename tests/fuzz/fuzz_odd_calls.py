@@ -1,4 +1,4 @@
-"""What a user may give: places, policies, and calls that make no sense and must be refused."""
+"""Invalid places, policies and calls, which must be refused."""
 
 from __future__ import annotations
 

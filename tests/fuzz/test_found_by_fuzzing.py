@@ -1,4 +1,4 @@
-"""What the state machine, and odd calls, once found: each as a test of its own."""
+"""Regression tests: each of these bugs was found by the state machine or by invalid calls."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_a_run_that_diverged_picks_nothing(value: float) -> None:
     with torch.no_grad():
         site.logits[2] = value
     before = state_of(model)
-    told = r"the logits of 1 of 2 sites are NaN or infinite \(1\), so nothing can be picked there"
+    message = r"the logits of 1 of 2 sites are NaN or infinite \(1\), so nothing can be picked there"
     for ends in (flexact.commit, lambda model: flexact.extract(model, commit=True)):
-        with pytest.raises(FlexActError, match=told):
+        with pytest.raises(FlexActError, match=message):
             ends(model)
     assert state_of(model) == before
     assert not any(one.committed for one in sites_of(model))
@@ -72,7 +72,7 @@ def test_a_logit_of_a_candidate_that_was_dropped_does_not_count() -> None:
     assert site.dropped_at[0, 0] == 1
 
 
-def test_picks_for_one_place_of_a_shared_activation_are_refused_and_leave_the_network_alone(tmp_path: Path) -> None:
+def test_picks_for_one_place_of_a_shared_activation_are_refused_and_the_network_is_unchanged(tmp_path: Path) -> None:
     build, _ = NETWORKS["shared"]
     together = flexact.selection(flexact.convert(build())).picks
     apart = flexact.selection(flexact.convert(build(), per_call=True)).picks
@@ -88,7 +88,7 @@ def test_picks_for_one_place_of_a_shared_activation_are_refused_and_leave_the_ne
 
 
 @pytest.mark.parametrize("value", [10**400, "x", None, torch.ones(2)])
-def test_what_is_no_number_is_not_recorded(value: Any) -> None:
+def test_a_value_that_is_no_number_is_not_recorded(value: Any) -> None:
     recorder = flexact.Recorder(flexact.convert(network()))
     with pytest.raises(FlexActError, match="numbers"):
         recorder.record(0, loss=value)

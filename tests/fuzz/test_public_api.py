@@ -1,4 +1,4 @@
-"""The public API in any order: what is wrong is refused with a FlexActError, and a refusal changes nothing."""
+"""Fuzzes the public API: invalid calls raise FlexActError, and a refused call changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TestPublicApi = PublicApi.TestCase
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Networks this small are slowed down by several."""
+    """Uses one thread: several threads slow down networks this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""What the tests of the integrations share: a tiny BERT, rows to train it on, and Trainers for them."""
+"""Fixtures of the integration tests: a tiny BERT, training data for it, and Trainers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from configs import flat
 
 transformers = pytest.importorskip("transformers")
 
-collect_ignore = ["train_tiny.py", "fit_lightning.py"]  # programs that tests start
+collect_ignore = ["train_tiny.py", "fit_lightning.py"]  # for programs that tests start
 
 
 class Rows(torch.utils.data.Dataset):
-    """Sequences of five tokens whose label is whether the second is even."""
+    """Sequences of five tokens. The label says whether the second token is even."""
 
     def __init__(self, count: int = 48, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -40,7 +40,7 @@ def rows() -> Rows:
 
 @pytest.fixture
 def tiny_bert() -> Callable[..., Any]:
-    """Builds a BERT of two small layers with random weights, the same ones for the same seed."""
+    """Returns a function that builds a BERT of two small layers with random weights, reproducible by seed."""
 
     def build(seed: int = 0, **settings: Any) -> Any:
         torch.manual_seed(seed)
@@ -53,7 +53,7 @@ def tiny_bert() -> Callable[..., Any]:
 
 @pytest.fixture
 def routed(tiny_bert: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds a tiny BERT, converted."""
+    """Returns a function that builds a tiny BERT and converts it."""
 
     def build(where: Any = "all", seed: int = 0, settings: dict[str, Any] | None = None, **choices: Any) -> Any:
         config = flat(**{"init": "original", **choices})
@@ -64,7 +64,7 @@ def routed(tiny_bert: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def trainer_of(rows: Rows, tmp_path: Path) -> Callable[..., Any]:
-    """Builds a Trainer of a model, on the CPU, silent."""
+    """Returns a function that builds a Trainer of a model, on the CPU, without output."""
 
     def build(model: nn.Module, name: str = "out", **settings: Any) -> Any:
         quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}

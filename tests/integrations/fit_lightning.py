@@ -1,7 +1,7 @@
-"""A small network fitted with FlexActCallback: ``fit_lightning.py PACKAGE``, alone or under torchrun.
+"""Fits a small network with FlexActCallback: ``fit_lightning.py PACKAGE``, alone or under torchrun.
 
-PACKAGE: lightning.pytorch or pytorch_lightning. Prints one line of JSON a rank: the logits after every step, the picks,
-and the extracted network's outputs.
+PACKAGE: lightning.pytorch or pytorch_lightning. Each rank prints one line of JSON: the logits after every step, the
+picks, and the extracted network's outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import flexact
 from flexact.routing.sites import sites_of
 
-# The logits of the default policy move by gradients in units of their own size, which blow rounding up: these do not.
+# The default policy moves logits by normalised gradients, which amplifies rounding; this policy does not.
 CONFIG = flexact.FlexConfig(policy=flexact.Policy(noise=1.0, logit_step="optimizer", alpha_kind="absolute", alpha=0.3))
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 pl = importlib.import_module(sys.argv[1])
@@ -52,7 +52,7 @@ class Watch(pl.Callback):  # type: ignore[misc, name-defined]
 
 def main() -> None:
     x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
-    part = x[RANK::RANKS]  # the batches of all ranks together are those of one process
+    part = x[RANK::RANKS]  # the batches of all ranks together equal those of one process
     loader = DataLoader(TensorDataset(part, (part[:, 0] > 0).long()), batch_size=8 // RANKS)
     module = flexact.convert(Lit(), config=CONFIG)
     callback, watch = FlexActCallback(), Watch()
@@ -60,7 +60,7 @@ def main() -> None:
     several = {"devices": RANKS, "strategy": "ddp", "use_distributed_sampler": False} if RANKS > 1 else {"devices": 1}
     trainer = pl.Trainer(max_epochs=3, accelerator="cpu", callbacks=[callback, watch], **several, **quiet)
     trainer.fit(module, loader)
-    told = {
+    printed = {
         "rank": trainer.global_rank,
         "logits": watch.seen,
         "picks": callback.selection.picks,
@@ -68,7 +68,7 @@ def main() -> None:
         "outputs": callback.extracted.eval()(x[:2]).flatten().tolist(),
         "base": FlexActCallback.__mro__[1].__module__,
     }
-    print(json.dumps(told) + "\n", end="", flush=True)
+    print(json.dumps(printed) + "\n", end="", flush=True)
 
 
 if __name__ == "__main__":

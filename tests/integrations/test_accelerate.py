@@ -1,4 +1,4 @@
-"""The loop of examples/accelerate_loop.py: Accelerator keeps the policy's run what it is without it."""
+"""Tests of examples/accelerate_loop.py: a run with Accelerator equals the run without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def example() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _fresh_state() -> None:
-    """Forget what an earlier Accelerator of this process, as that of a Trainer, has left in their shared state."""
+    """Resets the shared state that an earlier Accelerator of this process (such as a Trainer's) has left."""
     state = importlib.import_module("accelerate.state")
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
@@ -42,15 +42,15 @@ def _fresh_state() -> None:
 
 @pytest.fixture
 def data() -> TensorDataset:
-    """160 rows: five batches an epoch, so that its last step has one micro-batch alone."""
+    """160 rows: five batches per epoch, so that the last step of an epoch has a single micro-batch."""
     x = torch.rand(160, 64, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, (10 * x[:, 0]).long())
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(example: ModuleType, data: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(example: ModuleType, data: Any, tmp_path: Path) -> None:
     whole = example.Run(data)
     whole.train(range(10))
-    for cut in (2, 9):  # before the commitment and after it
+    for cut in (2, 9):  # before and after the commitment
         first = example.Run(data)
         first.train(range(cut))
         first.accelerator.save_state(str(tmp_path / str(cut)))
@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(example: ModuleType, da
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_run_is_that_of_a_loop_without_accelerate(example: ModuleType, data: Any) -> None:
+def test_the_run_equals_a_loop_without_accelerate(example: ModuleType, data: Any) -> None:
     run = example.Run(data)
     batches: list[Any] = []
     run.model.register_forward_pre_hook(lambda module, inputs: batches.append(inputs[0]))
@@ -90,7 +90,7 @@ def test_the_run_is_that_of_a_loop_without_accelerate(example: ModuleType, data:
     assert sites_of(flexact.extract(run.network)) == []
 
 
-def test_the_schedule_takes_the_prepared_optimizer() -> None:
+def test_the_schedule_accepts_the_prepared_optimizer() -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
@@ -108,7 +108,7 @@ def test_the_schedule_takes_the_prepared_optimizer() -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_stop_go_on_and_print_one_table(tmp_path: Path) -> None:
+def test_two_ranks_stop_resume_and_print_one_table(tmp_path: Path) -> None:
     started = forked.ranks(2, EXAMPLE, settings={"ACCELERATE_USE_CPU": "true"}, folder=tmp_path)
     printed = "".join(forked.outputs(*started, timeout=180))
     assert printed.count("dropped (at step)") == 1

@@ -1,4 +1,4 @@
-"""Every mistake with FlexActCallback is told before a step is made, with what to do."""
+"""Tests that every misuse of FlexActCallback raises an error before the first step and says what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> 
     callback = FlexActCallback()
     with pytest.raises(flexact.FlexActError, match="another FlexActCallback"):
         callback.wrap(other)
-    callback.wrap(trainer_of(routed()))  # what was refused is no run of its
+    callback.wrap(trainer_of(routed()))  # a refused Trainer does not count as a run
 
 
 def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
@@ -47,7 +47,7 @@ def test_a_callback_that_was_not_given_its_trainer(routed: Build, trainer_of: Bu
     with pytest.raises(flexact.FlexActError, match=r"FlexActCallback\(\).wrap\(trainer\)"):
         trainer_of(routed(), callbacks=[FlexActCallback()]).train()
     callback = FlexActCallback()
-    callback.wrap(trainer_of(routed(), callbacks=[callback], max_steps=2)).train()  # the same one is no other
+    callback.wrap(trainer_of(routed(), callbacks=[callback], max_steps=2)).train()  # the same one counts as one
 
 
 def test_what_is_no_trainer() -> None:
@@ -82,7 +82,7 @@ def test_a_model_with_no_convertible_activation() -> None:
         flexact.convert(Plain(transformers.PretrainedConfig()), config=flexact.FlexConfig(init="original"))
 
 
-def test_a_configuration_that_cannot_warn_those_without_flexact(trainer_of: Build) -> None:
+def test_a_configuration_that_cannot_warn_users_without_flexact(trainer_of: Build) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ READS_ITS_SETTING_ELSEWHERE = {
 def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(name: str, trainer_of: Build) -> None:
     config = getattr(transformers, f"{name}Config")(**READS_ITS_SETTING_ELSEWHERE[name])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the forwards that are left alone
+        warnings.simplefilter("ignore")  # the forwards that are not rewritten
         model = flexact.convert(getattr(transformers, f"{name}ForCausalLM")(config), "*.act")
     with pytest.raises(flexact.FlexActError, match=r"hidden_act\b.*\.activation"):
         FlexActCallback().wrap(trainer_of(model))
@@ -152,16 +152,16 @@ def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_abo
 
 
 @pytest.mark.parametrize(
-    ("choices", "settings", "told"),
+    ("choices", "settings", "message"),
     [
         ({"logit_lr": 0.1}, {}, "logit_lr=0.1 has no effect"),
         ({}, {"auto_find_batch_size": True}, "auto_find_batch_size=True restarts"),
     ],
 )
 def test_settings_that_cannot_be(
-    choices: dict[str, Any], settings: dict[str, Any], told: str, routed: Build, trainer_of: Build
+    choices: dict[str, Any], settings: dict[str, Any], message: str, routed: Build, trainer_of: Build
 ) -> None:
-    with pytest.raises(flexact.FlexActError, match=told):
+    with pytest.raises(flexact.FlexActError, match=message):
         FlexActCallback(**choices).wrap(trainer_of(routed(), **settings))
 
 
@@ -185,7 +185,7 @@ def test_an_optimizer_that_decays_the_logits_it_moves_or_has_none(routed: Build,
     FlexActCallback().wrap(trainer_of(model, optimizers=(right, None))).train()
 
 
-def test_a_checkpoint_that_is_not_one_of_ours(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+def test_a_checkpoint_without_flexact_state(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
     FlexActCallback().wrap(trainer_of(routed(), save_strategy="steps", save_steps=4)).train()
     schedule = tmp_path / "out" / "checkpoint-4" / SCHEDULE
 

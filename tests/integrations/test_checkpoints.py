@@ -1,4 +1,6 @@
-"""What a Trainer with FlexActCallback saves: plain where the picks agree, never silently wrong where they do not."""
+"""Tests of the checkpoints that a Trainer with FlexActCallback saves: plain where the picks agree, otherwise with a
+picks file or a warning.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ POOLER = "bert.pooler.activation"
 
 
 def set_picks(model: nn.Module, picks: dict[str, str]) -> nn.Module:
-    """Commit sites to picks of the test's choice, the others to their original function."""
+    """Commits sites to picks that the test chooses, and the others to their original function."""
     for site in sites_of(model):
         pick = picks.get(site.name, site.candidates[int(site.logits.argmax())])
         goes = torch.tensor([[name != pick for name in site.candidates]])
@@ -44,7 +46,7 @@ def outputs(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, tuple[nn.Module, Path]]:
-    """Models that `trained` has trained, and the folders they were saved to."""
+    """Caches the models that `trained` has trained, and the folders they were saved to."""
     return {}
 
 
@@ -56,7 +58,7 @@ def trained(
     runs: dict[str, tuple[nn.Module, Path]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Build:
-    """Trains with picks that are set from the start; the model, and the folder that the Trainer saved to."""
+    """Trains with fixed picks. Returns the model and the folder that the Trainer saved to."""
 
     def train(picks: dict[str, str], where: Any = "all") -> tuple[Any, Path]:
         how = repr((picks, where))
@@ -81,7 +83,7 @@ def trained(
         ({LAYER.format(0): "gelu_tanh", LAYER.format(1): "gelu_tanh"}, "gelu_pytorch_tanh"),
     ],
 )
-def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
+def test_the_checkpoint_is_plain_where_the_configuration_can_express_the_picks(
     picks: dict[str, str], hidden_act: str, trained: Build
 ) -> None:
     model, folder = trained(picks)
@@ -102,10 +104,10 @@ def test_where_the_configuration_can_say_the_picks_the_checkpoint_is_plain(
         {LAYER.format(0): "relu", LAYER.format(1): "relu", POOLER: "relu"},
     ],
 )
-def test_where_it_cannot_load_picks_puts_them_in(picks: dict[str, str], trained: Build) -> None:
+def test_load_picks_restores_picks_that_the_configuration_cannot_express(picks: dict[str, str], trained: Build) -> None:
     model, folder = trained(picks)
-    told = json.loads((folder / "flexact.json").read_text())["picks"]
-    assert {site: told[site] for site in picks} == picks
+    content = json.loads((folder / "flexact.json").read_text())["picks"]
+    assert {site: content[site] for site in picks} == picks
     assert json.loads((folder / "config.json").read_text())["hidden_act"] == UNPICKED
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
@@ -114,7 +116,7 @@ def test_where_it_cannot_load_picks_puts_them_in(picks: dict[str, str], trained:
 
 
 def test_one_site_of_several_is_not_mistaken_for_all(trained: Build) -> None:
-    """Penultimate: the layers keep their function, which one setting for all must not change."""
+    """With "penultimate", the layers keep their function, which a single setting for all must not change."""
     model, folder = trained({POOLER: "relu"}, where="penultimate")
     assert (folder / "flexact.json").is_file()
     loaded = flexact.load_picks(transformers.AutoModelForSequenceClassification.from_pretrained(folder), folder)
@@ -122,7 +124,7 @@ def test_one_site_of_several_is_not_mistaken_for_all(trained: Build) -> None:
     assert type(loaded.bert.encoder.layer[0].intermediate.intermediate_act_fn).__name__ == "GELUActivation"
 
 
-def test_save_pretrained_alone_carries_the_picks_and_so_does_a_loaded_model(trained: Build, tmp_path: Path) -> None:
+def test_save_pretrained_alone_stores_the_picks_and_so_does_a_loaded_model(trained: Build, tmp_path: Path) -> None:
     model, _ = trained({LAYER.format(1): "tanh"})
     expected = outputs(model)
     for name in ("first", "second"):
@@ -154,8 +156,8 @@ def test_the_encoder_alone_takes_the_picks_too(trained: Build) -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_the_picks_of_an_encoder_go_into_it_under_a_head(tiny_bert: Build, tmp_path: Path) -> None:
-    """Named without the prefix, as a BertModel that was trained alone has them."""
+def test_the_picks_of_an_encoder_load_into_it_under_a_head(tiny_bert: Build, tmp_path: Path) -> None:
+    """Names without the prefix, as in a BertModel that was trained alone."""
     names = {LAYER.format(0).removeprefix("bert."): "relu", POOLER.removeprefix("bert."): "sigmoid"}
     write_picks(tmp_path, described(names, {}))
     model = flexact.load_picks(tiny_bert(), tmp_path)
@@ -163,7 +165,7 @@ def test_the_picks_of_an_encoder_go_into_it_under_a_head(tiny_bert: Build, tmp_p
     assert isinstance(model.bert.pooler.activation, nn.Sigmoid)
 
 
-def test_the_picks_for_a_part_that_another_head_does_without_are_left_out_with_a_warning(trained: Build) -> None:
+def test_picks_for_a_part_that_another_head_lacks_are_skipped_with_a_warning(trained: Build) -> None:
     model, folder = trained({LAYER.format(0): "relu"})
     loaded = transformers.BertForMaskedLM.from_pretrained(folder)  # it has no pooler
     with pytest.warns(UserWarning, match=r"BertForMaskedLM .*bert\.pooler\.activation"):
@@ -172,15 +174,15 @@ def test_the_picks_for_a_part_that_another_head_does_without_are_left_out_with_a
     with torch.no_grad():
         ours = loaded.eval().bert(input_ids=IDS).last_hidden_state
         assert torch.equal(ours, model.eval().bert(input_ids=IDS).last_hidden_state)
-        loaded(input_ids=IDS)  # the head's own activation is in place
+        loaded(input_ids=IDS)  # the head keeps its own activation
 
 
-def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Build, tmp_path: Path) -> None:
+def test_picks_of_another_network_are_refused_and_none_is_loaded(trained: Build, tmp_path: Path) -> None:
     _, folder = trained({LAYER.format(0): "relu"})
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
-    told = json.loads((folder / "flexact.json").read_text())
-    told["picks"][LAYER.format(2)] = "relu"
-    (tmp_path / "other.json").write_text(json.dumps(told))
+    content = json.loads((folder / "flexact.json").read_text())
+    content["picks"][LAYER.format(2)] = "relu"
+    (tmp_path / "other.json").write_text(json.dumps(content))
     with pytest.raises(flexact.FlexActError, match=r"bert\.encoder\.layer\.2\."):
         flexact.load_picks(loaded, tmp_path / "other.json")
     with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
@@ -198,7 +200,7 @@ def test_picks_of_another_network_are_refused_and_nothing_is_put_in(trained: Bui
 def test_t5_is_trained_saved_and_loaded(
     picks: dict[str, str] | None, projection: str, trainer_of: Build, tmp_path: Path
 ) -> None:
-    """Its setting says whether the feed-forward is gated, too. None: every site picks relu."""
+    """Its setting also says whether the feed-forward is gated. None: every site picks relu."""
     torch.manual_seed(0)
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 1, "vocab_size": 40}
     config = transformers.T5Config(**sizes, feed_forward_proj=projection, decoder_start_token_id=0)
@@ -230,12 +232,12 @@ def test_without_flexact_such_a_checkpoint_does_not_load(trained: Build, monkeyp
         transformers.BertForSequenceClassification.from_pretrained(folder)
 
 
-def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+def test_a_checkpoint_saved_during_the_run_is_marked_as_one(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
     trainer = FlexActCallback().wrap(trainer_of(routed(), save_strategy="steps", save_steps=4))
     trainer.train()
     named = transformers.activations.ACT2FN[trainer.model.config.hidden_act]
     layers = [module for name, module in trainer.model.named_modules() if name.endswith("intermediate_act_fn")]
-    assert {type(layer) for layer in layers} == {type(named)}  # one pick in all layers, which the config names
+    assert {type(layer) for layer in layers} == {type(named)}  # one pick in all layers, which the config can express
     before, after = tmp_path / "out" / "checkpoint-4", tmp_path / "out" / "checkpoint-12"
     for folder in (before, after):
         assert json.loads((folder / "config.json").read_text())["hidden_act"] == UNPICKED
@@ -247,7 +249,7 @@ def test_a_checkpoint_of_the_run_says_that_it_is_one(routed: Build, trainer_of: 
 
 
 class SaveAt(transformers.TrainerCallback):
-    """Another callback that saves the model by itself: in `step`, or at the end of the run."""
+    """Another callback that saves the model itself: at `step`, or at the end of the run."""
 
     def __init__(self, folder: Path, step: int | None = None) -> None:
         self.folder, self.step = folder, step
@@ -266,7 +268,7 @@ def test_what_another_callback_saves_at_the_end_is_not_loaded_with_other_activat
 ) -> None:
     saving = SaveAt(tmp_path / "early")
     model = set_picks(routed(), {LAYER.format(0): "relu"})
-    trainer = trainer_of(model, callbacks=[saving])  # given before ours, it runs before ours
+    trainer = trainer_of(model, callbacks=[saving])  # added before ours, so it runs before ours
     FlexActCallback().wrap(trainer).train()
     loaded = transformers.BertForSequenceClassification.from_pretrained(saving.folder)
     with pytest.raises(flexact.FlexActError, match=r"flexact\.load_picks"):
@@ -293,7 +295,7 @@ def test_the_best_checkpoint_is_not_taken_for_what_was_committed_later(
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
     steps = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 4, "eval_steps": 4}
     trainer = trainer_of(routed(), callbacks=[saving], **best, **steps)
-    trainer.evaluate = lambda *_, **__: {"eval_loss": -trainer.state.global_step}  # the first one is the best
+    trainer.evaluate = lambda *_, **__: {"eval_loss": -trainer.state.global_step}  # the first checkpoint is the best
     with pytest.warns(UserWarning, match="not committed"):
         FlexActCallback().wrap(trainer).train()
     assert not json.loads((saving.folder / "config.json").read_text())["flexact"]["committed"]
@@ -302,7 +304,7 @@ def test_the_best_checkpoint_is_not_taken_for_what_was_committed_later(
 
 
 @pytest.mark.parametrize("extracted", [False, True])
-def test_a_model_that_is_left_with_its_sites_says_so_too(
+def test_a_model_that_keeps_its_sites_is_marked_as_such(
     extracted: bool, routed: Build, trainer_of: Build, tmp_path: Path
 ) -> None:
     model = set_picks(routed(), {LAYER.format(0): "relu"})
@@ -321,7 +323,7 @@ def test_a_model_that_is_left_with_its_sites_says_so_too(
         assert torch.equal(outputs(flexact.load_picks(loaded, folder)), outputs(plain))
 
 
-def test_a_model_left_with_sites_that_agree_makes_a_checkpoint_that_needs_no_flexact(
+def test_a_model_that_keeps_sites_that_agree_makes_a_checkpoint_that_needs_no_flexact(
     routed: Build, trainer_of: Build, tmp_path: Path
 ) -> None:
     model = set_picks(routed(), {LAYER.format(0): "relu", LAYER.format(1): "relu"})
@@ -332,7 +334,7 @@ def test_a_model_left_with_sites_that_agree_makes_a_checkpoint_that_needs_no_fle
     assert torch.equal(outputs(loaded), outputs(plain))
 
 
-def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, trainer_of: Build, tmp_path: Path) -> None:
+def test_loading_picks_by_channel_is_an_error(tiny_bert: Build, trainer_of: Build, tmp_path: Path) -> None:
     config = flexact.FlexConfig(init="original", granularity="channel", channel_dim=-1)
     model = flexact.convert(tiny_bert(), config=config, example_inputs={"input_ids": IDS})
     FlexActCallback(extract=False).wrap(trainer_of(model, max_steps=2)).train()
@@ -342,7 +344,7 @@ def test_picks_by_channel_are_told_where_they_are_loaded(tiny_bert: Build, train
         flexact.load_picks(loaded, tmp_path / "own")
 
 
-def test_a_run_that_was_broken_off_can_be_committed_by_hand(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+def test_an_interrupted_run_can_be_committed_by_hand(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
     class BreakOff(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             raise KeyboardInterrupt
@@ -360,7 +362,7 @@ def test_a_run_that_was_broken_off_can_be_committed_by_hand(routed: Build, train
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path / "picks.json")), outputs(plain))
 
 
-def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+def test_saving_to_a_used_folder_removes_old_picks(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
     trainer = FlexActCallback().wrap(trainer_of(routed("penultimate")))
     trainer.save_model(str(tmp_path / "own"))
     assert (tmp_path / "own" / "flexact.json").is_file()
@@ -373,13 +375,13 @@ def test_a_folder_that_was_saved_to_before_keeps_no_old_picks(routed: Build, tra
 def test_a_folder_with_files_of_two_networks_is_refused(trained: Build) -> None:
     model, folder = trained({LAYER.format(0): "relu"})
     record_picks(model, {LAYER.format(1): "relu"})
-    model.save_pretrained(folder)  # over the Trainer's, whose flexact.json stays
+    model.save_pretrained(folder)  # into the Trainer's folder, whose flexact.json stays
     loaded = transformers.BertForSequenceClassification.from_pretrained(folder)
     with pytest.raises(flexact.FlexActError, match="different picks"):
         flexact.load_picks(loaded, folder)
 
 
-def test_functional_activations_take_their_picks(tmp_path: Path) -> None:
+def test_picks_are_loaded_into_functional_activations(tmp_path: Path) -> None:
     """RoBERTa's head calls torch.tanh in its forward."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}

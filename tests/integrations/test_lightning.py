@@ -1,4 +1,4 @@
-"""FlexActCallback for Lightning: the policy inside its Trainer gives what it gives in a loop of one's own."""
+"""Tests of FlexActCallback for Lightning: a run in its Trainer equals a loop written by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Lit(L.LightningModule):
-    """A converted network, as a user has it."""
+    """A converted network, as a user would build it."""
 
     def __init__(self, seed: int = 0, lr: float = 0.05, decay: float = 0.0, **choices: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Lit(L.LightningModule):
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Fit:
-    """Fits a module for two epochs of six batches, on the CPU, silent; returns the callback."""
+    """Fits a module for two epochs of six batches, on the CPU, without output. Returns the callback."""
 
     def run(module: Any, ckpt_path: Any = None, loader: Any = None, callback: Any = None, **settings: Any) -> Any:
         callback = FlexActCallback() if callback is None else callback
@@ -82,7 +82,7 @@ def fit(tmp_path: Path) -> Fit:
 
 
 def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float | None = None, epochs: int = 2) -> Lit:
-    """The same run, written out."""
+    """The same run as a loop written by hand."""
     optimizer = module.configure_optimizers()
     loader = DataLoader(rows(), batch_size=batch_size)
     schedule = flexact.Schedule(module, epochs * len(loader) // accumulate, optimizer)
@@ -99,7 +99,7 @@ def by_hand(module: Lit, batch_size: int = 8, accumulate: int = 1, clip: float |
 
 
 def assert_same_state(ours: nn.Module, theirs: nn.Module) -> None:
-    """Bit for bit; evidence that was not gathered is NaN."""
+    """Asserts that runs are bit-identical; evidence that was not collected is NaN."""
     torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0, equal_nan=True)
 
 
@@ -116,7 +116,7 @@ PAPER = {
 @pytest.mark.parametrize(
     ("batch_size", "accumulate", "clip"), [(8, 1, None), (4, 2, 0.05)], ids=["plain", "clipped parts"]
 )
-def test_the_run_is_that_of_a_loop_written_by_hand(
+def test_the_run_equals_a_loop_written_by_hand(
     choices: dict[str, Any], batch_size: int, accumulate: int, clip: float | None, fit: Fit
 ) -> None:
     module = Lit(decay=0.1, **choices)
@@ -158,10 +158,10 @@ def test_a_trial_compares_the_losses_of_the_steps(batch_size: int, accumulate: i
 
 
 @pytest.mark.parametrize("choices", [TRIAL, {"noise": 1.0}], ids=["trial", "blend"])
-def test_a_resumed_fit_has_the_losses_of_one_that_was_not_stopped(
+def test_a_resumed_fit_has_the_losses_of_an_uninterrupted_one(
     choices: dict[str, Any], fit: Fit, tmp_path: Path
 ) -> None:
-    """Stopped before the commitment, in epoch 2 or 3, and after it."""
+    """Interrupted before the commitment, in epoch 2 or 3, and after it."""
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     whole = Lit(**choices)
     first = fit(whole, max_epochs=4, others=[saving], enable_checkpointing=True)
@@ -174,7 +174,7 @@ def test_a_resumed_fit_has_the_losses_of_one_that_was_not_stopped(
         assert_same_state(resumed, whole)
 
 
-def test_a_batch_that_is_skipped_in_a_trial_counts_with_the_last_loss(fit: Fit) -> None:
+def test_a_skipped_batch_in_a_trial_counts_with_the_last_loss(fit: Fit) -> None:
     class Skips(Lit):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
@@ -201,7 +201,7 @@ def test_the_module_stays_committed_and_the_extracted_one_is_plain(fit: Fit) -> 
 
 
 def test_a_lightning_module_that_was_converted_itself(fit: Fit) -> None:
-    """With a functional call in its own forward, which a training step does not go through `__call__` for."""
+    """With a functional call in its own forward, which a training step does not reach through `__call__`."""
 
     class Functional(Lit):
         def __init__(self) -> None:
@@ -220,7 +220,7 @@ def test_a_lightning_module_that_was_converted_itself(fit: Fit) -> None:
     assert torch.equal(callback.extracted.eval()(x), module.eval()(x))
 
 
-def test_the_penalty_is_in_the_loss_in_whatever_form_a_step_returns_it(fit: Fit) -> None:
+def test_the_penalty_is_in_the_loss_for_every_return_type_of_training_step(fit: Fit) -> None:
     class AsDictionary(Lit):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return {"loss": super().training_step(batch, batch_idx), "size": len(batch[0])}
@@ -300,12 +300,12 @@ def test_probabilities_go_to_the_loggers_until_the_commitment(fit: Fit, tmp_path
     assert {e.step: e.value for e in found.Scalars("flexact/net.1/tanh")} == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_is_logged_when_asked_not_to(fit: Fit, tmp_path: Path) -> None:
+def test_logging_can_be_turned_off(fit: Fit, tmp_path: Path) -> None:
     fit(Lit(), callback=FlexActCallback(log=False), logger=CSVLogger(tmp_path, name=""), log_every_n_steps=1)
     assert not (tmp_path / "version_0" / "metrics.csv").exists()
 
 
-def test_a_run_that_ends_early_warns_and_can_be_gone_on_with(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_that_ends_early_warns_and_can_be_resumed(fit: Fit, tmp_path: Path) -> None:
     class StopEarly(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             trainer.should_stop = trainer.global_step == 6
@@ -322,7 +322,7 @@ def test_a_run_that_ends_early_warns_and_can_be_gone_on_with(fit: Fit, tmp_path:
     assert module.losses + resumed.losses == whole.losses
 
 
-def test_an_exception_leaves_the_module_as_it_was(fit: Fit) -> None:
+def test_an_exception_leaves_the_module_unchanged(fit: Fit) -> None:
     class Breaks(Lit):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if batch_idx == 2:
@@ -356,7 +356,7 @@ def test_a_compiled_module_has_the_same_losses(fit: Fit) -> None:
     assert sites_of(callback.extracted) == []
 
 
-# Mistakes, told before a step is made.
+# Misuse, reported before the first step
 
 
 def test_a_callback_used_for_two_fits(fit: Fit) -> None:
@@ -409,7 +409,7 @@ def test_a_run_of_unknown_length(fit: Fit) -> None:
     assert fit(Lit(), loader=loader, max_epochs=None, max_steps=10).schedule.total_steps == 10
 
 
-def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
+def test_a_checkpoint_without_flexact_state(fit: Fit, tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     fit(Lit(), others=[saving], enable_checkpointing=True)
     with pytest.raises(flexact.FlexActError, match=r"12 steps.*18"):
@@ -423,12 +423,12 @@ def test_a_checkpoint_that_is_not_one_of_ours(fit: Fit, tmp_path: Path) -> None:
             fit(Lit(), ckpt_path=tmp_path / "foreign.ckpt")
 
 
-def test_the_plain_network_before_there_is_one() -> None:
+def test_asking_for_the_plain_network_too_early() -> None:
     with pytest.raises(flexact.FlexActError, match=r"flexact\.extract\(model\)"):
         _ = FlexActCallback().extracted
 
 
-def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
+def test_an_unsupported_strategy(fit: Fit) -> None:
     from lightning.pytorch.strategies import FSDPStrategy
 
     module = Lit()
@@ -438,20 +438,20 @@ def test_a_strategy_that_is_not_supported(fit: Fit) -> None:
         callback.setup(trainer, module, "fit")
 
 
-# Several processes.
+# Several processes
 
 
 def fitted(package: str, ranks: int = 1) -> list[dict[str, Any]]:
-    """fit_lightning.py, alone or as several ranks; what each prints as JSON."""
+    """Runs fit_lightning.py, alone or on several ranks, and returns the JSON that each prints."""
     program = HERE / "fit_lightning.py"
     started = forked.ranks(ranks, program, package) if ranks > 1 else [forked.Program(program, package)]
     return [json.loads(line) for out in forked.outputs(*started) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process_with_the_whole_batch_and_a_callback_of_the_other_package() -> None:
-    ranks = sorted(fitted("lightning.pytorch", ranks=2), key=lambda told: told["rank"])
-    assert [told["rank"] for told in ranks] == [0, 1]
+def test_two_ranks_equal_one_process_with_the_whole_batch_and_a_callback_of_the_other_package() -> None:
+    ranks = sorted(fitted("lightning.pytorch", ranks=2), key=lambda printed: printed["rank"])
+    assert [printed["rank"] for printed in ranks] == [0, 1]
     assert ranks[0]["logits"] == ranks[1]["logits"]
     assert ranks[0]["picks"] == ranks[1]["picks"]
     (alone,) = fitted("pytorch_lightning")
@@ -467,7 +467,7 @@ def test_two_ranks_are_one_process_with_the_whole_batch_and_a_callback_of_the_ot
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
 def test_half_precision_on_a_gpu(precision: str, fused: bool, fit: Fit) -> None:
-    """The first steps of fp16 overflow; logits must come out of them as numbers."""
+    """The first steps of fp16 overflow. Logits must stay finite."""
 
     class Fused(Lit):
         def configure_optimizers(self) -> Any:

@@ -1,4 +1,4 @@
-"""Rewinding inside the Trainers of transformers and Lightning: after it the run is that of the plain network."""
+"""Tests of rewinding in the Trainers of transformers and Lightning: afterwards the run is that of the plain network."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def logged(trainer: Any, what: str) -> list[float]:
 # transformers
 
 
-def test_the_trainer_goes_on_as_one_that_fine_tunes_the_plain_network(
+def test_after_the_rewind_the_trainer_fine_tunes_the_plain_network(
     routed: Build, tiny_bert: Build, trainer_of: Build
 ) -> None:
-    """From the pretrained weights, with a warm-up and a learning rate that reaches 0 in the 12 steps that are left."""
+    """From the pretrained weights, with a warm-up and a learning rate that reaches 0 in the remaining 12 steps."""
     model = routed(settings=STILL, **REWINDS)
     batches: list[dict[str, torch.Tensor]] = []
 
@@ -77,8 +77,8 @@ def test_the_trainer_goes_on_as_one_that_fine_tunes_the_plain_network(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_resumed_trainer_rewinds_to_the_same_place(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
-    """Stopped before the rewind, right after it, and later; and a damaged starting point is an error."""
+def test_a_resumed_trainer_rewinds_to_the_same_weights(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    """Resumes before the rewind, right after it, and later. A damaged starting point is an error."""
     saving = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": None}
     whole = FlexActCallback().wrap(trainer_of(routed(**REWINDS), "whole", **SETTINGS, **saving))
     whole.train()
@@ -101,7 +101,7 @@ def test_a_resumed_trainer_rewinds_to_the_same_place(routed: Build, trainer_of: 
         FlexActCallback().wrap(trainer_of(routed(**REWINDS), "third", **SETTINGS)).train(str(checkpoint))
 
 
-def test_a_learning_rate_schedule_of_the_users_own_is_restarted_as_it_is(routed: Build, trainer_of: Build) -> None:
+def test_a_users_own_learning_rate_schedule_is_restarted(routed: Build, trainer_of: Build) -> None:
     model = routed(**REWINDS)
     optimizer = torch.optim.AdamW(flexact.param_groups(model, weight_decay=0.1), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
@@ -112,7 +112,7 @@ def test_a_learning_rate_schedule_of_the_users_own_is_restarted_as_it_is(routed:
     assert rates[12:] == rates[:12] == pytest.approx([1e-3 * 0.9**step for step in range(12)])
 
 
-def test_what_accelerate_wraps_begins_again_too() -> None:
+def test_objects_wrapped_by_accelerate_are_reset_too() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = flexact.convert(network(), config=flexact.FlexConfig(**REWINDS))
@@ -148,7 +148,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Lit(L.LightningModule):
-    """A converted network whose learning rate warms up."""
+    """A converted network with a learning-rate warm-up."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def warmed_up(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def by_hand(plain: nn.Module) -> tuple[list[float], list[float]]:
-    """Losses and learning rates of two epochs of a plain network."""
+    """Returns losses and learning rates of two epochs of a plain network."""
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.05)
     scheduler, losses, rates = warmed_up(optimizer), [], []
     for x, y in 2 * list(DataLoader(rows(), batch_size=8)):
@@ -200,7 +200,7 @@ def fitted(module: Lit, folder: Path, ckpt_path: Any = None, callbacks: Any = ()
     return callback
 
 
-def test_lightning_goes_on_as_the_plain_network_bit_for_bit(tmp_path: Path) -> None:
+def test_after_the_rewind_lightning_is_bit_identical_to_the_plain_network(tmp_path: Path) -> None:
     module = Lit()
     callback = fitted(module, tmp_path)
     assert callback.schedule.rewound_at == 12  # after two of four epochs
@@ -218,7 +218,7 @@ def test_lightning_goes_on_as_the_plain_network_bit_for_bit(tmp_path: Path) -> N
         assert torch.equal(ours, theirs), name
 
 
-def test_a_resumed_fit_rewinds_to_the_same_place(tmp_path: Path) -> None:
+def test_a_resumed_fit_rewinds_to_the_same_weights(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     whole = Lit()
     fitted(whole, tmp_path, callbacks=[saving])

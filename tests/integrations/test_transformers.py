@@ -1,4 +1,4 @@
-"""FlexActCallback: the policy inside transformers.Trainer gives what it gives in a loop of one's own."""
+"""Tests of FlexActCallback in transformers.Trainer: a run equals a loop written by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_three_lines_train_commit_and_leave_a_plain_model(routed: Build, trainer
     assert isinstance(trainer, transformers.Trainer)
 
 
-def test_the_run_is_that_of_a_loop_written_by_hand(routed: Build, trainer_of: Build, rows: Any) -> None:
+def test_the_run_equals_a_loop_written_by_hand(routed: Build, trainer_of: Build, rows: Any) -> None:
     trainer = FlexActCallback().wrap(trainer_of(routed(settings=STILL), weight_decay=0.1, max_grad_norm=1.0))
     trainer.train()
 
@@ -78,7 +78,7 @@ def test_the_run_is_that_of_a_loop_written_by_hand(routed: Build, trainer_of: Bu
     assert flexact.selection(model).picks == trainer.flexact.selection.picks
 
 
-def test_logits_have_a_group_of_their_own_without_decay(routed: Build, trainer_of: Build) -> None:
+def test_logits_have_a_parameter_group_of_their_own_without_weight_decay(routed: Build, trainer_of: Build) -> None:
     model = routed(logit_step="optimizer")
     trainer = FlexActCallback(logit_lr=0.05).wrap(trainer_of(model, weight_decay=0.1))
     groups = trainer.create_optimizer().param_groups
@@ -89,7 +89,7 @@ def test_logits_have_a_group_of_their_own_without_decay(routed: Build, trainer_o
     assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
 
 
-def test_the_penalty_is_in_the_loss_of_training_and_not_in_that_of_evaluation(routed: Build, trainer_of: Build) -> None:
+def test_the_penalty_is_in_the_training_loss_and_not_in_the_evaluation_loss(routed: Build, trainer_of: Build) -> None:
     paper = flexact.FlexConfig.paper().to_dict()
     paper = {key: value for key, value in paper.items() if key not in ("flexact_config", "init", "candidates")}
     model = routed(settings=STILL, **paper)
@@ -124,7 +124,7 @@ def test_accumulated_micro_batches_are_one_step(routed: Build, trainer_of: Build
         trainer_of(routed(settings=STILL, **alone), per_device_train_batch_size=2, gradient_accumulation_steps=4)
     )
     for trainer in (whole, parts):
-        trainer.model_accepts_loss_kwargs = False  # BERT's loss is a mean over the micro-batch, whatever it is told
+        trainer.model_accepts_loss_kwargs = False  # BERT's loss is always a mean over the micro-batch
         trainer.train()
     assert parts.flexact.schedule.steps_done == 12
     assert losses(parts) == pytest.approx(losses(whole), rel=2e-3)
@@ -132,7 +132,7 @@ def test_accumulated_micro_batches_are_one_step(routed: Build, trainer_of: Build
 
 
 def test_a_trainer_blends_and_refuses_a_trial(routed: Build, trainer_of: Build) -> None:
-    """It tells its callbacks no loss at the end of a step."""
+    """The Trainer passes no loss to its callbacks at the end of a step."""
     trainer = FlexActCallback().wrap(trainer_of(routed()))
     assert {site.config.pick_by for site in sites_of(trainer.model)} == {"blend"}
     assert sites_of(trainer.model)[0].router.config.pick_by == "blend"
@@ -141,7 +141,7 @@ def test_a_trainer_blends_and_refuses_a_trial(routed: Build, trainer_of: Build) 
 
 
 def test_the_penalty_of_micro_batches_is_averaged(routed: Build, trainer_of: Build) -> None:
-    """Whether the Trainer divides the loss (a model that takes no loss keywords) or the model has done so."""
+    """The Trainer divides the loss for a model that takes no loss keywords; otherwise the model has divided it."""
     model = routed(alpha_kind="absolute", settings=STILL)
     trainer = FlexActCallback().wrap(trainer_of(model, gradient_accumulation_steps=4))
     for accepts in (True, False):
@@ -168,16 +168,14 @@ def test_gradient_checkpointing_changes_nothing(routed: Build, trainer_of: Build
     assert torch.allclose(final_logits(saving), final_logits(plain), atol=1e-3)
 
 
-def test_a_resumed_run_has_the_losses_of_one_that_was_not_stopped(
-    routed: Build, trainer_of: Build, tmp_path: Path
-) -> None:
-    """Before the commitment, at step 8, and after it."""
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(routed: Build, trainer_of: Build, tmp_path: Path) -> None:
+    """Interrupted before the commitment, at step 8, and after it."""
     whole = FlexActCallback().wrap(trainer_of(routed(noise=1.0), "whole", save_strategy="steps", save_steps=5))
     whole.train()
     for cut in (5, 10):
         resumed = FlexActCallback().wrap(trainer_of(routed(seed=7, noise=1.0), "resumed"))
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{cut}"))
-        assert losses(resumed) == losses(whole)  # the log of the first part comes with the checkpoint
+        assert losses(resumed) == losses(whole)  # the checkpoint contains the log of the first part
         assert resumed.flexact.selection.to_dict() == whole.flexact.selection.to_dict()
         for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
@@ -221,13 +219,13 @@ def test_probabilities_are_kept_out_of_the_console(
     assert seen.count("loss") == 12
 
 
-def test_nothing_is_logged_when_asked_not_to(routed: Build, trainer_of: Build) -> None:
+def test_logging_can_be_turned_off(routed: Build, trainer_of: Build) -> None:
     trainer = FlexActCallback(log=False).wrap(trainer_of(routed("penultimate")))
     trainer.train()
     assert not any("flexact" in key for entry in trainer.state.log_history for key in entry)
 
 
-def test_evaluation_after_the_run_is_of_the_extracted_model(routed: Build, trainer_of: Build, rows: Any) -> None:
+def test_evaluation_after_the_run_uses_the_extracted_model(routed: Build, trainer_of: Build, rows: Any) -> None:
     trainer = FlexActCallback().wrap(trainer_of(routed()))
     trainer.train()
     model = trainer.model.eval()
@@ -236,13 +234,13 @@ def test_evaluation_after_the_run_is_of_the_extracted_model(routed: Build, train
         assert trainer.evaluate()["eval_loss"] == pytest.approx(model(**batch).loss.item(), rel=1e-4)
 
 
-def test_a_model_can_be_left_as_it_is(routed: Build, trainer_of: Build) -> None:
+def test_a_model_can_keep_its_sites(routed: Build, trainer_of: Build) -> None:
     trainer = FlexActCallback(extract=False).wrap(trainer_of(routed()))
     trainer.train()
     assert all(site.committed for site in sites_of(trainer.model))
 
 
-def test_a_run_that_ends_early_warns_and_takes_what_leads(routed: Build, trainer_of: Build) -> None:
+def test_a_run_that_ends_early_warns_and_commits_to_the_current_leaders(routed: Build, trainer_of: Build) -> None:
     class StopEarly(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = state.global_step == 3
@@ -253,35 +251,35 @@ def test_a_run_that_ends_early_warns_and_takes_what_leads(routed: Build, trainer
     assert sites_of(trainer.model) == []
 
 
-def told_by(*programs: forked.Program) -> list[dict[str, Any]]:
-    """What each program prints as JSON."""
+def outputs_of(*programs: forked.Program) -> list[dict[str, Any]]:
+    """Returns what each program prints as JSON."""
     return [json.loads(line) for out in forked.outputs(*programs) for line in out.splitlines() if line[:1] == "{"]
 
 
 @pytest.mark.slow
 def test_two_ranks_keep_identical_logits(tmp_path: Path) -> None:
-    told = told_by(*forked.ranks(2, HERE / "train_tiny.py", tmp_path))
-    assert sorted(one["rank"] for one in told) == [0, 1]
-    first, second = told
+    printed = outputs_of(*forked.ranks(2, HERE / "train_tiny.py", tmp_path))
+    assert sorted(one["rank"] for one in printed) == [0, 1]
+    first, second = printed
     assert first["logits"] == second["logits"]
     assert first["picks"] == second["picks"]
-    assert len(first["logits"]) == 13  # as many steps as there were, and the start
+    assert len(first["logits"]) == 13  # the start, and every step
     assert first["logits"][0] != first["logits"][-1]
 
 
 @pytest.mark.slow
 def test_bf16_trains_with_logits_in_float32(tmp_path: Path) -> None:
-    # Without AMX, which not every sandbox lets a process use.
+    # Without AMX, which some sandboxes do not allow.
     without = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
-    (told,) = told_by(forked.Program(HERE / "train_tiny.py", tmp_path, "bf16", settings=without))
-    assert told["dtypes"] == {"logits": ["torch.float32"], "layers": ["torch.bfloat16"]}
-    assert told["losses"] == pytest.approx([0.69] * 12, abs=0.1)
-    assert told["logits"][0] != told["logits"][-1]
+    (printed,) = outputs_of(forked.Program(HERE / "train_tiny.py", tmp_path, "bf16", settings=without))
+    assert printed["dtypes"] == {"logits": ["torch.float32"], "layers": ["torch.bfloat16"]}
+    assert printed["losses"] == pytest.approx([0.69] * 12, abs=0.1)
+    assert printed["logits"][0] != printed["logits"][-1]
 
 
 @pytest.mark.slow
 def test_torch_compile_gives_the_same_losses_within_the_recompile_limit(routed: Build, trainer_of: Build) -> None:
-    """Layers with six candidates and a pooler with five: eight steps at which something is dropped."""
+    """Layers with six candidates and a pooler with five: candidates are dropped at eight steps."""
     settings = {**STILL, "num_hidden_layers": 1}
     steps = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 16}
     plain = FlexActCallback().wrap(trainer_of(routed(settings=settings), **steps))
@@ -302,7 +300,7 @@ def test_torch_compile_gives_the_same_losses_within_the_recompile_limit(routed: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_on_a_gpu(precision: str, routed: Build, trainer_of: Build) -> None:
-    """The first steps of fp16 overflow; logits must come out of them as numbers."""
+    """The first steps of fp16 overflow. Logits must stay finite."""
     trainer = FlexActCallback().wrap(trainer_of(routed(), use_cpu=False, **{precision: True}))
     trainer.train()
     assert final_logits(trainer).isfinite().all()

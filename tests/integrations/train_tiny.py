@@ -1,7 +1,7 @@
-"""A tiny BERT trained with FlexActCallback: ``train_tiny.py OUT [SETTING ...]``, alone or under torchrun.
+"""Trains a tiny BERT with FlexActCallback: ``train_tiny.py OUT [SETTING ...]``, alone or under torchrun.
 
-SETTING: of TrainingArguments, such as bf16. Prints one line of JSON a rank: the logits after every step, the losses,
-the picks.
+SETTING: a setting of TrainingArguments, such as bf16. Each rank prints one line of JSON: the logits after every step,
+the losses, the picks.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def main(folder: str, *settings: str) -> None:
     model.bert.pooler.dense.register_forward_hook(lambda *call: outputs.add(str(call[-1].dtype)))
     trainer.add_callback(watch)
     trainer.train()
-    told = {
+    printed = {
         "rank": args.process_index,
         "logits": watch.seen,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "picks": trainer.flexact.selection.picks,
         "dtypes": {"logits": sorted({str(site.logits.dtype) for site in watch.sites}), "layers": sorted(outputs)},
     }
-    print(json.dumps(told) + "\n", end="", flush=True)
+    print(json.dumps(printed) + "\n", end="", flush=True)
 
 
 if __name__ == "__main__":

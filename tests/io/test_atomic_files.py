@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Tests of atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_after_an_error_the_folders_that_were_made_go_if_they_are_empty(tmp_path: Path) -> None:
+def test_after_an_error_new_folders_are_removed_if_they_are_empty(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty"), made_folder(tmp_path / "a" / "b"):
         raise ValueError("empty")
     assert list(tmp_path.iterdir()) == []
@@ -48,7 +48,7 @@ def test_after_an_error_the_folders_that_were_made_go_if_they_are_empty(tmp_path
     assert (tmp_path / "c").is_dir()
 
 
-def test_rows_become_a_csv_in_a_folder_that_is_made(tmp_path: Path) -> None:
+def test_rows_are_written_as_csv_into_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "results" / "rows.csv"
     write_rows(path, [{"name": "a, b", "value": 1}, {"name": "c", "value": 2.5}])
     assert path.read_bytes() == b'name,value\n"a, b",1\nc,2.5\n'

@@ -1,4 +1,4 @@
-"""The matrix: each row of the table in docs/matrix.md is a file of tests here, and each of its columns a model."""
+"""Fixtures of the compatibility matrix: each row of docs/matrix.md is a test file here, and each column a model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def column(request: pytest.FixtureRequest) -> Column:
 
 
 class Ranks:
-    """Starts the processes of a distributed row once, and hands out what each rank left."""
+    """Starts the processes of a distributed row once, and returns what each rank has saved."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: set[int] = set()
 
     def results(self, row: str, column: Column, ranks: int) -> list[dict[str, Any]]:
-        """One a rank; the error of a rank fails the test that asks for it."""
+        """Returns one result per rank. The error of a rank fails the test that asks for its result."""
         folder = self.folder / str(ranks)
         if ranks not in self._started:
             self._start(ranks, folder)
@@ -58,7 +58,7 @@ class Ranks:
 
 @pytest.fixture(scope="session")
 def alone() -> Callable[[Column, str], dict[str, Any]]:
-    """What one process has at the end of a run under a policy; trained once for all tests."""
+    """The state of a single process at the end of a run under a policy, trained once for all tests."""
     from matrix.ranks import POLICIES, trained
 
     return functools.cache(lambda column, policy: trained(column, POLICIES[policy]))

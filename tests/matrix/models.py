@@ -1,4 +1,4 @@
-"""The matrix's columns: four models small enough for every row, each with batches, a loss and a plain twin.
+"""The columns of the compatibility matrix: four models small enough for every row, with batches and a loss.
 
 Importable as `matrix.models`, by the tests and by the processes they start.
 """
@@ -89,13 +89,13 @@ class Column:
         return self.name == "alone"
 
     def build(self, config: FlexConfig = STEADY, plain: nn.Module | None = None) -> nn.Module:
-        """The model with its sites: the same weights every time, or those of a plain one."""
+        """Returns the converted model: with the same weights every time, or with those of a plain model."""
         if self.is_site:
             return flexact.FlexAct(config=config, original=self.plain() if config.init == "original" else None)
-        return flexact.convert(self.twin() if plain is None else plain, config=config)
+        return flexact.convert(self.unconverted() if plain is None else plain, config=config)
 
-    def twin(self) -> nn.Module:
-        """The plain model, the same weights every time."""
+    def unconverted(self) -> nn.Module:
+        """Returns the plain model, with the same weights every time."""
         torch.manual_seed(0)
         return self.plain()
 
@@ -103,12 +103,12 @@ class Column:
         return self.batches(count, torch.Generator().manual_seed(seed))
 
     def answer(self, model: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Tensor:
-        """What a model answers, as one tensor."""
+        """Returns the output of a model as one tensor."""
         found = model(*inputs)
         return found if isinstance(found, Tensor) else found["logits"]
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        """The mean over the batch, in float32."""
+        """Returns the mean over the batch, in float32."""
         inputs, wanted = batch
         answer = self.answer(model, inputs).float()
         return F.mse_loss(answer, wanted) if wanted.is_floating_point() else F.cross_entropy(answer, wanted)
@@ -135,12 +135,12 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def logits_of(model: nn.Module) -> Tensor:
-    """All sites' logits, in a row."""
+    """Returns the logits of all sites as one vector."""
     return torch.cat([site.logits.detach().flatten() for site in sites_of(model)])
 
 
 def scatter_logits(model: nn.Module, scale: float = 1.0) -> nn.Module:
-    """Give every site logits of its own, so that no two candidates are equally likely."""
+    """Sets distinct logits at every site, so that no two candidates are equally likely."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for site in sites_of(model):

@@ -1,7 +1,7 @@
-"""What a rank of the distributed rows does: ``python -m matrix.ranks FOLDER`` with RANK and WORLD_SIZE set.
+"""The program of each rank in the distributed rows: ``python -m matrix.ranks FOLDER`` with RANK and WORLD_SIZE set.
 
-Every model in turn, so that the processes are started once. What each rank has at the end goes to
-``FOLDER/<row>-<model>-<rank>.pt``; an error goes there as text and does not end the others' turn.
+It trains all models one after another, so that the processes start only once. Each rank saves its result as
+``FOLDER/<row>-<model>-<rank>.pt``. An error is saved there as text, and the next model follows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from matrix.synced_batch_norm import SyncedBatchNorm
 STEPS = 6
 BATCH = 12
 POLICIES = {
-    # With the usual step size a logit of so short a run goes ten up or down in a step: where probabilities are 0 or 1
-    # their gradients are rounding. The weight of the KL is one that counts.
+    # With the usual step size, a logit of so short a run moves by ten in a step. At probabilities of 0 or 1 the
+    # gradients are rounding errors. The weight of the KL is large enough to matter.
     "default": FlexConfig(policy=Policy(logit_step_size=0.2, alpha=100.0, noise=0.5)),
     "paper": FlexConfig.paper(commit_at=None),
     "sampled": FlexConfig.paper(commit_at=None, policy=Policy.paper(kl_on="p")),
-    # Two steps of warm-up.
+    # Two warm-up steps.
     "warm-up": FlexConfig(
         init="original", init_probability=0.5, warmup=0.05, policy=Policy(logit_step_size=0.2, noise=0.5)
     ),
@@ -48,8 +48,8 @@ COMMITTING = FlexConfig(policy=Policy(noise=0.5))
 
 
 def synced(column: Column) -> nn.Module:
-    """The plain model, with the batch norm of the whole batch where it has one: its statistics are no part of us."""
-    model = column.twin()
+    """Returns the plain model, whose batch norms use the statistics of the whole batch."""
+    model = column.unconverted()
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -60,14 +60,16 @@ def synced(column: Column) -> nn.Module:
 
 
 def part(batch: Batch, rank: int, ranks: int) -> Batch:
-    """A rank's share of a batch."""
+    """Returns a rank's share of a batch."""
     inputs, wanted = batch
     own = slice(rank * len(wanted) // ranks, (rank + 1) * len(wanted) // ranks)
     return tuple(one[own] for one in inputs), wanted[own]
 
 
 def trained(column: Column, config: FlexConfig, rank: int = 0, ranks: int = 1) -> dict[str, Any]:
-    """Logits, statistics and draw of every step, and the weights in the end; alone, or as one of several ranks."""
+    """Returns logits, statistics and draw of every step and the final weights, for one process or one of several
+    ranks.
+    """
     model = scatter_logits(column.build(config, synced(column)), 0.5)
     run = model if ranks == 1 else DistributedDataParallel(model)
     optimizer = optimizer_of(model)
@@ -75,7 +77,7 @@ def trained(column: Column, config: FlexConfig, rank: int = 0, ranks: int = 1) -
     kept: dict[str, Any] = {"logits": [], "statistics": [], "noise": []}
     for step in range(STEPS):
         loss = column.loss(run, part(column.batch(step, BATCH), rank, ranks)) + flexact.penalty(model)
-        if loss.requires_grad:  # a lone site that waits has nothing to train
+        if loss.requires_grad:  # a FlexAct by itself has nothing to train during the warm-up
             loss.backward()
         kept["statistics"].append(schedule.router.sensitivity().clone())
         kept["noise"].append(schedule.router.noise.clone())
@@ -104,7 +106,7 @@ def ddp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    """Train sharded, save, load into a sharded model of its own, go on with both, collect, extract."""
+    """Trains sharded, saves, loads into a second sharded model, resumes with both, gathers the state, and extracts."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -123,7 +125,7 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         for _ in range(count):
             batch = part(column.batch(schedule.steps_done, BATCH), rank, ranks)
             loss = column.loss(model, batch) + flexact.penalty(model)
-            if loss.requires_grad:  # a lone committed site has nothing to train
+            if loss.requires_grad:  # a committed FlexAct by itself has nothing to train
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -138,7 +140,7 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         optimizer = optimizer_of(model)
         steps(model, optimizer, flexact.Schedule(model, 40, optimizer), STEPS)
         found[name] = collected(model)
-    found["half"], found["half, told"] = _in_half_precision(column, mesh)
+    found["half"], found["half, error"] = _in_half_precision(column, mesh)
     total = 12
     model = sharded(COMMITTING)
     optimizer = optimizer_of(model)
@@ -156,11 +158,11 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     other_schedule.load_state_dict(schedule.state_dict())
     steps(model, optimizer, schedule, total - 4)
     steps(other, other_optimizer, other_schedule, total - 4)
-    told = ""
+    message = ""
     try:
         flexact.extract(model)
     except flexact.FlexActError as error:
-        told = str(error)
+        message = str(error)
     inputs, _ = column.batch(99, 4)
     with torch.no_grad():
         answer = column.answer(model.eval(), inputs)
@@ -170,18 +172,20 @@ def fsdp(column: Column, rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         "committed": schedule.committed and other_schedule.committed,
         "end": collected(model),
         "resumed": collected(other),
-        "told": told,
+        "message": message,
         "answer": answer,
     }
 
 
 def _in_half_precision(column: Column, mesh: Any) -> tuple[set[torch.dtype], str]:
-    """With a mixed-precision policy: the logits' types where sites are sharded by themselves, what is told if not."""
+    """Under a mixed-precision policy: the dtypes of logits where sites are sharded separately, and the warning
+    otherwise.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     seen: set[torch.dtype] = set()
-    told = ""
+    message = ""
     for apart in (True, False):
         model = column.build(POLICIES["paper"], synced(column))
         for site in sites_of(model) if apart and not column.is_site else []:
@@ -193,8 +197,8 @@ def _in_half_precision(column: Column, mesh: Any) -> tuple[set[torch.dtype], str
             with torch.backends.mkldnn.flags(enabled=False):  # see test_autocast.py
                 (column.loss(model, column.batch()) + flexact.penalty(model)).backward()
         except flexact.FlexActError as error:
-            told += str(error)
-    return seen, told
+            message += str(error)
+    return seen, message
 
 
 ROWS: dict[str, Callable[..., dict[str, Any]]] = {"ddp": ddp, "fsdp": fsdp}

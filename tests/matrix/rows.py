@@ -1,4 +1,4 @@
-"""The matrix's rows: the file of tests behind each, what must hold in it, and what a user has to know."""
+"""The rows of the compatibility matrix: the test file of each, what must hold, and notes for users."""
 
 from __future__ import annotations
 

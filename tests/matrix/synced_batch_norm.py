@@ -1,4 +1,4 @@
-"""Batch norm over all ranks on a CPU."""
+"""Batch norm over all ranks, on the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _shared_mean(values: Tensor) -> Tensor:
 
 
 class _MeanOverRanks(torch.autograd.Function):
-    """The mean over ranks. All ranks' losses depend on it, so its gradient is the mean of all ranks' gradients."""
+    """Mean over ranks. All ranks' losses depend on it, so its gradient is the mean of all ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

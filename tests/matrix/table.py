@@ -1,6 +1,7 @@
-"""Writes the table of docs/matrix.md from a run of this suite: ``python tests/matrix/table.py [JUNIT.xml]``.
+"""Writes the table of docs/matrix.md from a run of these tests: ``python tests/matrix/table.py [JUNIT.xml]``.
 
-Without a file the suite is run first, which takes some minutes; with one, what pytest's --junitxml left is read.
+Without a file, the tests are run first, which takes some minutes. Otherwise the file is a report of pytest's
+--junitxml.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from matrix.models import TITLES  # noqa: E402
 from matrix.rows import ROWS  # noqa: E402
 
 COMMAND = "python tests/matrix/table.py"
-RIGHT, WRONG, ON_A_CARD, MISSING = "✓", "✗", "GPU", "not tested"
+RIGHT, WRONG, NEEDS_GPU, MISSING = "✓", "✗", "GPU", "not tested"
 
 _OPENING = f"""# Compatibility
 
@@ -29,8 +30,8 @@ Each row of the table is a test file in `tests/matrix/`. Each column is a small 
 `FlexAct` by itself, an MLP, a ResNet with shared activations and batch norm, and transformers' BERT.
 
 - {RIGHT}: every test of the cell passed.
-- {ON_A_CARD}: the tests need a CUDA device. Run them with `python -m pytest -m gpu tests/matrix`. All of them passed in
-  the last run, on an H200 (`results/gpu_tests/on_card.log`).
+- {NEEDS_GPU}: the tests need a CUDA device. Run them with `python -m pytest -m gpu tests/matrix`. All of them passed in
+  the last run, on an H200 (`results/gpu_tests/log.txt`).
 
 This command runs the tests and writes the page; CI checks that the page has the rows and columns of the tests:
 
@@ -41,7 +42,7 @@ This command runs the tests and writes the page; CI checks that the page has the
 
 
 def outcomes(report: Path) -> dict[tuple[str, str], list[str]]:
-    """For each row and column: "passed", "failed" or "skipped", one a test."""
+    """Returns the outcome of each test, by row and column: "passed", "failed" or "skipped"."""
     found: dict[tuple[str, str], list[str]] = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         file = case.get("classname", "").rpartition("test_")[2]
@@ -55,16 +56,16 @@ def outcomes(report: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def cell(tests: list[str]) -> str:
-    """What the table says of the tests of one row and column."""
+    """Returns the table's cell for the tests of one row and column."""
     if "failed" in tests:
         return WRONG
     if "passed" in tests:
         return RIGHT
-    return ON_A_CARD if tests else MISSING
+    return NEEDS_GPU if tests else MISSING
 
 
 def page(found: dict[tuple[str, str], list[str]]) -> str:
-    """The whole of docs/matrix.md."""
+    """Returns the text of docs/matrix.md."""
     lines = [_OPENING, f"| | {' | '.join(TITLES.values())} |", f"| --- |{' --- |' * len(TITLES)}"]
     notes: list[str] = []
     for row in ROWS:
@@ -77,7 +78,7 @@ def page(found: dict[tuple[str, str], list[str]]) -> str:
 
 
 def run(report: Path) -> None:
-    """The suite, with the tests that need a card, which are skipped where there is none; not those of the page."""
+    """Runs the matrix tests except those of the page. Tests that need a GPU are skipped without one."""
     options = ["-q", "-p", "no:cacheprovider", "-m", "gpu or not gpu", f"--junitxml={report}"]
     options.append(f"--ignore={HERE / 'test_table.py'}")
     subprocess.run([sys.executable, "-m", "pytest", *options, str(HERE)], check=False)

@@ -14,7 +14,7 @@ from matrix.models import STEADY, Column, gradients_of, optimizer_of, scatter_lo
 
 
 def draws(model: nn.Module, column: Column, micro_batches: int, steps: int) -> list[list[Tensor]]:
-    """The noise behind each micro-batch of each step."""
+    """Returns the noise of each micro-batch of each step."""
     schedule = flexact.Schedule(model, 100)
     seen = []
     for _ in range(steps):
@@ -40,8 +40,10 @@ def test_micro_batches_share_one_draw_per_step(column: Column) -> None:
     [(STEADY, True), (FlexConfig(policy=Policy(logit_step_size=0.2)), False)],
     ids=["paper with clipping", "default"],
 )
-def test_equal_micro_batches_make_the_step_of_one_batch(column: Column, config: FlexConfig, clipped: bool) -> None:
-    """Loss and penalty divided by the number of micro-batches: the same batch four times is that batch once."""
+def test_equal_micro_batches_give_the_step_of_one_batch(column: Column, config: FlexConfig, clipped: bool) -> None:
+    """With the loss and the penalty divided by the number of micro-batches, four times the same batch equals it
+    once.
+    """
     states = []
     for micro_batches in (1, 4):
         model = scatter_logits(column.build(config))
@@ -68,7 +70,7 @@ def test_statistics_are_those_of_all_micro_batches_and_the_penalty_is_not_multip
     whole = tuple(torch.cat(one) for one in zip(*(inputs for inputs, _ in parts), strict=True))
     found = []
     for calls in ([inputs for inputs, _ in parts], [whole]):
-        model = scatter_logits(column.build(STEADY)).eval()  # batch norm: alike for a batch and for its parts
+        model = scatter_logits(column.build(STEADY)).eval()  # batch norm behaves alike for a batch and for its parts
         for site in sites_of(model):
             site.train()
         schedule = flexact.Schedule(model, 100)

@@ -1,4 +1,4 @@
-"""Mixed precision: autocast to bf16 and fp16 with a GradScaler, over a run that drops candidates and commits."""
+"""Mixed precision: autocast to bf16 and fp16 with a GradScaler, in a run that drops candidates and commits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICES = [
 
 @pytest.fixture(autouse=True)
 def without_onednn() -> Iterator[None]:
-    """Its bf16 convolutions end a process on some virtual machines that claim to have AMX, without flexact too."""
+    """bf16 convolutions crash on some virtual machines that claim to have AMX, with or without flexact."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
@@ -52,13 +52,13 @@ def test_two_hundred_steps_stay_finite_with_float32_logits_and_statistics(
     for step in range(STEPS):
         batch = moved(column.batch(step % 4, 6), device)
         if column.is_site:
-            batch = (batch[0][0].to(dtype),), batch[1]  # what a layer before it would hand over
+            batch = (batch[0][0].to(dtype),), batch[1]  # the dtype that an earlier layer would pass on
         with torch.autocast(device, dtype):
             loss = column.loss(model, batch)
         loss = loss + flexact.penalty(model)
         if not schedule.committed:
             assert {table.dtype for table in (schedule.router.p, schedule.router.sensitivity())} == {torch.float32}
-        if loss.requires_grad:  # a lone committed site has nothing to train
+        if loss.requires_grad:  # a committed FlexAct by itself has nothing to train
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -80,7 +80,7 @@ def test_two_hundred_steps_stay_finite_with_float32_logits_and_statistics(
 
 
 def test_an_overflow_skips_the_step_and_moves_no_logit(column: Column) -> None:
-    """A GradScaler leaves the optimizer's step out, and the Schedule's own with it."""
+    """On overflow a GradScaler skips the optimizer's step, and so the Schedule's update of the logits."""
     model = column.build(FlexConfig())
     optimizer = optimizer_of(model)
     schedule = flexact.Schedule(model, STEPS, optimizer)

@@ -1,4 +1,4 @@
-"""Activation checkpointing, reentrant and not, and the compiler's memory budget: the gradients without them."""
+"""Activation checkpointing (reentrant and not) and the compiler's memory budget: gradients equal those without them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scheduled(column: Column) -> tuple[nn.Module, flexact.Schedule]:
 
 
 def trained(model: nn.Module, schedule: flexact.Schedule, column: Column, run: Any) -> list[Tensor]:
-    """Of three steps: the losses, the penalties, the statistics and the gradients."""
+    """Returns losses, penalties, statistics and gradients of three steps."""
     kept: list[Tensor] = []
     for step in range(3):
         inputs, wanted = column.batch(step)
@@ -48,7 +48,7 @@ def trained(model: nn.Module, schedule: flexact.Schedule, column: Column, run: A
 
 
 def blockwise(column: Column, model: nn.Module, reentrant: bool) -> nn.Module:
-    """Recompute parts of the model, as training code has it; a part may hold one of a site's two calls only."""
+    """Recomputes parts of the model, as training code does. A part may contain only one of a site's two calls."""
 
     def recomputed(part: nn.Module) -> None:
         forward = part.forward
@@ -69,7 +69,7 @@ def blockwise(column: Column, model: nn.Module, reentrant: bool) -> nn.Module:
 
 @pytest.mark.parametrize("how", ["reentrant", "not reentrant"])
 @pytest.mark.parametrize("what", ["blocks", "whole"])
-def test_recomputed_activations_give_the_same_gradients(column: Column, how: str, what: str) -> None:
+def test_activation_checkpointing_gives_the_same_gradients(column: Column, how: str, what: str) -> None:
     expected = trained(*(pair := scheduled(column)), column, pair[0])
     model, schedule = scheduled(column)
     reentrant = how == "reentrant"
@@ -79,7 +79,7 @@ def test_recomputed_activations_give_the_same_gradients(column: Column, how: str
     else:
 
         def run(*inputs: Tensor) -> Any:
-            if not inputs[0].is_floating_point():  # torch asks for one input with a gradient where it is reentrant
+            if not inputs[0].is_floating_point():  # reentrant checkpointing needs an input with a gradient
                 embedded = model.get_input_embeddings()(inputs[0])
                 return checkpoint(
                     lambda e, mask: column.answer(lambda: model(inputs_embeds=e, attention_mask=mask), ()),
@@ -90,7 +90,7 @@ def test_recomputed_activations_give_the_same_gradients(column: Column, how: str
             return checkpoint(model, *inputs, use_reentrant=reentrant)
 
     ours = trained(model, schedule, column, run)
-    for left, right in zip(ours, expected, strict=True):  # the order in which a shared site's gradients are added
+    for left, right in zip(ours, expected, strict=True):  # the order in which a shared site's gradients are summed
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-7)
 
 

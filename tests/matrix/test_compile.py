@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True): what eager mode computes, and few recompilations."""
+"""torch.compile(fullgraph=True): results equal those of eager mode, with few recompilations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Counting:
-    """A backend of torch.compile that counts the graphs it is given."""
+    """A backend of torch.compile that counts the graphs that it receives."""
 
     def __init__(self, backend: str) -> None:
         self.backend = lookup_backend(backend)
@@ -41,14 +41,14 @@ class Counting:
 
 
 def scheduled(column: Column, config: FlexConfig, steps: int = STEPS) -> nn.Module:
-    """Within a whole graph the draw is a Schedule's."""
+    """In a full graph, the Schedule makes the draw."""
     model = scatter_logits(column.build(config))
     model.kept = [flexact.Schedule(model, steps)]
     return model
 
 
 def results(model: nn.Module, run: Callable[..., Any], column: Column, count: int) -> list[Tensor]:
-    """The loss, the penalty and all gradients of one batch."""
+    """Returns the loss, the penalty and all gradients of one batch."""
     loss = column.loss(run, column.batch(1, count))
     penalty = flexact.penalty(model)
     model.zero_grad()
@@ -58,33 +58,35 @@ def results(model: nn.Module, run: Callable[..., Any], column: Column, count: in
 
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [("mlp", None), *((name, True) for name in COLUMNS)],  # the whole runs below have default shapes with every model
+    [("mlp", None), *((name, True) for name in COLUMNS)],  # the whole runs below use default shapes with every model
 )
-def test_outputs_and_gradients_are_those_of_eager_mode(name: str, dynamic: bool | None) -> None:
+def test_outputs_and_gradients_equal_those_of_eager_mode(name: str, dynamic: bool | None) -> None:
     column = COLUMNS[name]
     model = scheduled(column, FlexConfig.paper())
-    twin = scheduled(column, FlexConfig.paper())
+    duplicate = scheduled(column, FlexConfig.paper())
     backend = Counting("aot_eager")
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
-    sizes = [12, 7, 9] if dynamic else [12, 12]  # torch itself compiles a convolution again from 16 on
+    sizes = [12, 7, 9] if dynamic else [12, 12]  # torch itself recompiles a convolution from 16 on
     graphs = []
     for count in sizes:
-        ours, theirs = results(model, compiled, column, count), results(twin, twin, column, count)
+        ours, theirs = results(model, compiled, column, count), results(duplicate, duplicate, column, count)
         for left, right in zip(ours, theirs, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
-        for one in (model, twin):
+        for one in (model, duplicate):
             one.kept[0].step()
         graphs.append(backend.graphs)
     assert not counters["graph_break"]
     assert graphs == graphs[:1] * len(sizes), "compiled again for another draw, temperature or size"
-    model.eval(), twin.eval()
+    model.eval(), duplicate.eval()
     inputs, _ = column.batch(2, 5)
     with torch.no_grad():
-        torch.testing.assert_close(column.answer(compiled, inputs), column.answer(twin, inputs), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            column.answer(compiled, inputs), column.answer(duplicate, inputs), rtol=1e-4, atol=1e-6
+        )
 
 
 def compiled_run(column: Column, config: FlexConfig) -> tuple[list[int], int]:
-    """The steps of a whole run at which something was compiled, and the number of its elimination rounds."""
+    """Returns the steps of a run at which something was compiled, and the number of its elimination rounds."""
     model = column.build(config)
     optimizer = optimizer_of(model, 0.01)
     schedule = flexact.Schedule(model, STEPS, optimizer)
@@ -96,7 +98,7 @@ def compiled_run(column: Column, config: FlexConfig) -> tuple[list[int], int]:
         dropped = [site.dropped_at.clone() for site in schedule.router.sites]
         loss = column.loss(compiled, column.batch(step)) + flexact.penalty(model)
         optimizer.zero_grad()
-        if loss.requires_grad:  # a lone committed site has nothing to train
+        if loss.requires_grad:  # a committed FlexAct by itself has nothing to train
             loss.backward()
         optimizer.step()
         schedule.step()
@@ -120,16 +122,18 @@ def test_an_annealed_eliminated_committed_run_recompiles_once_a_round(column: Co
     assert recompiles_at_most_once_a_round(column, config)
 
 
-@pytest.mark.parametrize("name", ["mlp"])  # one model tells: what differs is what the policy reads
-def test_so_does_one_whose_penalty_is_in_the_loss(name: str) -> None:
+@pytest.mark.parametrize("name", ["mlp"])  # one model is enough: only what the policy reads differs
+def test_a_run_with_the_penalty_in_the_loss_recompiles_once_a_round(name: str) -> None:
     assert recompiles_at_most_once_a_round(COLUMNS[name], FlexConfig.paper(eliminate="one"))
 
 
-@pytest.mark.parametrize("name", ["mlp"])  # inductor takes long; tests/test_on_gpu.py has a ResNet
-def test_inductor_trains_as_eager_mode_does(name: str) -> None:
+@pytest.mark.parametrize("name", ["mlp"])  # inductor is slow; tests/test_on_gpu.py has a ResNet
+def test_inductor_trains_like_eager_mode(name: str) -> None:
     column = COLUMNS[name]
     model = scheduled(column, FlexConfig.paper())
-    twin = copy.deepcopy(model)
+    duplicate = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
-    for left, right in zip(results(model, compiled, column, 12), results(twin, twin, column, 12), strict=True):
+    for left, right in zip(
+        results(model, compiled, column, 12), results(duplicate, duplicate, column, 12), strict=True
+    ):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""CUDA graphs: a captured step replays with fresh noise, and repeats with the same seed. Needs a card."""
+"""CUDA graphs: a captured step replays with new noise, and repeats with the same seed. Needs a GPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STEPS = 5
 
 
 def replayed(column: Column, seed: int, whole_steps: bool = True) -> tuple[list[Tensor], list[Tensor]]:
-    """Losses and logits of a run whose whole step, the optimizer's too, is one captured graph."""
+    """Returns losses and logits of a run whose whole step, including the optimizer, is one captured graph."""
     model = scatter_logits(column.build(FlexConfig.paper(seed=seed, commit_at=None))).to("cuda")
-    optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0), lr=0.0)  # what differs is the noise alone
+    optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0), lr=0.0)  # the runs differ in their noise alone
     schedule = flexact.Schedule(model, 100, optimizer)
     inputs, wanted = column.batch()
     batch = tuple(one.to("cuda") for one in inputs), wanted.to("cuda")
@@ -50,11 +50,11 @@ def replayed(column: Column, seed: int, whole_steps: bool = True) -> tuple[list[
         graph.replay()
         losses.append(captured.detach().clone())
         logits.append(logits_of(model).clone())
-        schedule.step()  # the next draw, into the memory that the graph reads
+        schedule.step()  # writes the next draw to the memory that the graph reads
     return losses, logits
 
 
-def test_replays_have_fresh_noise_and_repeat_with_the_seed(column: Column) -> None:
+def test_replays_have_new_noise_and_repeat_with_the_seed(column: Column) -> None:
     losses, logits = replayed(column, seed=1)
     again, same_logits = replayed(column, seed=1)
     other, _ = replayed(column, seed=2)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over 2 and 3 gloo ranks, in processes of their own: as one process with the whole batch."""
+"""DistributedDataParallel over 2 and 3 gloo ranks in separate processes: equal to one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matrix.ranks import COMPARED, POLICIES
 
 @pytest.fixture(params=[2, 3], ids=["2 ranks", "3 ranks"])
 def found(request: pytest.FixtureRequest, ranks: Any, column: Column) -> list[dict[str, Any]]:
-    """What each rank had at the end."""
+    """The final state of each rank."""
     return ranks.results("ddp", column, request.param)
 
 

@@ -13,7 +13,7 @@ from matrix.models import STEADY, Column, gradients_of, optimizer_of, scatter_lo
 
 
 def stepped(model: nn.Module, column: Column, dtype: torch.dtype = torch.float32) -> None:
-    """One training step of the model as it is."""
+    """Makes one training step."""
     optimizer = optimizer_of(model)
     schedule = flexact.Schedule(model, 10, optimizer)
     inputs, wanted = column.batch()
@@ -23,7 +23,7 @@ def stepped(model: nn.Module, column: Column, dtype: torch.dtype = torch.float32
     schedule.step()
 
 
-def test_a_model_of_the_meta_device_is_filled_and_trained(column: Column) -> None:
+def test_a_model_on_the_meta_device_is_materialized_and_trained(column: Column) -> None:
     with torch.device("meta"):
         model = column.build(FlexConfig())
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
@@ -33,7 +33,7 @@ def test_a_model_of_the_meta_device_is_filled_and_trained(column: Column) -> Non
     model.to_empty(device="cpu")
     model.load_state_dict(source.state_dict())
     for name, buffer in source.named_buffers():
-        model.get_buffer(name).copy_(buffer)  # with those that no state_dict holds
+        model.get_buffer(name).copy_(buffer)  # including the buffers that no state_dict contains
     model.eval(), source.eval()
     with torch.no_grad():
         assert torch.equal(column.answer(model, inputs), column.answer(source, inputs))
@@ -43,8 +43,8 @@ def test_a_model_of_the_meta_device_is_filled_and_trained(column: Column) -> Non
         torch.testing.assert_close(model.state_dict()[name], tensor, equal_nan=name.endswith("evidence"))
 
 
-def test_state_is_assigned_to_a_model_of_the_meta_device(column: Column) -> None:
-    """A committed state, too, with load_state_dict(assign=True)."""
+def test_state_is_assigned_to_a_model_on_the_meta_device(column: Column) -> None:
+    """Also a committed state, with load_state_dict(assign=True)."""
     source = flexact.commit(scatter_logits(column.build(STEADY)))
     with torch.device("meta"):
         model = column.build(STEADY)
@@ -53,17 +53,17 @@ def test_state_is_assigned_to_a_model_of_the_meta_device(column: Column) -> None
     assert all(site.committed for site in sites_of(model))
 
 
-def test_a_device_context_is_where_the_sites_are(column: Column) -> None:
+def test_sites_are_created_on_the_device_of_the_context(column: Column) -> None:
     with torch.device("cpu"):
         model = column.build(FlexConfig.paper())
         stepped(model, column)
-    with torch.device("meta"):  # a context around the training step must not move what the router makes
+    with torch.device("meta"):  # a context around the training step must not move what the router creates
         stepped(model, Fixed(column))
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"cpu"}
 
 
 class Fixed(Column):
-    """A column whose batches are made on the CPU whatever the context is."""
+    """A column whose batches are created on the CPU under any context."""
 
     def __init__(self, column: Column) -> None:
         super().__init__(column.name, column.plain, column.batches)
@@ -95,8 +95,8 @@ def test_other_precisions_keep_the_logits_in_float32(column: Column, dtype: torc
     assert all(one.dtype == dtype for one in plain.parameters())
 
 
-def test_a_round_trip_by_to_changes_nothing(column: Column) -> None:
-    """To another precision and back: the routing stays where it was, bit for bit."""
+def test_a_round_trip_with_to_changes_nothing(column: Column) -> None:
+    """The routing is bit-identical after a round trip to another precision."""
     model = scatter_logits(column.build(STEADY))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.to(torch.float64).to("cpu", torch.float32)
@@ -107,11 +107,11 @@ def test_a_round_trip_by_to_changes_nothing(column: Column) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_model_trains_on_a_card_and_comes_back(column: Column) -> None:
-    model, twin = (scatter_logits(column.build(STEADY)) for _ in range(2))
+def test_a_model_trains_on_a_gpu_and_comes_back(column: Column) -> None:
+    model, duplicate = (scatter_logits(column.build(STEADY)) for _ in range(2))
     inputs, wanted = column.batch()
     losses = []
-    for device, one in (("cuda", model.to("cuda")), ("cpu", twin)):
+    for device, one in (("cuda", model.to("cuda")), ("cpu", duplicate)):
         loss = column.loss(one, (tuple(x.to(device) for x in inputs), wanted.to(device))) + flexact.penalty(one)
         loss.backward()
         losses.append(loss.item())

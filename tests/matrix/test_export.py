@@ -1,4 +1,4 @@
-"""torch.export, ONNX, torch.jit and int8 of the extracted model: the outputs of the plain network."""
+"""torch.export, ONNX, torch.jit and int8 of the extracted model give the outputs of the plain network."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from flexact.candidates import lookup
 from matrix.models import STEADY, Column, scatter_logits
 
 onnxruntime = pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch calls torch.jit and torch.ao deprecated
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's warnings that torch.jit and torch.ao are deprecated
 
 
 @pytest.fixture
 def extracted(column: Column) -> nn.Module:
-    """With other functions than were there before."""
+    """Returns an extracted model with other functions than the original ones."""
     return flexact.extract(scatter_logits(column.build(STEADY), 3.0), commit=True).eval()
 
 
 def by_hand(column: Column) -> nn.Module:
-    """The plain model with the same picks, put in by hand."""
+    """Returns the plain model with the same picks, replaced by hand."""
     model = scatter_logits(column.build(STEADY), 3.0)
     picks = flexact.selection(model).picks
     if column.is_site:
         return lookup(next(iter(picks.values()))).module()
-    twin = column.twin()
+    duplicate = column.unconverted()
     for name, pick in picks.items():
-        twin.set_submodule(name, lookup(pick).module())
-    return twin.eval()
+        duplicate.set_submodule(name, lookup(pick).module())
+    return duplicate.eval()
 
 
 class Answering(nn.Module):
-    """A model whose answer is one tensor, which is what exporters of transformers' models are given."""
+    """A model that returns one tensor, as exporters of transformers' models receive."""
 
     def __init__(self, model: nn.Module, column: Column) -> None:
         super().__init__()
@@ -61,16 +61,16 @@ def answers(model: nn.Module, column: Column) -> Tensor:
         return column.answer(model, column.batch(5)[0])
 
 
-def test_the_picks_are_not_all_what_was_there_before(column: Column, extracted: nn.Module) -> None:
+def test_some_picks_differ_from_the_original_functions(column: Column, extracted: nn.Module) -> None:
     kinds = {type(module) for module in extracted.modules()}
     assert kinds & {nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.Identity, nn.ReLU}
     torch.testing.assert_close(answers(extracted, column), answers(by_hand(column), column), rtol=0, atol=0)
-    assert column.is_site or not torch.equal(answers(extracted, column), answers(column.twin().eval(), column))
+    assert column.is_site or not torch.equal(answers(extracted, column), answers(column.unconverted().eval(), column))
 
 
 def test_torch_export(column: Column, extracted: nn.Module, tmp_path: Path) -> None:
     inputs, _ = column.batch(5)
-    strict = column.name != "bert"  # which would take six seconds, for what is transformers' own code
+    strict = column.name != "bert"  # takes six seconds, for transformers' own code
     program = torch.export.export(one_tensor(extracted, column), inputs, strict=strict)
     assert "flexact" not in str(program.graph)
     torch.testing.assert_close(program.module()(*inputs), answers(extracted, column))
@@ -103,7 +103,7 @@ def test_torch_jit(column: Column, extracted: nn.Module, how: str) -> None:
 
 
 def test_int8(column: Column, extracted: nn.Module) -> None:
-    """Quantised, it is bit for bit the quantised plain network with the same functions."""
+    """After quantization, the model is bit-identical to the quantized plain network with the same functions."""
     quantization = importlib.import_module("torch.ao.quantization")
     results = []
     for model in (extracted, by_hand(column)):

@@ -1,4 +1,4 @@
-"""FSDP2, `fully_shard` over 2 gloo ranks with blocks of their own: trains, saves, loads, extracts."""
+"""FSDP2 (`fully_shard`) over 2 gloo ranks, with blocks sharded separately: trains, saves, loads, extracts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def found(ranks: Any, column: Column) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("policy", COMPARED)
-def test_sharded_it_trains_as_one_process_does(
+def test_a_sharded_model_trains_like_one_process(
     column: Column, policy: str, found: list[dict[str, Any]], alone: Any
 ) -> None:
     assert found[0]["kinds"] == ["DTensor"], "the logits were sharded"
@@ -28,7 +28,7 @@ def test_sharded_it_trains_as_one_process_does(
         )
 
 
-def test_a_loaded_run_goes_on_as_the_saved_one(found: list[dict[str, Any]]) -> None:
+def test_a_loaded_run_resumes_like_the_saved_one(found: list[dict[str, Any]]) -> None:
     for one in found:
         assert one["committed"]
         assert one["end"].keys() == one["resumed"].keys()
@@ -36,8 +36,8 @@ def test_a_loaded_run_goes_on_as_the_saved_one(found: list[dict[str, Any]]) -> N
         torch.testing.assert_close(found[0]["resumed"][name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-def test_its_collected_state_is_extracted_as_the_plain_network(column: Column, found: list[dict[str, Any]]) -> None:
-    assert all("get_model_state_dict" in one["told"] for one in found)
+def test_the_gathered_state_is_extracted_as_the_plain_network(column: Column, found: list[dict[str, Any]]) -> None:
+    assert all("get_model_state_dict" in one["message"] for one in found)
     model = column.build(COMMITTING, synced(column))
     model.load_state_dict(found[0]["end"])
     plain = flexact.extract(model)
@@ -52,4 +52,4 @@ def test_under_a_mixed_precision_policy_sites_sharded_by_themselves_stay_in_floa
 ) -> None:
     for one in found:
         assert column.is_site or one["half"] == {torch.float32}
-        assert "first shard each FlexAct site" in one["half, told"]
+        assert "first shard each FlexAct site" in one["half, error"]

@@ -1,4 +1,4 @@
-"""torch.func and double backward: what the plainly written blend gives."""
+"""torch.func and double backward: results equal those of the reference implementation of the blend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOICES = {"soft": STEADY, "hard": FlexConfig.paper(commit_at=None, policy=Polic
 
 
 class Plain(nn.Module):
-    """In a site's place: the readable twin, which autograd looks through."""
+    """Replaces a site by the reference implementation, which autograd differentiates."""
 
     def __init__(self, site: flexact.FlexAct) -> None:
         super().__init__()
@@ -34,19 +34,21 @@ class Plain(nn.Module):
 
 
 def pair(column: Column, choice: str = "soft") -> tuple[nn.Module, nn.Module]:
-    """A model, and the same with the reference in the place of its sites. In eval mode but for the sites: torch.func
-    does not take batch norm's running statistics."""
+    """Returns a model, and the same model with the reference implementation as its sites.
+
+    All modules but the sites are in eval mode: torch.func does not support batch norm's running statistics.
+    """
     model = in_plain_attention(scatter_logits(column.build(CHOICES[choice])).eval())
-    twin = in_plain_attention(column.twin().eval())
+    expected_model = in_plain_attention(column.unconverted().eval())
     for name, site in model.named_modules():
         if isinstance(site, flexact.FlexAct):
             site.train()
-            twin = Plain(site) if column.is_site else _put(twin, name, Plain(site))
-    return model, twin
+            expected_model = Plain(site) if column.is_site else _put(expected_model, name, Plain(site))
+    return model, expected_model
 
 
 def in_plain_attention(model: nn.Module) -> nn.Module:
-    """torch's fused attention has no second derivative, and its mask cannot be read under vmap."""
+    """Uses plain attention: torch's fused attention has no second derivative, and vmap cannot read its mask."""
     if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation("eager")
     return model
@@ -57,8 +59,8 @@ def _put(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     return model
 
 
-def parameters(model: nn.Module, twin: nn.Module) -> dict[str, Tensor]:
-    return {name: model.get_parameter(name).detach().clone() for name, _ in twin.named_parameters()}
+def parameters(model: nn.Module, expected_model: nn.Module) -> dict[str, Tensor]:
+    return {name: model.get_parameter(name).detach().clone() for name, _ in expected_model.named_parameters()}
 
 
 def loss_of(model: nn.Module, column: Column, batch: Any) -> Any:
@@ -76,19 +78,19 @@ def close(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_grad_of_a_functional_call(column: Column, choice: str) -> None:
-    model, twin = pair(column, choice)
-    own = parameters(model, twin)
-    ours, theirs = (grad(loss_of(one, column, column.batch()))(own) for one in (model, twin))
+    model, expected_model = pair(column, choice)
+    own = parameters(model, expected_model)
+    ours, theirs = (grad(loss_of(one, column, column.batch()))(own) for one in (model, expected_model))
     close(ours, theirs)
     assert any(ours[name].abs().max() > 1e-6 for name in ours if "logits" in name)
-    column.loss(model, column.batch()).backward()  # nothing of torch.func's stayed behind
+    column.loss(model, column.batch()).backward()  # torch.func's wrapped tensors did not leak
     close({name: model.get_parameter(name).grad for name in ours}, theirs)
 
 
-def test_gradients_of_each_sample(column: Column) -> None:
+def test_per_sample_gradients(column: Column) -> None:
     """vmap over grad, with one set of parameters."""
-    model, twin = pair(column)
-    own = parameters(model, twin)
+    model, expected_model = pair(column)
+    own = parameters(model, expected_model)
     inputs, wanted = column.batch(0, 3)
     inputs = inputs[:1]  # without BERT's mask, whose numbers transformers reads
 
@@ -99,11 +101,11 @@ def test_gradients_of_each_sample(column: Column) -> None:
 
         return vmap(gradient)(inputs, wanted)
 
-    close(of_one(model), of_one(twin))
+    close(of_one(model), of_one(expected_model))
 
 
 def test_an_ensemble_under_vmap(column: Column) -> None:
-    """Stacked parameters and buffers of three models, called at once."""
+    """Calls three models at once, with stacked parameters and buffers."""
     models = [in_plain_attention(scatter_logits(column.build(STEADY), scale).eval()) for scale in (0.5, 1.0, 2.0)]
     for model, drops in zip(models, (0, 1, 4), strict=True):  # the last one is committed
         for site in sites_of(model):
@@ -121,7 +123,7 @@ def test_an_ensemble_under_vmap(column: Column) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_double_backward(column: Column, choice: str) -> None:
-    """The gradient of a gradient's norm, by create_graph=True."""
+    """The gradient of a gradient norm, with create_graph=True."""
     results = []
     for one in pair(column, choice):
         own = dict(one.named_parameters())
@@ -134,15 +136,15 @@ def test_double_backward(column: Column, choice: str) -> None:
 
 
 def test_hessian_jacobians_and_jvp_in_the_logits(column: Column) -> None:
-    model, twin = pair(column)
-    name = next(name for name in parameters(model, twin) if name.endswith("logits"))
+    model, expected_model = pair(column)
+    name = next(name for name in parameters(model, expected_model) if name.endswith("logits"))
     own = model.get_parameter(name).detach().clone()
     batch = column.batch(0, 2)
 
     def in_logits(one: nn.Module) -> Any:
         return lambda logits: loss_of(one, column, batch)({name: logits})
 
-    ours, theirs = in_logits(model), in_logits(twin)
+    ours, theirs = in_logits(model), in_logits(expected_model)
     for transform in (hessian, jacrev, jacfwd):
         torch.testing.assert_close(transform(ours)(own), transform(theirs)(own), rtol=1e-3, atol=1e-5)
     assert hessian(ours)(own).abs().max() > 1e-6
@@ -151,11 +153,11 @@ def test_hessian_jacobians_and_jvp_in_the_logits(column: Column) -> None:
 
 
 def test_noise_is_drawn_inside_a_transform(column: Column) -> None:
-    """vmap refuses random numbers; those of a site come from a generator of its own."""
+    """vmap refuses random numbers, so a site uses a generator of its own."""
     model = in_plain_attention(scatter_logits(column.build(FlexConfig.paper())))
     for module in model.modules():
-        module.train(not isinstance(module, nn.BatchNorm2d))  # whose running statistics torch.func does not take
-    twin = copy.deepcopy(model)
+        module.train(not isinstance(module, nn.BatchNorm2d))  # torch.func does not support its running statistics
+    expected_model = copy.deepcopy(model)
     inputs, _ = column.batch()
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -163,6 +165,6 @@ def test_noise_is_drawn_inside_a_transform(column: Column) -> None:
         weights = {name: parameter * scale for name, parameter in own.items()}
         return column.answer(lambda *x: functional_call(model, weights, x), inputs)
 
-    expected = column.answer(twin, inputs)  # the same step's draw
+    expected = column.answer(expected_model, inputs)  # the same step's draw
     for one in vmap(scaled)(torch.ones(2)):
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""docs/matrix.md is what the suite says: its rows and columns, and no cell that is not right."""
+"""Tests that docs/matrix.md matches the matrix tests: its rows and columns, and no failing cell."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pytest
 
 from matrix.models import COLUMNS, TITLES
 from matrix.rows import ROWS
-from matrix.table import ON_A_CARD, PAGE, RIGHT, cell, outcomes, page
+from matrix.table import NEEDS_GPU, PAGE, RIGHT, cell, outcomes, page
 
 HERE = Path(__file__).parent
 
 
 def table() -> list[list[str]]:
-    """The cells of the page's table, line by line."""
+    """Returns the cells of the page's table, line by line."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     return [[part.strip() for part in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
-def test_every_file_of_tests_is_a_row_and_every_row_has_one() -> None:
+def test_every_test_file_is_a_row_and_every_row_has_a_file() -> None:
     files = {path.stem.removeprefix("test_") for path in HERE.glob("test_*.py")} - {"table"}
     assert {row.file for row in ROWS} == files
 
 
-def test_the_page_has_the_rows_and_columns_of_the_suite() -> None:
+def test_the_page_has_the_rows_and_columns_of_the_tests() -> None:
     header, _, *lines = table()
     assert header[1:] == [TITLES[name] for name in COLUMNS]
     assert len(lines) == len(ROWS)
@@ -34,10 +34,10 @@ def test_the_page_has_the_rows_and_columns_of_the_suite() -> None:
         assert len(line) == 1 + len(COLUMNS)
 
 
-def test_every_cell_is_right_or_needs_a_card() -> None:
+def test_every_cell_passes_or_needs_a_gpu() -> None:
     _, _, *lines = table()
     for line, row in zip(lines, ROWS, strict=True):
-        assert set(line[1:]) == {ON_A_CARD if row.file == "cuda_graphs" else RIGHT}
+        assert set(line[1:]) == {NEEDS_GPU if row.file == "cuda_graphs" else RIGHT}
 
 
 def test_the_rest_of_the_page_is_what_the_command_writes() -> None:
@@ -48,11 +48,11 @@ def test_the_rest_of_the_page_is_what_the_command_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "told"),
+    ("tests", "expected"),
     [(["passed", "skipped"], "✓"), (["passed", "failed"], "✗"), (["skipped"], "GPU"), ([], "not tested")],
 )
-def test_a_cell_is_right_only_where_nothing_failed(tests: list[str], told: str) -> None:
-    assert cell(tests) == told
+def test_a_cell_passes_only_if_nothing_failed(tests: list[str], expected: str) -> None:
+    assert cell(tests) == expected
 
 
 def test_a_report_is_read_by_row_and_column(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Copies and files: temperature, alive masks and commitment travel along."""
+"""Copies and files of a model keep the temperature, the alive masks and the commitment."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CONFIG = FlexConfig(policy=Policy(final_temperature=0.2))
 
 @functools.cache
 def trained(column: Column, steps: int, total: int = 20) -> nn.Module:
-    """A model in the middle of its run, some candidates dropped, or at its end. No test changes it."""
+    """A model in the middle of its run, with some candidates dropped, or at its end. Tests must not change it."""
     model = scatter_logits(column.build(CONFIG))
     optimizer = optimizer_of(model)
     schedule = flexact.Schedule(model, total, optimizer)
     for step in range(steps):
         loss = column.loss(model, column.batch(step)) + flexact.penalty(model)
-        if loss.requires_grad:  # a lone committed site has nothing to train
+        if loss.requires_grad:  # a committed FlexAct by itself has nothing to train
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -55,7 +55,7 @@ def by_safetensors(model: nn.Module, folder: Path, fresh: Callable[[], nn.Module
 
 
 def by_average(model: nn.Module, folder: Path, fresh: Callable[[], nn.Module]) -> nn.Module:
-    """An average that has seen the start of the run, and then this model often enough to be like it."""
+    """An averaged model that has seen the start of the run, and then this model until it is close to it."""
     average = AveragedModel(fresh(), multi_avg_fn=get_ema_multi_avg_fn(0.1))
     average.train(model.training)
     for _ in range(12):
@@ -82,7 +82,7 @@ def _saved(model: nn.Module) -> io.BytesIO:
 
 @pytest.mark.parametrize("steps", [9, 20], ids=["half-way", "committed"])
 @pytest.mark.parametrize("way", WAYS)
-def test_temperature_masks_and_commitment_travel_along(column: Column, way: str, steps: int, tmp_path: Path) -> None:
+def test_copies_keep_temperature_masks_and_commitment(column: Column, way: str, steps: int, tmp_path: Path) -> None:
     model = trained(column, steps).eval()
     other = WAYS[way](model, tmp_path, lambda: column.build(CONFIG).eval()).eval()
     inputs, _ = column.batch(50)
@@ -102,7 +102,7 @@ def test_temperature_masks_and_commitment_travel_along(column: Column, way: str,
             assert torch.equal(column.answer(plain, inputs), column.answer(other, inputs))
 
 
-def test_an_average_of_the_run_follows_it_to_the_commitment(column: Column) -> None:
+def test_an_averaged_model_follows_the_run_to_the_commitment(column: Column) -> None:
     model = column.build(CONFIG)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     optimizer = optimizer_of(model)
@@ -125,7 +125,7 @@ def test_an_average_of_the_run_follows_it_to_the_commitment(column: Column) -> N
 
 
 def test_averaged_buffers_are_refused(column: Column) -> None:
-    """A mask that is averaged is no mask; torch offers it all the same."""
+    """An averaged mask is no mask, but torch has an option for it."""
     average = AveragedModel(column.build(STEADY), multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
     model = trained(column, 9)
     for _ in range(2):

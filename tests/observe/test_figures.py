@@ -1,4 +1,4 @@
-"""Pictures of a Recorder's history, and how they are drawn."""
+"""Tests of the figures of a Recorder's history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flexact.policy.evidence import Contest
 
 
 def _panels(picture: Picture) -> list[Axes]:
-    """The panels of a figure without its colour bar."""
+    """Returns the panels of a figure without its colour bar."""
     return [ax for ax in picture.figure.axes if ax.get_label() != "<colorbar>"]
 
 
@@ -48,13 +48,13 @@ def _cells(ax: Axes) -> list[list[float]]:
 
 
 def _curves(ax: Axes) -> dict[str, list[tuple[float, float]]]:
-    """The points of each curve by its name in the legend, without the vertical lines of events."""
+    """Returns the points of each curve by its name in the legend, without the vertical lines of events."""
     lines = [line for line in ax.get_lines() if line.get_label() not in ("drop", "commitment")]
     return {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in lines}
 
 
 def _history(steps: int = 5, **numbers: float) -> list[dict[str, Any]]:
-    """Two sites: the first goes to tanh, the second stays with relu."""
+    """Two sites: the first picks tanh, the second keeps relu."""
     history = []
     for step in range(steps):
         p = step / max(1, steps - 1)
@@ -90,7 +90,7 @@ def _committing(at: int, records: int) -> list[dict[str, Any]]:
         (1, 4, "epoch (nothing changes after epoch 1)"),
         (4, 7, "epoch (nothing changes after epoch 4)"),
         (40, 60, "epoch (nothing changes after epoch 40)"),
-        (120, 200, "epoch"),  # to end at 180 would save little
+        (120, 200, "epoch"),  # ending at 180 would save little
         (201, 200, "epoch"),
     ],
 )
@@ -100,18 +100,18 @@ def test_a_map_ends_soon_after_the_last_site_has_committed_and_says_so(at: int, 
     assert ax.get_xlabel() == label
 
 
-def test_a_number_that_a_record_lacks_is_no_axis() -> None:
+def test_a_number_that_a_record_lacks_is_not_plotted() -> None:
     with pytest.raises(FlexActError, match="'epoch'"):
         plots.picks(_history(), by="epoch")
 
 
-def test_maps_of_probabilities_end_there_too() -> None:
+def test_maps_of_probabilities_end_after_the_last_commitment_too() -> None:
     ax = _panels(plots.probabilities(_committing(4, 201)))[0]
     assert ax.get_xlim() == (-5, 75)
     assert ax.get_xlabel() == "step (nothing changes after step 40)"
 
 
-def test_a_map_is_as_high_as_its_sites_take() -> None:
+def test_the_height_of_a_map_fits_its_sites() -> None:
     def inches(sites: int) -> float:
         history = [{"step": 0, "sites": {f"s{i}": {"relu": 1.0, "tanh": 0.0} for i in range(sites)}}]
         figure = plots.picks(history).figure
@@ -135,7 +135,7 @@ def test_columns_of_a_heat_map_are_as_wide_as_their_distances() -> None:
     assert -0.5 + 13.5 * last == pytest.approx(5, abs=0.5)
 
 
-def test_outcomes_are_the_last_record() -> None:
+def test_outcomes_show_the_last_record() -> None:
     first, second = outcomes(_history())
     assert (first.site, first.pick, first.probability, first.runner_up, first.margin) == ("a", "tanh", 1.0, None, 1.0)
     assert (second.site, second.pick, second.probability, second.runner_up) == ("b", "relu", 0.9, "tanh")
@@ -173,7 +173,7 @@ def test_channels_of_a_site_are_shown_as_their_mean() -> None:
     assert "mean over its channels" in plots.picks(history).sentence
 
 
-def test_a_history_of_sites_that_pick_by_channel_has_no_empty_picture_of_margins() -> None:
+def test_a_history_of_sites_that_pick_by_channel_has_no_empty_figure_of_margins() -> None:
     drop = {"step": 9, "margin": 0.5, "standard_error": 0.25, "steps": 40}
     sites = {f"a:{i}": {"relu": 0.0, "tanh": 1.0} for i in range(2)}
     pictures = plots.history_pictures([{"step": 9, "sites": sites, "drops": {site: {"relu": drop} for site in sites}}])
@@ -193,14 +193,16 @@ def test_long_history_is_thinned_but_keeps_its_ends() -> None:
     assert ax.get_xlim() == pytest.approx((0, 49990), abs=100)
 
 
-def test_numbers_are_curves_of_their_own() -> None:
+def test_numbers_have_curves_of_their_own() -> None:
     assert _titles(plots.numbers(_history(loss=1.0, accuracy=0.5))) == ["loss", "accuracy"]
     with pytest.raises(FlexActError, match="no numbers"):
         plots.numbers(_history())
 
 
 def _decided() -> list[dict[str, Any]]:
-    """Three sites of two stages that drop two of three candidates: two together and surely, one alone and unsurely."""
+    """Three sites of two stages. They drop two of three candidates: two sites together and surely, one alone and
+    unsurely.
+    """
     names = [f"stage.{i}.act" for i in range(2)] + ["head.0", "head.1"]
     history = [
         {"step": s, "sites": {name: dict.fromkeys(("relu", "tanh", "elu"), 1 / 3) for name in names}} for s in (0, 5)
@@ -222,12 +224,12 @@ def _decided() -> list[dict[str, Any]]:
 
 
 def _tiles(ax: Axes) -> list[tuple[float, str, float]]:
-    """The line, colour and opacity of each tile of the map."""
+    """Returns the row, colour and opacity of each tile of the map."""
     tiles = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
     return [(tile.get_y() + 0.5, to_hex(tile.get_facecolor()), tile.get_facecolor()[3]) for tile in tiles]
 
 
-def test_the_map_has_a_line_a_stage_and_is_as_opaque_as_the_evidence_is_sure() -> None:
+def test_the_map_has_a_row_per_stage_and_its_opacity_shows_how_sure_the_evidence_is() -> None:
     picture = network(_decided())
     (ax,) = _panels(picture)
     assert _rows(ax) == ["stage", "head"]
@@ -239,7 +241,7 @@ def test_the_map_has_a_line_a_stage_and_is_as_opaque_as_the_evidence_is_sure() -
     assert unsure == 0.2
 
 
-def test_a_long_stage_goes_on_in_the_next_line() -> None:
+def test_a_long_stage_continues_in_the_next_row() -> None:
     history = [{"step": 0, "sites": {f"blocks.{i}.act": {"relu": 0.75, "tanh": 0.25} for i in range(20)}}]
     (ax,) = _panels(network(history))
     assert _rows(ax) == ["blocks", ""]
@@ -270,13 +272,13 @@ def test_a_site_without_a_leader_is_grey_on_the_map() -> None:
         (["act"], [""]),
     ],
 )
-def test_stages_are_the_parts_that_an_author_named(sites: list[str], names: list[str]) -> None:
+def test_stages_are_named_modules_of_the_model(sites: list[str], names: list[str]) -> None:
     found = stages(sites)
     assert [name for name, _ in found] == names
     assert [site for _, members in found for site in members] == sites
 
 
-def test_margins_have_a_row_a_drop_and_sites_that_picked_together_share_a_panel() -> None:
+def test_margins_have_a_row_per_drop_and_sites_that_picked_together_share_a_panel() -> None:
     picture = margins(_decided())
     assert _titles(picture) == ["3 sites: tanh", "head.1: tanh (undecided)"]
     together, alone = _panels(picture)
@@ -300,7 +302,7 @@ def test_the_tiles_of_the_map_and_its_first_stage_have_names() -> None:
     assert [text.get_text() for text in ax.texts] == ["1", "3"]
 
 
-def test_in_a_trial_each_candidate_has_a_line_of_its_own() -> None:
+def test_in_a_trial_each_candidate_has_a_curve_of_its_own() -> None:
     sites = {"1": {"relu": 0.5, "gelu": 0.5}}
     trial = [
         {"step": i, "sites": sites, "loss": float(i), "trying": name}
@@ -333,7 +335,7 @@ def test_the_closest_of_many_margins_are_shown() -> None:
 
 
 def _events(picture: Picture) -> list[tuple[float, str, str]]:
-    """The step, kind and label of each vertical line in the first panel."""
+    """Returns the step, kind and label of each vertical line in the first panel."""
     ax = _panels(picture)[0]
     lines = [line for line in ax.get_lines() if line.get_label() in ("drop", "commitment")]
     labels = {text.get_position()[0]: text.get_text() for text in ax.texts}
@@ -357,7 +359,7 @@ def test_a_curve_of_many_steps_is_short_on_the_page_and_keeps_its_spikes() -> No
     assert len(svg) < 150_000
     points = re.findall(r"[ML] ([\d.]+) ([\d.]+)", svg)
     x, y = _panels(picture)[0].transData.transform((3333, history[3333]["loss"]))
-    inch = picture.figure.dpi  # of which an SVG has 72 units
+    inch = picture.figure.dpi  # in an SVG of 72 units per inch
     spike = (72 * x / inch, 72 * (picture.figure.bbox.height - y) / inch)
     assert min(math.dist(spike, (float(u), float(v))) for u, v in points) < 1
 
@@ -368,14 +370,14 @@ def test_empty_history_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_every_picture_of_a_history_is_drawn(steps: int) -> None:
+def test_every_figure_of_a_history_is_drawn(steps: int) -> None:
     for loss in (math.nan, math.inf, 1e308):
         for picture in plots.history_pictures(_history(steps, loss=loss)):
             assert _panels(picture)
             assert ElementTree.fromstring(picture.svg()).get("role") == "img"
 
 
-def test_numbers_that_no_axis_can_show_are_left_out() -> None:
+def test_numbers_that_cannot_be_plotted_are_left_out() -> None:
     history = _history(3)
     for entry, loss in zip(history, (-1e308, 1.0, 1e308), strict=True):
         entry["loss"] = loss
@@ -383,7 +385,7 @@ def test_numbers_that_no_axis_can_show_are_left_out() -> None:
     assert [y for _, y in points] == [pytest.approx(math.nan, nan_ok=True), 1.0, pytest.approx(math.nan, nan_ok=True)]
 
 
-def test_names_are_drawn_as_they_are() -> None:
+def test_names_are_drawn_verbatim() -> None:
     names = ["$x_1", "_hidden", "<b>", r"\frac{"]
     history = [{"step": i, "sites": {name: dict.fromkeys(names, 0.25) for name in names}} for i in range(2)]
     for picture in (plots.probabilities(history), plots.curves(history)):
@@ -407,14 +409,14 @@ def test_builtin_candidates_have_one_colour_each() -> None:
     assert candidate_colours(["tanh"])["tanh"] == colours["tanh"]
 
 
-def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
+def test_shortened_axis_names_keep_the_part_that_distinguishes_them() -> None:
     assert short_names(["net.0.act", "net.1.act"]) == ["0.act", "1.act"]
     assert short_names(["1"]) == ["1"]
     assert short_names(["a", "a.b"]) == ["a", "a.b"]
     assert [len(name) for name in short_names(["x" * 40, "y" * 40], most=18)] == [18, 18]
 
 
-def test_sites_with_long_names_that_end_alike_can_be_told_apart() -> None:
+def test_sites_with_long_names_that_end_alike_can_be_distinguished() -> None:
     roberta = [f"roberta.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(12)]
     names = short_names([*roberta, "classifier.tanh"])
     assert names[8:] == [

@@ -1,4 +1,4 @@
-"""The live table of a Recorder in a terminal, and the HTML of Recorder and Selection for notebooks."""
+"""Tests of the live table of a Recorder in a terminal, and of the HTML of Recorder and Selection for notebooks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shown(recorder: Recorder, most: int = 20) -> str:
 
 
 class Cells(HTMLParser):
-    """The texts of a table's cells by row, and how often each tag occurs."""
+    """Collects the texts of a table's cells by row, and the number of each tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_live_recorder_draws_at_each_record_and_leaves_the_last_table(monkeypa
             recorder.record(step, loss=1.0 / (step + 1))
             assert f"step {step}" in screen.getvalue()
     assert screen.getvalue().count("step 2") >= 1
-    assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
+    assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
 def test_without_rich_the_error_names_the_extra_when_the_recorder_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_without_rich_the_error_names_the_extra_when_the_recorder_is_built(monke
         Recorder(network(), live=True)
 
 
-def test_a_sparkline_has_a_block_a_value() -> None:
+def test_a_sparkline_has_one_block_per_value() -> None:
     assert sparkline([3.0, 1.0, float("nan"), 2.0]) == "█▁ ▅"
     assert sparkline([1.0, 1.0]) == "▁▁"
 
@@ -148,7 +148,7 @@ def test_a_notebook_without_matplotlib_shows_the_table_and_a_note(monkeypatch: p
     assert [row[0] for row in Cells(text).rows] == ["site", "1", "3"]
 
 
-def test_names_of_modules_are_text_in_a_notebook() -> None:
+def test_names_of_modules_are_escaped_in_a_notebook() -> None:
     model = nn.Sequential()
     model.add_module("<b>bold</b>", nn.ReLU())
     recorder = Recorder(convert(model, "*", config=CONFIG))

@@ -1,4 +1,4 @@
-"""The history of the picks: in memory, as JSON lines, in TensorBoard."""
+"""Tests of the Recorder: the history in memory, as JSON lines, and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
     recorder = Recorder(model, path)
     for step in (0, 5, 9):
         recorder.record(step, loss=float(step))
-        lines = path.read_text().splitlines()  # written at once, not at the end
+        lines = path.read_text().splitlines()  # written immediately, not at the end
         assert json.loads(lines[-1])["step"] == step
         nudge(model, 1.0)
     recorder.close()
@@ -73,7 +73,7 @@ def test_the_file_has_a_header_and_one_line_a_record_and_loads_back(tmp_path: Pa
     assert len(Recorder.load(path)) == 3
 
 
-def test_an_existing_file_is_appended_to_on_resuming(tmp_path: Path) -> None:
+def test_an_existing_file_is_appended_to_on_resume(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, 3)
     with Recorder(model, path, resume=True) as recorder:
@@ -82,7 +82,7 @@ def test_an_existing_file_is_appended_to_on_resuming(tmp_path: Path) -> None:
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2, 3]
 
 
-def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loading(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_dropped_on_resume_and_reported_on_loading(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, 3)
     text = path.read_text()
@@ -96,7 +96,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_going_on_and_named_on_loadin
 
 
 @pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 2}', '{"flexact_history": 2, "config": {"al'])
-def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path, start: str) -> None:
+def test_a_file_with_a_truncated_header_is_started_again(tmp_path: Path, start: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(start)
     with Recorder(network(), path) as recorder:
@@ -105,7 +105,7 @@ def test_a_file_that_was_cut_in_its_header_starts_anew(tmp_path: Path, start: st
 
 
 @pytest.mark.parametrize("line", ["{not json", '["a", "list"]', '{"step": "two", "sites": {}}', '{"step": 2}', ""])
-def test_a_corrupt_line_is_named_and_the_file_stays_as_it_is(tmp_path: Path, line: str) -> None:
+def test_a_corrupt_line_is_reported_and_the_file_is_unchanged(tmp_path: Path, line: str) -> None:
     path = tmp_path / "history.jsonl"
     model = recorded(path, 3)
     lines = path.read_text().splitlines()
@@ -195,7 +195,7 @@ def test_steps_come_once_and_in_order() -> None:
 @pytest.mark.parametrize(
     "values", [{"loss": "low"}, {"loss": torch.ones(2)}, {"loss": None}, {"sites": 1.0}, {"picks": 1}, {"drops": 1.0}]
 )
-def test_what_is_no_number_is_an_error_and_records_nothing(tmp_path: Path, values: dict[str, object]) -> None:
+def test_a_value_that_is_no_number_is_an_error_and_records_nothing(tmp_path: Path, values: dict[str, object]) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(network(), path) as recorder:
         with pytest.raises(FlexActError):
@@ -268,7 +268,7 @@ def test_a_closed_recorder_keeps_its_history(tmp_path: Path) -> None:
         b"a,b\n1,2\n",
     ],
 )
-def test_a_foreign_file_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+def test_a_foreign_file_is_refused_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(FlexActError, match=r"not a history|version 3"):
@@ -284,7 +284,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         Recorder(network(), tmp_path)
 
 
-def test_whole_numbers_of_numpy_and_torch_are_steps(tmp_path: Path) -> None:
+def test_steps_may_be_numpy_or_torch_integers(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(network(), path) as recorder:
         recorder.record(numpy.int64(1))
@@ -293,7 +293,7 @@ def test_whole_numbers_of_numpy_and_torch_are_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1.0, "a", None, torch.tensor(1.0), numpy.float32(1)])
-def test_what_is_no_step_is_an_error_and_records_nothing(tmp_path: Path, step: object) -> None:
+def test_an_invalid_step_is_an_error_and_records_nothing(tmp_path: Path, step: object) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(network(), path) as recorder:
         with pytest.raises(FlexActError, match="step must be an integer"):
@@ -342,7 +342,7 @@ def test_the_history_of_another_network_is_an_error_when_the_recorder_is_built(t
     assert path.read_text() == before
 
 
-def test_what_cannot_be_recorded_is_an_error_when_the_recorder_is_built(tmp_path: Path) -> None:
+def test_an_invalid_argument_is_an_error_when_the_recorder_is_built(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FlexActError, match="cannot write"):
         Recorder(network(), tmp_path / "file" / "history.jsonl")
@@ -350,7 +350,7 @@ def test_what_cannot_be_recorded_is_an_error_when_the_recorder_is_built(tmp_path
         Recorder(nn.Linear(2, 2))
 
 
-def test_the_loss_is_that_of_the_schedule_unless_it_is_given() -> None:
+def test_the_loss_is_the_schedules_unless_it_is_given() -> None:
     model = network()
     schedule = Schedule(model, total_steps=50)
     recorder = Recorder(model)
@@ -365,7 +365,7 @@ def test_the_loss_is_that_of_the_schedule_unless_it_is_given() -> None:
     assert recorder.history[1]["accuracy"] == 0.9
 
 
-def test_a_step_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
+def test_a_step_that_could_not_be_loaded_is_refused(tmp_path: Path) -> None:
     path, model = tmp_path / "history.jsonl", network()
     with Recorder(model, path) as recorder, pytest.raises(FlexActError, match="optimizer steps"):
         recorder.record(10**400, loss=1.0)

@@ -1,4 +1,4 @@
-"""What was picked, and how surely: noise-free probabilities, margins, and when and why a candidate was dropped."""
+"""Tests of `selection`: noise-free probabilities, margins, and when and why a candidate was dropped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rows_have_the_softmax_of_the_logits_and_the_lead_over_the_runner_up() -
     assert not row.committed
 
 
-def test_noise_and_temperature_do_not_show() -> None:
+def test_noise_and_temperature_do_not_affect_the_selection() -> None:
     model = network(FlexConfig(candidates=FIVE, policy=Policy(noise=5.0, temperature=0.01)))
     set_logits(model[1], [0.1, 0.2, 0.3, 0.4, 0.5])
     before = selection(model).to_dict()
@@ -57,7 +57,7 @@ def test_noise_and_temperature_do_not_show() -> None:
     assert selection(model)[0].pick == "identity"
 
 
-def test_what_was_dropped_has_no_probability_and_says_when() -> None:
+def test_a_dropped_candidate_has_no_probability_and_a_step() -> None:
     model = network()
     set_logits(model[1], [0.0, 3.0, 1.0, 2.0, -1.0])
     model[1].drop_weakest(step=7)
@@ -71,7 +71,7 @@ def test_what_was_dropped_has_no_probability_and_says_when() -> None:
 
 
 def test_a_site_that_was_committed_by_hand_is_undecided_and_has_no_lead() -> None:
-    """Its runner-up is the second likeliest of what was dropped last."""
+    """Its runner-up is the likeliest of the candidates that were dropped last."""
     model = network()
     set_logits(model[1], [0.0, 0.0, 0.1, 0.05, 0.0])
     model[1].commit(step=12)
@@ -83,7 +83,7 @@ def test_a_site_that_was_committed_by_hand_is_undecided_and_has_no_lead() -> Non
 
 
 def lone_site(**choices: object) -> nn.Sequential:
-    """A ReLU between two candidates, whose input is what the network is given."""
+    """A ReLU between two candidates. Its input is the network's input."""
     config = FlexConfig(candidates=("original", "tanh"), round_steps=20, commit_at=0.5, rewind=False, pick_by="blend")
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     with torch.no_grad():
@@ -93,10 +93,10 @@ def lone_site(**choices: object) -> nn.Sequential:
 
 
 def blended(signs: Sequence[int], **choices: object) -> tuple[nn.Module, list[float]]:
-    """A model that was trained until it committed, one step a sign, and by how much tanh was ahead of relu in each.
+    """Trains a model until it commits, one step per sign. Returns tanh's lead over relu in each step.
 
-    The loss is the site's output, x = p·relu + (1 − p)·tanh, or minus that. The advantages of the two are (1 − p)·D and
-    −p·D, where D = Σ relu − tanh > 0; scaled to a norm of 1 they differ by 1 / √(p² + (1 − p)²).
+    The loss is the site's output, x = p·relu + (1 − p)·tanh, or its negative. The advantages of the two are (1 − p)·D
+    and −p·D, where D = Σ relu − tanh > 0. Scaled to norm 1, they differ by 1 / √(p² + (1 − p)²).
     """
     model = lone_site(**choices)
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0))
@@ -133,8 +133,8 @@ def test_a_blend_keeps_the_mean_lead_its_standard_error_and_the_steps() -> None:
 
 
 @pytest.mark.parametrize("eliminate", [None, "none"])
-def test_a_site_without_significant_evidence_is_undecided_and_keeps_what_it_had(eliminate: str | None) -> None:
-    """The lead over what was ahead of it, but not by enough, is negative."""
+def test_a_site_without_significant_evidence_is_undecided_and_keeps_its_original(eliminate: str | None) -> None:
+    """The lead over a candidate that was ahead, but not significantly, is negative."""
     model, ahead = blended([1, -1, 1, 1, -1] * 4, eliminate=eliminate)
     row = selection(model)[0]
     margin, error = mean_and_error(ahead)
@@ -145,7 +145,7 @@ def test_a_site_without_significant_evidence_is_undecided_and_keeps_what_it_had(
     assert "relu (undecided)" in str(selection(model))
 
 
-def test_the_original_is_decided_for_on_significant_evidence() -> None:
+def test_the_original_is_decided_on_significant_evidence() -> None:
     model, ahead = blended([-1, -1, -1, 1, -1] * 4)
     row = selection(model)[0]
     assert (row.pick, row.runner_up, row.decided) == ("relu", "tanh", True)
@@ -154,7 +154,7 @@ def test_the_original_is_decided_for_on_significant_evidence() -> None:
 
 
 def tried(*losses: Sequence[float], candidates: tuple[str, ...] = ("original", "tanh")) -> nn.Module:
-    """A model whose candidates had these losses, one after another in a trial."""
+    """Returns a model whose candidates had these losses in a trial."""
     steps = len(losses[0])
     model = lone_site(candidates=candidates, pick_by="trial", trial_steps=steps, rewind=None)
     optimizer = torch.optim.SGD(flexact.param_groups(model, lr=0.0))
@@ -187,7 +187,7 @@ def test_an_undecided_trial_keeps_the_original() -> None:
     assert (row.lead.margin, row.lead.standard_error) == pytest.approx((-margin, error), rel=1e-5)
 
 
-def test_a_candidate_that_diverged_is_behind_without_end_and_json_has_no_infinity() -> None:
+def test_the_lead_over_a_diverged_candidate_is_infinite_and_null_in_json() -> None:
     chosen = selection(tried(RELU, NAN))
     assert chosen[0].lead == Contest(math.inf, 0.0, 4)
     assert (chosen[0].pick, chosen[0].decided) == ("relu", True)
@@ -206,7 +206,7 @@ def with_evidence(dropped: dict[str, tuple[int, float, float]]) -> nn.Module:
     return site
 
 
-def test_the_runner_up_is_what_was_dropped_last_by_the_smallest_margin_in_standard_errors() -> None:
+def test_the_runner_up_is_the_last_drop_with_the_smallest_margin_in_standard_errors() -> None:
     site = with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.1), "relu": (9, 0.8, 0.2)})
     row = selection(site)[0]
     assert (row.pick, row.runner_up, row.decided) == ("tanh", "relu", True)
@@ -214,7 +214,7 @@ def test_the_runner_up_is_what_was_dropped_last_by_the_smallest_margin_in_standa
     assert not row.evidence["silu"].is_significant
 
 
-def test_a_lead_of_nothing_is_not_significant() -> None:
+def test_a_lead_of_zero_is_not_significant() -> None:
     assert not Contest(0.0, 0.0, 5).is_significant
     assert Contest(0.1, 0.0, 5).is_significant
     assert not Contest(-0.1, 0.0, 5).is_significant
@@ -229,7 +229,7 @@ def test_before_training_every_row_is_undecided() -> None:
     assert not any(row.decided for row in chosen)
 
 
-def test_probabilities_that_are_no_numbers_are_none_in_json() -> None:
+def test_nan_probabilities_are_null_in_json() -> None:
     model = network()
     set_logits(model[1], [math.nan] * 5)
     data = selection(model).to_dict()
@@ -261,7 +261,7 @@ def test_the_table_of_seven_candidates_fits_120_columns(name: str) -> None:
 
 
 def test_a_dropped_leader_is_not_the_pick() -> None:
-    """The logit of what is out may still be the largest."""
+    """The largest logit may be that of a dropped candidate."""
     site = FlexAct(("relu", "tanh", "sigmoid"))
     site.drop(torch.tensor([[True, False, False]]), step=1)
     set_logits(site, [9.0, 0.0, 1.0])
@@ -269,7 +269,7 @@ def test_a_dropped_leader_is_not_the_pick() -> None:
     assert (row.pick, row.runner_up) == ("sigmoid", "tanh")
 
 
-def test_picks_are_by_site_and_channels_have_numbers() -> None:
+def test_picks_are_by_site_and_channels_are_numbered() -> None:
     config = FlexConfig(granularity="channel", candidates=("relu", "tanh"))
     model = convert(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), config=config, example_inputs=torch.randn(1, 3))
     set_logits(model[1], [0.0, 1.0, 1.0, 0.0])
@@ -309,7 +309,7 @@ def test_the_dictionary_is_plain_json_with_a_version() -> None:
     }
 
 
-def test_the_frame_has_a_row_a_site_and_a_column_a_candidate() -> None:
+def test_the_frame_has_a_row_per_site_and_a_column_per_candidate() -> None:
     model = nn.Sequential(FlexAct(("relu", "tanh")), FlexAct(("relu", "gelu", "silu")))
     set_logits(model[0], [1.0, 0.0])
     frame = selection(model).to_frame()
@@ -360,7 +360,7 @@ def test_it_prints_as_an_aligned_table() -> None:
     assert "?" not in str(selection(model))
 
 
-def test_a_name_that_extraction_makes_misleading_is_told() -> None:
+def test_a_name_that_extraction_makes_misleading_is_reported() -> None:
     model = nn.Sequential()
     for name in ("gelu", "relu1", "act"):
         model.add_module(name, nn.GELU())
@@ -372,7 +372,7 @@ def test_a_name_that_extraction_makes_misleading_is_told() -> None:
     assert "(gelu): ReLU()" in str(extract(model))
 
 
-def test_names_are_those_of_the_plain_model_under_compilation() -> None:
+def test_names_match_the_plain_model_under_compilation() -> None:
     model = network()
     assert [row.key for row in selection(torch.compile(model))] == ["1", "3"]
     inner = nn.Sequential(torch.compile(network()), nn.Linear(1, 1))
@@ -391,7 +391,7 @@ def test_a_lone_site_has_a_name() -> None:
 
 
 class HasAModule(nn.Module):
-    """Not a wrapper, though its child has a wrapper's name."""
+    """Not a wrapper, although its child is named like a wrapper's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ class HasAModule(nn.Module):
         return self.module(x)
 
 
-def test_names_are_those_of_the_plain_model_under_averaging_and_data_parallelism(tmp_path: Path) -> None:
+def test_names_match_the_plain_model_under_averaging_and_data_parallelism(tmp_path: Path) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -412,8 +412,8 @@ def test_names_are_those_of_the_plain_model_under_averaging_and_data_parallelism
         torch.distributed.destroy_process_group()
 
 
-def test_buffers_that_were_copied_without_notice_are_read(pick: Callable) -> None:
-    """As an average of weights does it: into the tensors, past load_state_dict."""
+def test_buffers_that_were_copied_in_place_are_read(pick: Callable) -> None:
+    """An average of weights copies into the tensors without load_state_dict."""
     source = flexact.commit(pick(network(), "tanh"))
     for read in (selection, flexact.commit, flexact.extract):
         copied = network()
@@ -425,7 +425,7 @@ def test_buffers_that_were_copied_without_notice_are_read(pick: Callable) -> Non
     assert selection(copied).picks == {"1": "tanh", "3": "tanh"}
 
 
-def test_a_selection_comes_back_from_its_dictionary() -> None:
+def test_a_selection_round_trips_through_its_dictionary() -> None:
     model = nn.Sequential(network(), with_evidence({"silu": (1, 0.1, 1.0), "gelu": (9, 0.5, 0.1)}))
     model[0][1].drop_weakest(step=3)
     chosen = selection(model)
@@ -443,7 +443,7 @@ def _with(**fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (3, "not a Selection"),
         ({"rows": []}, "not a Selection"),
@@ -461,8 +461,8 @@ def _with(**fields: object) -> dict[str, object]:
         (_with(evidence={"relu": {"margin": 1.0, "standard_error": None, "steps": 3}}), "evidence cannot be"),
     ],
 )
-def test_what_is_no_selection_is_refused(data: object, told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_a_dictionary_that_is_no_selection_is_refused(data: object, message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         Selection.from_dict(data)
 
 

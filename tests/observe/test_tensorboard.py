@@ -1,4 +1,4 @@
-"""What a Recorder writes for TensorBoard, read back from the event file."""
+"""Tests of what a Recorder writes for TensorBoard, read from the event file."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def read(folder: Path) -> Any:
 
 
 def area(image: Any, colour: str) -> int:
-    """How many pixels of an image have a colour."""
+    """Returns the number of pixels of an image that have a colour."""
     from PIL import Image
 
     pixels = numpy.asarray(Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB"))
     return int((pixels == numpy.frombuffer(bytes.fromhex(colour[1:]), dtype=numpy.uint8)).all(-1).sum())
 
 
-def test_a_site_has_a_curve_a_candidate_and_two_histograms(tmp_path: Path) -> None:
+def test_a_site_has_a_curve_per_candidate_and_two_histograms(tmp_path: Path) -> None:
     model = network()
     with torch.no_grad():
         model[1].logits.copy_(torch.tensor([2.0, 1.0, 0.0, 0.0, 0.0]))
@@ -64,14 +64,14 @@ def test_a_site_has_a_curve_a_candidate_and_two_histograms(tmp_path: Path) -> No
     assert second.value == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(1)))
     before, after = (event.histogram_value for event in events.Histograms("flexact_logits/1"))
     assert (before.min, before.max, before.num, before.sum) == (0.0, 2.0, 5, 3.0)
-    assert (after.min, after.max, after.num, after.sum) == (1.0, 2.0, 2, 3.0)  # those that are out are left out
+    assert (after.min, after.max, after.num, after.sum) == (1.0, 2.0, 2, 3.0)  # dropped candidates have no point
     before, after = (event.histogram_value for event in events.Histograms("flexact_probabilities/1"))
     assert before.sum == pytest.approx(1)
     assert before.max == pytest.approx(math.exp(2) / total)
     assert after.min == 0
 
 
-def test_the_heat_maps_show_what_led_when(tmp_path: Path) -> None:
+def test_the_heat_maps_show_the_leader_of_each_step(tmp_path: Path) -> None:
     from flexact.observe.figures.colours import candidate_colours
 
     model = network()
@@ -91,7 +91,7 @@ def test_the_heat_maps_show_what_led_when(tmp_path: Path) -> None:
     relu, tanh = (area(images[-1], colour[name]) for name in ("relu", "tanh"))
     assert tanh == pytest.approx(relu, rel=0.1)  # half of the steps each
     shown = events.Images("flexact_heat_maps/probabilities")[-1]
-    assert shown.width > images[-1].width  # a map a candidate
+    assert shown.width > images[-1].width  # a map per candidate
 
 
 def test_channels_are_averaged_in_curves_and_all_in_histograms(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_channels_are_averaged_in_curves_and_all_in_histograms(tmp_path: Path) -
     assert events.Histograms("flexact_probabilities/1")[0].histogram_value.num == 15
 
 
-def test_a_writer_of_the_users_own_stays_open(tmp_path: Path) -> None:
+def test_a_users_own_writer_stays_open(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(tmp_path))
@@ -145,6 +145,6 @@ def test_without_matplotlib_curves_are_written_and_a_warning_says_what_is_missin
     assert events.Tags()["images"] == []
 
 
-def test_a_folder_that_is_none() -> None:
+def test_an_invalid_folder() -> None:
     with pytest.raises(flexact.FlexActError, match=r"got 3 .*pathlib\.Path"):
         flexact.Recorder(network(), tensorboard=3)

@@ -1,4 +1,4 @@
-"""The closed form, against the readable twin, the method's formulas and torch's own checkers."""
+"""Tests of the closed form against the reference implementation, the method's formulas and torch's own checkers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GAPPED = ("slice", "permuted slice", "expanded")
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the operator, with every choice drawn."""
+    """A random call of the operator."""
 
     h: Tensor
     delta: Tensor
@@ -48,7 +48,7 @@ class Case:
     """Whether the candidates are stacked, as on a GPU."""
 
     def size(self) -> Tensor:
-        """How large a candidate's value can be at each element: 1 + 1.1·|h|, or 1 + h²."""
+        """Returns a bound on a candidate's value at each element: 1 + 1.1·|h|, or 1 + h²."""
         h = self.h.double().abs()
         return 1 + (torch.maximum(1.1 * h, h.square()) if {"relu_squared", "star_relu"} & {*self.names} else 1.1 * h)
 
@@ -57,7 +57,7 @@ class Case:
         return torch.softmax((log_pi + self.noise) / self.temperature, -1)
 
     def run(self, statistics: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x, the statistics, and the gradients to h and to the logits."""
+        """Returns x, the statistics, and the gradients with respect to h and to the logits."""
         h = self.h.detach().requires_grad_()
         logits = self.logits.flatten().requires_grad_()
         p = self.p()
@@ -72,11 +72,11 @@ class Case:
                 h, logits, weights, p, temperature, self.names, alive, self.channel_dim, statistics
             )
             to_h, to_logits = torch.autograd.grad(x, (h, logits), self.delta)
-        assert gathered.is_contiguous()  # as the operator's fake implementation says
+        assert gathered.is_contiguous()  # as the operator's fake implementation declares
         return x.detach(), gathered, to_h, to_logits.view(self.logits.shape)
 
     def run_reference(self) -> tuple[Tensor, Tensor, Tensor]:
-        """x and the gradients to h and to the logits, by plain autograd in float64."""
+        """Returns x and the gradients with respect to h and to the logits, by autograd in float64."""
         h = self.h.double().detach().requires_grad_()
         logits = self.logits.detach().requires_grad_()
         x = reference.routed_activation(
@@ -88,7 +88,7 @@ class Case:
 def laid_out(
     kind: str, shape: list[int], generator: torch.Generator, dtype: torch.dtype = torch.float32, scale: float = 1.0
 ) -> Tensor:
-    """Random numbers of about this shape in a memory layout."""
+    """Returns random numbers of about this shape in a memory layout."""
 
     def randn(*size: int) -> Tensor:
         return (scale * torch.randn(size, generator=generator, dtype=torch.float64)).to(dtype)
@@ -138,14 +138,14 @@ def cases(draw: st.DrawFn, smallest: int = 0) -> Case:
 
 
 def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
-    """Equal up to the rounding of a dtype, relative to the size of what was added up."""
+    """Asserts equality up to the rounding of a dtype, relative to the magnitude of the summands."""
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(ours.double(), theirs.double(), rtol=4 * eps, atol=16 * eps * scale)
 
 
 @settings(max_examples=400)
 @given(case=cases())
-def test_equals_the_reference_whatever_shape_layout_dtype_and_mode(case: Case) -> None:
+def test_equals_the_reference_for_every_shape_layout_dtype_and_mode(case: Case) -> None:
     x, _, to_h, to_logits = case.run()
     expected_x, expected_to_h, expected_to_logits = case.run_reference()
     assert (x.dtype, x.shape) == (case.h.dtype, case.h.shape)
@@ -159,7 +159,7 @@ def test_equals_the_reference_whatever_shape_layout_dtype_and_mode(case: Case) -
 
 @settings(max_examples=200)
 @given(case=cases(smallest=1))
-def test_statistics_are_the_plain_means(case: Case) -> None:
+def test_statistics_are_means(case: Case) -> None:
     x, gathered, _, _ = case.run(True)
     h, rows = case.h.double(), case.logits.shape[0]
     sensitivity = reference.mean_sensitivity(h, case.names, rows, case.channel_dim)
@@ -169,7 +169,7 @@ def test_statistics_are_the_plain_means(case: Case) -> None:
     assert torch.equal(x, case.run()[0]), "gathering statistics must not change the output"
 
 
-def test_without_statistics_nothing_is_gathered() -> None:
+def test_no_statistics_are_collected_unless_asked_for() -> None:
     p = torch.full((1, 5), 0.2)
     _, gathered = routed_activation(torch.randn(4), torch.zeros(5), p, p, torch.ones(()), FIVE, range(5))
     assert gathered.numel() == 0
@@ -313,7 +313,7 @@ def saved_bytes(forward: object) -> int:
 
 
 def saved_by_both(h: Tensor) -> tuple[int, int]:
-    """Return the bytes that the routed activation and the plain blend save for the backward."""
+    """Returns the bytes that the routed activation and the plain blend save for the backward."""
     logits, p, alive = torch.zeros(1, 5, requires_grad=True), torch.full((1, 5), 0.2), torch.ones(1, 5).bool()
     ours = saved_bytes(
         lambda: routed_activation(h, logits.flatten(), p, p, torch.ones(()), FIVE, range(5), statistics=True)
@@ -331,14 +331,14 @@ def test_a_large_tensor_saves_only_its_input_and_small_tensors() -> None:
 def test_a_small_tensor_also_saves_values_but_less_than_a_plain_blend() -> None:
     h = torch.randn(16, 8, 8, 8, requires_grad=True)
     ours, plain = saved_by_both(h)
-    assert ours <= 4 * h.untyped_storage().nbytes() + 100  # with the slope, sigmoid and tanh
+    assert ours <= 4 * h.untyped_storage().nbytes() + 100  # including the slope, sigmoid and tanh
     assert ours < plain
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6], ids=["layer", "channel"])
 @pytest.mark.parametrize("stacks", [False, True], ids=["added", "stacked"])
-def test_gradients_from_kept_values_are_those_of_recomputed_ones_bit_by_bit(
+def test_gradients_from_saved_values_are_bit_identical_to_recomputed_ones(
     dtype: torch.dtype, rows: int, stacks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closed_form, "stacks", lambda _: stacks)
@@ -388,8 +388,8 @@ def test_soft_passes_nan_and_infinity_as_the_sum_of_the_functions_would() -> Non
         assert torch.equal(x[3:], x[3:].nan_to_num()), "the other elements must stay as they are"
 
 
-def test_dropped_candidates_take_no_part_even_where_they_overflow() -> None:
-    """One row has dropped what is infinite there; the row's output and gradients must not see it."""
+def test_dropped_candidates_do_not_contribute_even_where_they_overflow() -> None:
+    """A row that has dropped an infinite candidate must have finite output and gradients."""
     h = torch.tensor([[torch.inf, 1.0]]).requires_grad_()
     p = torch.tensor([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3]])
     logits = torch.zeros(6, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The closed-form second and third derivatives of the candidates, against autograd in double precision."""
+"""Tests of the candidates' closed-form second and third derivatives, against autograd in double precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def away_from_kinks() -> Tensor:
 
 
 @pytest.mark.parametrize("candidate", BUILT_IN, ids=lambda candidate: candidate.name)
-def test_higher_derivatives_are_those_of_autograd(candidate: Candidate) -> None:
+def test_higher_derivatives_equal_autograds(candidate: Candidate) -> None:
     h = away_from_kinks().requires_grad_()
     found = [candidate.function(h)]
     for _ in range(3):
@@ -29,6 +29,6 @@ def test_higher_derivatives_are_those_of_autograd(candidate: Candidate) -> None:
     value, _, second, third = (one.detach() for one in found)
     given = derivatives.higher(candidate.name, h.detach(), value, candidate.derivative(h.detach(), value))
     torch.testing.assert_close(given[0], second, rtol=1e-6, atol=1e-7)
-    fine = third.isfinite()  # torch has NaN for the tanh form of GELU far from 0
+    fine = third.isfinite()  # torch's derivative of the tanh form of GELU is NaN far from 0
     torch.testing.assert_close(given[1][fine], third[fine], rtol=1e-6, atol=1e-7)
     assert given[1].isfinite().all()

@@ -1,4 +1,4 @@
-"""The routed activation where a second derivative asks for it."""
+"""Tests of second derivatives of the routed activation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def away_from_kinks(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_second_derivatives_are_the_numerical_ones(name: str) -> None:
+def test_second_derivatives_equal_numerical_ones(name: str) -> None:
     names, tau = (name, "sigmoid" if name == "tanh" else "tanh"), torch.tensor(0.7, dtype=torch.float64)
 
     def routed(h: Tensor, logits: Tensor) -> Tensor:
@@ -51,8 +51,10 @@ def test_a_built_in_candidate_without_a_formula_has_the_second_derivative_of_the
 
 @pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])
 @pytest.mark.parametrize("hard", [False, True])
-def test_the_gradient_of_a_second_derivative_is_that_of_the_plain_blend(hard: bool, rows: int) -> None:
-    """As in a physics-informed network: u″ by autograd.grad twice, then the gradients of h and of the logits."""
+def test_the_gradient_of_a_second_derivative_equals_that_of_the_plain_blend(hard: bool, rows: int) -> None:
+    """As in a physics-informed network: u″ by calling autograd.grad twice, then the gradients of h and of the
+    logits.
+    """
     names, tau = ("tanh", "gelu", "silu", "sine"), torch.tensor(0.7, dtype=torch.float64)
     torch.manual_seed(0)
     start, given = torch.randn(5, 3, dtype=torch.float64), torch.randn(rows, 4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Which kernels run where, who decides it, and what is said where the fastest do not run."""
+"""Tests of the dispatch: which kernels run where, how to override the choice, and the warnings on fallback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Nothing forced, nothing given up, nothing remembered, and a card that is new enough."""
+    """Resets the dispatch: nothing forced, nothing disabled, nothing cached, and a GPU that is new enough."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "_forced", None)
     monkeypatch.setattr(dispatch, "_broken", {})
@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def forget() -> None:
-    """What is found out about the machine once for all."""
+    """Resets the cached facts about the machine."""
     for name in dir(dispatch):
         getattr(getattr(dispatch, name), "cache_clear", lambda: None)()
 
@@ -51,11 +51,11 @@ def no_interpreter(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("TRITON_INTERPRET", "0")
 
 
-# Who decides
+# The choice
 
 
 @pytest.mark.parametrize("interpreter", ["0", "1"])
-def test_cpu_tensors_take_the_closed_form_even_under_tritons_interpreter(
+def test_cpu_tensors_use_the_closed_form_even_under_tritons_interpreter(
     interpreter: str, fresh: pytest.MonkeyPatch
 ) -> None:
     fresh.setenv("TRITON_INTERPRET", interpreter)
@@ -63,7 +63,7 @@ def test_cpu_tensors_take_the_closed_form_even_under_tritons_interpreter(
     assert dispatch.active("cpu") == dispatch.active(CPU) == ("closed_form", "")
 
 
-def test_nothing_is_compiled_unless_that_was_asked_for(fresh: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_by_default(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert not dispatch.compiles()
     dispatch.use("compiled")
@@ -86,20 +86,22 @@ def test_a_large_tensor_with_a_custom_candidate_does_not_wait_for_a_compiler() -
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_cuda_tensors_take_triton() -> None:
+def test_cuda_tensors_use_triton() -> None:
     assert dispatch.active(CUDA) == ("triton", "")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was requested"), ("compiled", "")])
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_the_variable_forces_one(name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_forces_a_choice(
+    name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch
+) -> None:
     fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     fresh.setenv("FLEXACT_KERNELS", name)
     assert dispatch.wanted() == name
     assert dispatch.active(device) == (name, reason)
 
 
-def test_use_goes_before_the_variable_and_auto_takes_it_back(fresh: pytest.MonkeyPatch) -> None:
+def test_use_overrides_the_variable_and_auto_resets_it(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("FLEXACT_KERNELS", "compiled")
     dispatch.use("closed_form")
     assert dispatch.wanted() == "closed_form"
@@ -108,7 +110,7 @@ def test_use_goes_before_the_variable_and_auto_takes_it_back(fresh: pytest.Monke
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pytest.MonkeyPatch) -> None:
+def test_triton_can_be_forced_on_the_cpu_only_under_the_interpreter(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("TRITON_INTERPRET", "1")
     dispatch.use("triton")
     assert dispatch.active(CPU) == ("triton", "")
@@ -120,7 +122,7 @@ def test_triton_can_be_forced_on_the_cpu_under_the_interpreter_alone(fresh: pyte
 @pytest.mark.parametrize(
     ("wrong", "meant"), [("trition", "triton"), ("closed-form", "closed_form"), ("Compiled", "compiled")]
 )
-def test_a_wrong_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
     with pytest.raises(FlexActError, match=rf"'{wrong}'.*'{meant}'"):
         dispatch.use(wrong)
     assert dispatch.wanted() == "auto", "a refused name must change nothing"
@@ -135,13 +137,13 @@ def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> N
         dispatch.use(wrong)
 
 
-def test_a_wrong_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPatch) -> None:
+def test_an_invalid_variable_stops_the_first_call_of_a_site(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("FLEXACT_KERNELS", "trition")
     with pytest.raises(FlexActError, match=r"FLEXACT_KERNELS .*'trition'"):
         flexact.FlexAct()(torch.randn(3))
 
 
-# Why not
+# The reasons for a fallback
 
 
 def test_without_triton(fresh: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_an_old_triton(version: str, runs: bool, fresh: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 0), False), ((7, 5), True), ((10, 0), True)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_an_old_card(capability: tuple[int, int], runs: bool, fresh: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu(capability: tuple[int, int], runs: bool, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     reason = "" if runs else "compute capability 7.0 is older than 7.5"
     assert dispatch.active(CUDA) == ("triton" if runs else "closed_form", reason)
@@ -182,7 +184,7 @@ def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) 
     assert dispatch.active(device).name == "closed_form"
 
 
-def test_giving_up_is_said_once_and_lasts() -> None:
+def test_a_fallback_warns_once_and_is_permanent() -> None:
     with pytest.warns(UserWarning, match=r"OSError: no compiler.*falls back"):
         dispatch.give_up("triton", "a Triton kernel failed to build", OSError("no compiler"))
     with warnings.catch_warnings():
@@ -200,7 +202,7 @@ class InvalidCxxCompiler(RuntimeError):
     [InvalidCxxCompiler("no working compiler"), FileNotFoundError("no working folder")],
     ids=["error", "folder"],
 )
-def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
+def test_after_a_compiler_error_the_fallback_warns_once_and_the_run_continues(
     error: Exception, fresh: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:
@@ -219,7 +221,7 @@ def test_a_compiler_that_fails_is_given_up_once_and_the_run_goes_on(
     assert dispatch.active(torch.device("cpu")).name == "closed_form"
 
 
-def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.MonkeyPatch) -> None:
+def test_a_disabled_choice_is_tried_again_on_request(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(dispatch, "_broken", {"triton": "a reason", "compiled": "another one"})
     fresh.setattr(dispatch, "has_compiler", lambda: True)
     assert dispatch.active(CUDA).reason == "a reason"
@@ -230,7 +232,7 @@ def test_what_was_given_up_is_tried_again_where_it_is_asked_for(fresh: pytest.Mo
     assert dispatch.active(CPU) == ("compiled", "")
 
 
-def test_only_the_compiler_that_the_user_names_counts(fresh: pytest.MonkeyPatch) -> None:
+def test_only_the_compiler_that_the_user_configures_is_tried(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(shutil, "which", lambda name: name if name == "g++" else None)
     assert dispatch.has_compiler()
     forget()
@@ -238,13 +240,13 @@ def test_only_the_compiler_that_the_user_names_counts(fresh: pytest.MonkeyPatch)
     assert not dispatch.has_compiler()
 
 
-def test_an_empty_variable_says_nothing(fresh: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_ignored(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv(dispatch.VARIABLE, "")
     assert dispatch.wanted() == "auto"
 
 
-def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
-    """ROCm's is called pytorch-triton-rocm, that for Windows triton-windows; the package is triton in each."""
+def test_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
+    """ROCm's is called pytorch-triton-rocm, and that for Windows triton-windows. The package is triton in each."""
 
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -253,7 +255,7 @@ def test_a_triton_of_another_distribution(fresh: pytest.MonkeyPatch) -> None:
     assert dispatch.active(CUDA) == ("triton", "")
 
 
-# What follows
+# The results
 
 
 @pytest.mark.parametrize("name", ["closed_form", "auto"])

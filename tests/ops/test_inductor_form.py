@@ -1,4 +1,4 @@
-"""The closed form as torch.compile fuses it, against the one that is swept in blocks."""
+"""Tests of the closed form fused by torch.compile, against the one that is computed in blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_a_compiler = pytest.mark.skipif(
     ("names", "dtype"),  # the compiler takes far longer for all of them in one kernel
     [(NAMES[::3], torch.float32), (NAMES[1::3], torch.float32), (NAMES[2::3], torch.bfloat16)],
 )
-def test_all_candidates_compile_to_what_the_sweep_computes(names: tuple[str, ...], dtype: torch.dtype) -> None:
+def test_all_candidates_compile_to_the_same_results(names: tuple[str, ...], dtype: torch.dtype) -> None:
     generator, k = torch.Generator().manual_seed(0), len(names)
     h, delta = (3 * torch.randn(40, 50, generator=generator).to(dtype) for _ in range(2))
     p = torch.softmax(torch.randn(1, k, generator=generator), -1)
@@ -41,7 +41,7 @@ def test_all_candidates_compile_to_what_the_sweep_computes(names: tuple[str, ...
 
 
 @needs_a_compiler
-def test_a_candidate_without_weight_has_no_part_even_where_it_overflows() -> None:
+def test_a_candidate_with_weight_0_does_not_contribute_even_where_it_overflows() -> None:
     h, keys = torch.tensor([[torch.inf, 1.0]]), ("identity", "relu_squared", "silu", "sigmoid", "tanh")
     p = torch.tensor([[0.0, 0.0, 0.0, 0.5, 0.5], [0.1, 0.2, 0.1, 0.3, 0.3]])
     blending = Blending(p, p, torch.ones(()), keys, tuple(range(5)), 1, False)

@@ -1,4 +1,4 @@
-"""The readable twin, against the method's formulas worked by hand: it is the oracle of the other tests."""
+"""Tests of the reference implementation against formulas worked out by hand. Other tests use it as their oracle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_equal_candidates_are_averaged() -> None:
     torch.testing.assert_close(x, torch.tensor([math.tanh(-1) / 2, (2 + math.tanh(2)) / 2]))
 
 
-def test_blend_is_weighed_by_the_tempered_softmax_of_log_pi_and_noise() -> None:
+def test_the_blend_is_weighted_by_the_tempered_softmax_of_log_pi_and_noise() -> None:
     h, logits, noise, temperature = doubles(4, 3), doubles(1, 5), doubles(1, 5), 0.7
     pi = [math.exp(v) / sum(math.exp(u) for u in logits[0].tolist()) for v in logits[0].tolist()]
     z = [math.exp((math.log(q) + g) / temperature) for q, g in zip(pi, noise[0].tolist(), strict=True)]
@@ -49,8 +49,8 @@ def test_blend_is_weighed_by_the_tempered_softmax_of_log_pi_and_noise() -> None:
     torch.testing.assert_close(x, expected)
 
 
-def test_proposition_1_is_what_autograd_gives() -> None:
-    """∂L/∂log π_k = (p_k/τ)·⟨δ, a_k − x⟩, with log π itself as the leaf."""
+def test_proposition_1_equals_autograd() -> None:
+    """∂L/∂log π_k = (p_k/τ)·⟨δ, a_k − x⟩, with log π as the leaf."""
     h, delta, noise, temperature = doubles(6, 4), doubles(6, 4), doubles(1, 5), 0.6
     log_pi = torch.log_softmax(doubles(1, 5), -1).requires_grad_()
     x = reference.routed_activation(h, log_pi, noise, temperature, FIVE, everyone())
@@ -60,7 +60,7 @@ def test_proposition_1_is_what_autograd_gives() -> None:
     torch.testing.assert_close(gradient[0], torch.stack(expected))
 
 
-def test_hard_forward_is_the_likeliest_candidate_and_its_gradient_the_soft_ones() -> None:
+def test_hard_forward_is_the_likeliest_candidate_and_its_gradient_is_the_soft_one() -> None:
     h, noise, delta = doubles(6, 4), doubles(1, 5), doubles(6, 4)
     logits = doubles(1, 5).requires_grad_()
     hard = reference.routed_activation(h, logits, noise, 0.5, FIVE, everyone(), hard=True)
@@ -73,7 +73,7 @@ def test_hard_forward_is_the_likeliest_candidate_and_its_gradient_the_soft_ones(
         torch.testing.assert_close(*gradients)
 
 
-def test_dropped_candidate_takes_no_part_whatever_its_logit() -> None:
+def test_a_dropped_candidate_does_not_contribute_whatever_its_logit() -> None:
     h, logits, noise = doubles(5), doubles(1, 5), doubles(1, 5)
     alive = torch.tensor([[True, False, True, True, False]])
     kept = [0, 2, 3]
@@ -107,7 +107,7 @@ def test_mean_sensitivity_is_the_mean_absolute_slope() -> None:
     torch.testing.assert_close(ours, torch.stack([slope.mean() for slope in slopes]).view(1, 5))
 
 
-def test_mean_sensitivity_of_each_channel_is_that_of_the_channel_alone() -> None:
+def test_mean_sensitivity_of_each_channel_equals_that_of_the_channel_alone() -> None:
     h = doubles(4, 3, 2)
     by_channel = reference.mean_sensitivity(h, FIVE, rows=3, channel_dim=1)
     alone = [reference.mean_sensitivity(h[:, channel], FIVE) for channel in range(3)]

@@ -1,4 +1,4 @@
-"""The candidates that share a sigmoid, against torch's own in double precision."""
+"""Tests of the candidates that share a sigmoid, against torch in double precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_value_and_slope_are_exact_to_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_infinity_and_nan_are_those_of_torch(name: str) -> None:
+def test_infinity_and_nan_give_the_values_of_torch(name: str) -> None:
     h, candidate = torch.tensor([torch.inf, -torch.inf, torch.nan]), lookup(name)
     function, derivative = SharedSigmoid(h).pair(name)
     value = candidate.function(h)

@@ -1,6 +1,7 @@
-"""What a rank of the rewinding tests does: ``python -m policy.rewinding_ranks FOLDER`` with RANK and WORLD_SIZE set.
+"""The program of each rank in the rewinding tests: ``python -m policy.rewinding_ranks FOLDER`` with RANK and
+WORLD_SIZE set.
 
-What each rank has at the end goes to ``FOLDER/<row>-<rank>.pt``; an error goes there as text.
+Each rank saves its result as ``FOLDER/<row>-<rank>.pt``. An error is saved there as text.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def ddp(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    """A run with a rewind, and the plain network with its picks, both under DistributedDataParallel."""
+    """Trains a run with a rewind, and the plain network with its picks, both under DistributedDataParallel."""
     found: dict[str, Any] = {}
     for name, make in OPTIMIZERS.items():
         model = flexact.convert(network(), config=CONFIG)
@@ -90,7 +91,7 @@ def ddp(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def fsdp(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    """The same with `fully_shard`; and a run that is saved before its rewind, by torch.distributed.checkpoint."""
+    """The same with `fully_shard`, and a run that is saved before its rewind by torch.distributed.checkpoint."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -124,9 +125,9 @@ def fsdp(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         kinds = {type(start[one]).__name__ for one in ("0.0.weight", "2.weight")}
         losses = train(model, optimizer, rank, 5, schedule, model)
         with torch.no_grad():
-            model(batch(99, rank)[0])  # an evaluation leaves whole parameters behind
+            model(batch(99, rank)[0])  # an evaluation leaves unsharded parameters
         losses += train(model, optimizer, rank, 3, schedule, model)
-        optimizer.step()  # nothing to do: the gradients are gone
+        optimizer.step()  # a step without gradients
         rest = train(model, optimizer, rank, 8, schedule, model)
         plain = sharded(flexact.load_picks(network(), flexact.selection(model)))
         expected = train(plain, make(plain.parameters()), rank, 8)

@@ -1,4 +1,4 @@
-"""Elimination: which candidates of a blend are dropped, and when a site keeps what it had before."""
+"""Tests of elimination: which candidates of a blend are dropped, and when a site keeps its original function."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def network(config: FlexConfig = CONFIG, original: nn.Module | None = None) -> n
 
 
 class Rounds:
-    """Rounds of one site, with logits and advantages of the test's choice."""
+    """Rounds of one site, with given logits and advantages."""
 
     def __init__(self, config: FlexConfig = CONFIG, original: nn.Module | None = None) -> None:
         (self.site,) = sites_of(network(config, original))
         self.elimination = Elimination(self.site.router, config, 100, 90)
 
     def end(self, step: int, logits: list[float], advantages: numpy.ndarray | None = None) -> list[str]:
-        """The candidates left after a round. advantages: (steps, K)."""
+        """Returns the candidates that are alive after a round. advantages: (steps, K)."""
         with torch.no_grad():
             self.site.logits.copy_(torch.tensor(logits))
         for one in () if advantages is None else advantages:
@@ -43,7 +43,7 @@ class Rounds:
 
 
 def noise(mean: list[float], steps: int = 30) -> numpy.ndarray:
-    """Advantages around these means; the lower, the more the loss asks for a candidate."""
+    """Returns advantages with these means. A lower advantage means that the loss favours the candidate."""
     return numpy.random.default_rng(0).normal(size=(steps, 4)) * 0.1 + numpy.array(mean)
 
 
@@ -51,11 +51,11 @@ def test_rounds_end_evenly_and_the_last_is_the_commitment() -> None:
     assert sorted(Rounds().elimination.steps) == [30, 60, 90]
 
 
-def test_the_weakest_goes() -> None:
+def test_the_weakest_candidate_is_dropped() -> None:
     assert Rounds().end(30, [3.0, 1.0, 0.0, 2.0]) == ["relu", "gelu", "tanh"]
 
 
-def test_without_significant_evidence_the_original_stays_and_the_next_weakest_goes() -> None:
+def test_without_significant_evidence_the_original_stays_and_the_next_weakest_is_dropped() -> None:
     rounds, even = Rounds(), noise([0.0, 0.0, 0.0, 0.0])
     assert rounds.end(30, [-5.0, 1.0, 0.0, 2.0], even) == ["relu", "gelu", "tanh"]
     assert rounds.end(60, [-5.0, 1.0, 0.0, 2.0], even) == ["relu", "tanh"]
@@ -70,7 +70,7 @@ def test_an_original_that_is_as_good_as_the_others_stays() -> None:
     assert rounds.site.kept_original
 
 
-def test_an_original_that_is_significantly_behind_goes_when_it_is_the_weakest() -> None:
+def test_an_original_that_is_significantly_behind_is_dropped_when_it_is_the_weakest() -> None:
     rounds = Rounds()
     assert rounds.end(30, [-5.0, 1.0, 0.0, 2.0], noise([1.0, 0.0, 0.0, -1.0])) == ["gelu", "silu", "tanh"]
 
@@ -81,12 +81,12 @@ def test_an_original_that_was_significantly_behind_once_is_no_longer_protected()
     assert rounds.end(60, [-5.0, 1.0, 0.0, 2.0]) == ["gelu", "tanh"]
 
 
-def test_a_site_whose_original_is_no_candidate_has_nothing_to_keep() -> None:
+def test_a_site_whose_original_is_no_candidate_protects_nothing() -> None:
     rounds = Rounds(original=nn.Mish())
     assert rounds.end(30, [-5.0, 1.0, 0.0, 2.0]) == ["gelu", "silu", "tanh"]
 
 
-def test_half_of_the_candidates_go_at_once() -> None:
+def test_half_of_the_candidates_are_dropped_at_once() -> None:
     config = FlexConfig(candidates=NAMES, pick_by="blend", eliminate="half", rewind=False)
     rounds = Rounds(config, original=nn.Mish())
     assert sorted(rounds.elimination.steps) == [45, 90]
@@ -94,7 +94,7 @@ def test_half_of_the_candidates_go_at_once() -> None:
     assert rounds.end(90, [-5.0, 1.0, 0.0, 2.0]) == ["tanh"]
 
 
-def test_what_is_dropped_keeps_its_evidence_against_the_leader() -> None:
+def test_a_dropped_candidate_keeps_its_evidence_against_the_leader() -> None:
     advantages = noise([0.0, 0.5, 1.0, -0.5])
     rounds = Rounds()
     rounds.end(30, [1.0, 0.5, 0.0, 2.0], advantages)
@@ -111,7 +111,7 @@ def test_each_round_has_evidence_of_its_own() -> None:
     assert rounds.site.evidence[0, 1, 2] == 7
 
 
-def test_a_state_goes_back_and_forth_between_rounds() -> None:
+def test_a_state_round_trips_between_rounds() -> None:
     one, other = Rounds(), Rounds()
     one.end(30, [1.0, 0.5, 0.0, 2.0], noise([1.0, 0.0, 0.0, -1.0]))
     saved = one.elimination.state_dict()
@@ -125,7 +125,7 @@ def test_a_state_goes_back_and_forth_between_rounds() -> None:
 
 
 def fitted(original: nn.Module, target: nn.Module, seed: int = 0) -> nn.Module:
-    """One unit that has to become the target, from the original."""
+    """One unit that has to approximate the target, starting from the original function."""
     torch.manual_seed(seed)
     config = FlexConfig(pick_by="blend", round_steps=60)
     model = convert(nn.Sequential(nn.Linear(4, 1), original), "1", config)
@@ -140,11 +140,11 @@ def fitted(original: nn.Module, target: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
-def test_an_original_that_something_is_better_than_is_dropped() -> None:
+def test_an_original_is_dropped_if_another_candidate_is_better() -> None:
     assert selection(fitted(nn.ReLU(), nn.Tanh())).picks == {"1": "tanh"}
 
 
-def test_an_original_that_nothing_is_better_than_is_kept() -> None:
+def test_an_original_is_kept_if_no_candidate_is_better() -> None:
     model = fitted(nn.Tanh(), nn.Tanh())
     assert model[1].kept_original
 
@@ -162,7 +162,7 @@ def diverged(original: nn.Module, value: float) -> Schedule:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_where_logits_are_no_numbers_the_original_is_kept_with_a_warning(value: float) -> None:
+def test_with_nan_logits_the_original_is_kept_with_a_warning(value: float) -> None:
     with pytest.warns(UserWarning, match="NaN or infinite"):
         schedule = diverged(nn.ReLU(), value)
     (site,) = schedule.router.sites
@@ -172,6 +172,6 @@ def test_where_logits_are_no_numbers_the_original_is_kept_with_a_warning(value: 
     assert type(flexact.extract(nn.Sequential(site))[0]) is nn.ReLU
 
 
-def test_where_logits_are_no_numbers_and_there_is_no_original_it_is_an_error() -> None:
+def test_nan_logits_without_an_original_are_an_error() -> None:
     with pytest.raises(FlexActError, match="1 has no original"):
         diverged(nn.Mish(), math.nan)

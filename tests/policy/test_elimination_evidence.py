@@ -1,4 +1,6 @@
-"""Elimination: what is dropped keeps the evidence of its round, and the original that on which it was given up."""
+"""Tests of the evidence of elimination: a dropped candidate keeps that of its round, and the original that of the
+round in which it was first significantly behind.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ CANDIDATES = ("original", "tanh", "gelu", "silu")
 
 
 def started(logits: list[float]) -> tuple[nn.Sequential, Elimination]:
-    """A ReLU with three rivals, which drops one at steps 10, 20 and 30."""
+    """A ReLU with three other candidates. One candidate is dropped at each of steps 10, 20 and 30."""
     config = FlexConfig(candidates=CANDIDATES, share="site", eliminate="one", rewind=False, pick_by="blend")
     model = flexact.convert(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), config=config)
     with torch.no_grad():
@@ -22,7 +24,7 @@ def started(logits: list[float]) -> tuple[nn.Sequential, Elimination]:
 
 
 def add(elimination: Elimination, *steps: list[float]) -> None:
-    """Advantages of relu, tanh, gelu and silu, step by step; the lowest is the best."""
+    """Returns advantages of relu, tanh, gelu and silu, step by step; the lowest is the best."""
     for advantage in steps:
         elimination.evidence.add(torch.tensor([advantage]))
 
@@ -30,7 +32,7 @@ def add(elimination: Elimination, *steps: list[float]) -> None:
 NEARLY_EVEN = [[0.1, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0]]
 
 
-def test_an_original_that_was_given_up_keeps_the_evidence_for_that() -> None:
+def test_a_dropped_original_keeps_the_evidence_that_ended_its_protection() -> None:
     """It was significantly behind in the first round and dropped in the last, when it hardly was."""
     model, elimination = started([2.0, 3.0, 1.0, 0.0])
     add(elimination, [1.0, 0.0, 1.0, 2.0], [1.5, 0.0, 1.0, 2.0], [1.0, 0.5, 1.0, 2.0], [1.5, 0.0, 1.0, 2.5])

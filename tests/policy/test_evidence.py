@@ -1,4 +1,4 @@
-"""Evidence: margins and standard errors of a round, against numpy's mean and standard deviation."""
+"""Tests of evidence: margins and standard errors of a round, against numpy's mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_a_lead_is_the_mean_of_paired_differences_with_its_standard_error(
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_before_the_third_step_nothing_is_sure(steps: int) -> None:
+def test_nothing_is_significant_before_the_third_step(steps: int) -> None:
     margin, error = gathered(numpy.random.default_rng(0).normal(size=(steps, 2, 3))).leads(torch.tensor([0, 1]))
     assert not margin.any()
     assert error.isinf().all()
 
 
-def test_the_leader_is_ahead_of_what_the_loss_asks_for_less() -> None:
-    """A negative advantage is a loss that falls: the leader's is the lowest, and its lead over the others positive."""
+def test_the_leader_is_ahead_of_less_favoured_candidates() -> None:
+    """A negative advantage is a falling loss: the leader's is the lowest, and its lead over the others is positive."""
     advantages = numpy.random.default_rng(0).normal(size=(50, 1, 3)) * 0.1 + numpy.array([0.0, -1.0, 1.0])
     margin, error = gathered(advantages).leads(torch.tensor([1]))
     assert margin[0].tolist() == pytest.approx([1.0, 0.0, 2.0], abs=0.1)

@@ -1,4 +1,4 @@
-"""Initialisations that candidates bring: which layers they reach, when, and what is refused."""
+"""Tests of initialisations that belong to candidates: which layers get them, when, and invalid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def blending(name: str = "own_sine", **options: object) -> FlexConfig:
 
 
 def run(model: nn.Module, steps: int = 8, until: int = 4, pick: int | None = 1) -> flexact.Schedule:
-    """Train until the commitment, in which the sites pick this candidate."""
+    """Trains until the commitment, in which the sites pick this candidate."""
     optimizer = torch.optim.SGD(flexact.param_groups(model), lr=0.1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*steps are few")
@@ -58,7 +58,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.named_parameters() if "logits" not in name}
 
 
-def test_at_the_rewind_the_layers_before_get_it_and_the_others_their_initial_weights() -> None:
+def test_at_the_rewind_the_preceding_layers_are_initialised_and_the_others_get_their_initial_weights() -> None:
     register_candidate("own_sine", torch.sin, derivative=torch.cos, init=siren)
     model = flexact.convert(network(), config=blending())
     expected = copy.deepcopy(model)
@@ -93,7 +93,7 @@ def test_another_pick_gets_the_initial_weights_only() -> None:
         assert torch.equal(weights(model)[name], tensor), name
 
 
-def test_without_a_rewind_nothing_is_initialised_and_a_warning_says_so() -> None:
+def test_without_a_rewind_nothing_is_initialised_with_a_warning() -> None:
     register_candidate("own_sine", torch.sin, derivative=torch.cos, init=siren)
     calls = []
     register_candidate("watched", torch.sin, derivative=torch.cos, init=calls.append)
@@ -106,14 +106,14 @@ def test_without_a_rewind_nothing_is_initialised_and_a_warning_says_so() -> None
 
 
 @pytest.mark.parametrize("place", [1, 0])
-def test_in_a_trial_the_candidate_begins_with_it_and_the_others_without(place: int) -> None:
+def test_in_a_trial_the_candidate_starts_with_it_and_the_others_without(place: int) -> None:
     seen: dict[str, list[Tensor]] = {}
     register_candidate("own_sine", torch.sin, derivative=torch.cos, init=siren)
     names = ["relu", "tanh"]
     names.insert(place, "own_sine")
     config = FlexConfig(candidates=tuple(names), pick_by="trial", seed=7)
     model = flexact.convert(network(norm=False), config=config)
-    optimizer = torch.optim.SGD(flexact.param_groups(model), lr=0.0)  # so that weights stay what they began with
+    optimizer = torch.optim.SGD(flexact.param_groups(model), lr=0.0)  # so that the weights keep their initial values
     schedule = flexact.Schedule(model, total_steps=3000, optimizer=optimizer)
     while not schedule.committed:
         trying = names[schedule.router.trying]
@@ -130,10 +130,10 @@ def test_in_a_trial_the_candidate_begins_with_it_and_the_others_without(place: i
         for weight in own:
             assert torch.equal(weight, expected.weight if name == "own_sine" else initial.weight), name
     assert set(flexact.selection(model).picks.values()) == {"own_sine"}
-    assert torch.equal(model[0].weight, expected.weight)  # which the winner goes on with
+    assert torch.equal(model[0].weight, expected.weight)  # with which the winner continues
 
 
-def test_a_trial_needs_one_candidate_that_begins_with_the_models_own_weights() -> None:
+def test_a_trial_needs_one_candidate_that_starts_with_the_models_own_weights() -> None:
     register_candidate("own_sine", torch.sin, init=siren)
     register_candidate("own_tanh", torch.tanh, init=siren)
     config = FlexConfig(candidates=("own_sine", "own_tanh"), pick_by="trial")
@@ -145,7 +145,7 @@ def test_a_trial_needs_one_candidate_that_begins_with_the_models_own_weights() -
 
 
 class Residual(nn.Module):
-    """Its forward shows no order of modules: only running it does."""
+    """Its forward does not show the order of its modules. Only a run does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Residual(nn.Module):
         return self.out(h.mean((2, 3)))
 
 
-def test_a_run_on_example_inputs_shows_the_layer_before_and_where_there_is_not_one() -> None:
+def test_a_run_on_example_inputs_finds_the_preceding_layer_or_that_there_is_none() -> None:
     register_candidate("own_sine", torch.sin, derivative=torch.cos, init=siren)
     x = torch.randn(2, 3, 5, 5)
     model = flexact.convert(Residual(), config=blending(), example_inputs=x)
@@ -171,7 +171,7 @@ def test_a_run_on_example_inputs_shows_the_layer_before_and_where_there_is_not_o
         flexact.Schedule(model, total_steps=3000)
 
 
-def test_without_example_inputs_only_a_sequence_shows_the_layer_before() -> None:
+def test_without_example_inputs_only_a_sequential_shows_the_preceding_layer() -> None:
     register_candidate("own_sine", torch.sin, derivative=torch.cos, init=siren)
     model = flexact.convert(network(), config=blending())
     assert [model[i].layer_before for i in (3, 5)] == [model[0], model[4]]
@@ -185,7 +185,7 @@ def test_without_example_inputs_only_a_sequence_shows_the_layer_before() -> None
     ] == [None, None]
 
 
-def test_a_linear_layer_with_more_dimensions_and_without_a_bias_is_seen() -> None:
+def test_a_linear_layer_with_more_dimensions_and_without_a_bias_is_found() -> None:
     class Mlp(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -209,21 +209,21 @@ def _replaces(layer: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "told"),
+    ("init", "message"),
     [
         (_fails, r"raised ZeroDivisionError .*before 3, Linear\(.*on purpose"),
         (_replaces, r"changed the tensors of Linear"),
     ],
 )
-def test_an_initialisation_that_fails_is_refused_before_the_run_and_the_model_is_untouched(init, told: str) -> None:
+def test_a_failing_initialisation_is_refused_before_the_run_and_the_model_is_unchanged(init, message: str) -> None:
     register_candidate("own_sine", torch.sin, init=init)
     model = flexact.convert(network(), config=blending())
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match=message):
         flexact.Schedule(model, total_steps=3000)
     for name, tensor in weights(network()).items():
         assert torch.equal(weights(model)[name], tensor), name
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_an_initialisation_that_is_not_callable_is_refused() -> None:
     with pytest.raises(FlexActError, match=r"the init of candidate 'own_sine' must be callable; got 'siren'"):
         register_candidate("own_sine", torch.sin, init="siren")  # type: ignore[arg-type]

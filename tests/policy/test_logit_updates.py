@@ -1,4 +1,4 @@
-"""The corrections at work on a model: in the loss, and on the gradients before a step."""
+"""Tests of the corrections on a model: the penalty in the loss, and changes of the gradients before a step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_penalty_on_the_sampled_p_has_the_gradient_of_proposition_2() -> None:
     p = site.router.p[0]
     target = torch.softmax(-reference.mean_sensitivity(h, FIVE)[0] / 0.4, -1)
     (gradient,) = torch.autograd.grad(flexact.penalty(site), site.logits)
-    # (p − p̃)/τ is the gradient to log π; that to the logits is the same, for it sums to zero.
+    # (p − p̃)/τ is the gradient of log π; that of the logits is the same, since it sums to zero.
     torch.testing.assert_close(gradient, (p - target) / 0.5)
     torch.testing.assert_close(flexact.penalty(site), kl(target, p))
 
@@ -78,7 +78,7 @@ def test_penalty_from_clipped_norms() -> None:
     ],
     ids=str,
 )
-def test_penalty_is_zero_where_none_is_needed(changes: dict[str, Any]) -> None:
+def test_the_penalty_is_zero_where_none_is_needed(changes: dict[str, Any]) -> None:
     site = site_with([1.0, 0.0, 0.0, 0.0, 0.0], **changes)
     site(torch.randn(5))
     assert flexact.penalty(site).item() == 0
@@ -157,7 +157,7 @@ def act(site: FlexAct, step_size: float = 0.0) -> Evidence:
 
 
 def corrected(site: FlexAct, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """A site's logit gradient before and after its policy acted on it."""
+    """Returns a site's logit gradient before and after its policy changed it."""
     site.logits.grad = None
     site(h).backward(delta)
     assert site.logits.grad is not None
@@ -176,7 +176,7 @@ def test_relative_kl_adds_alpha_times_the_task_gradients_size_towards_the_target
     torch.testing.assert_close(after, before + 0.4 * before.square().mean().sqrt() * pull)
 
 
-def test_a_logit_moves_by_its_gradient_in_units_of_its_size_and_is_left_to_no_optimizer() -> None:
+def test_a_logit_moves_by_its_normalised_gradient_and_no_optimizer_moves_it() -> None:
     h, delta = torch.randn(50), torch.randn(50)
     site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative", alpha=0.4, lam=0.5, logit_step="schedule")
     site(h).backward(delta)
@@ -201,7 +201,7 @@ def test_a_step_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
 
 
 @pytest.mark.parametrize("lead", [5.0, 12.0, 25.0, 60.0])
-def test_a_step_of_a_site_that_is_sure_goes_where_the_gradient_points_and_not_where_rounding_does(
+def test_a_step_of_a_site_that_is_sure_follows_the_gradient_and_not_rounding(
     lead: float,
 ) -> None:
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ def test_output_norm_trains() -> None:
     assert torch.equal(before, after)
 
 
-def test_a_site_without_a_gradient_is_left_alone() -> None:
+def test_a_site_without_a_gradient_is_unchanged() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     model = flexact.convert(layers, "*", share="site")
     first, second = sites_of(model)
@@ -246,7 +246,7 @@ def test_a_site_without_a_gradient_is_left_alone() -> None:
     assert first.logits.detach().any()
 
 
-def test_a_site_that_only_ran_in_eval_mode_is_not_pulled() -> None:
+def test_a_site_that_only_ran_in_eval_mode_is_not_moved() -> None:
     site = site_with([0.1, 0.3, 0.0, 0.5, 0.2], alpha_kind="relative").eval()
     before, after = corrected(site, torch.randn(50), torch.randn(50))
     assert torch.equal(before, after)

@@ -1,4 +1,4 @@
-"""Optimizers of all kinds: two in one network, one that is replaced, one that maximizes, one that skips steps."""
+"""Tests of optimizers: two in one network, a replaced one, one that maximizes, one that skips steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule
 
 
 class Gan(nn.Module):
-    """Two networks in one, neither of which is reached through its forward."""
+    """Two networks in one. Neither is called through its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,9 @@ class Gan(nn.Module):
 def adversarial(
     generator: nn.Module, discriminator: nn.Module, schedules: list[Schedule], reuse: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """The logits of both after each step. reuse: whether the generator's loss uses the discriminator's fakes again."""
+    """Returns the logits of both after each step. reuse: whether the generator's loss uses the discriminator's fakes
+    again.
+    """
     makes, judges = (torch.optim.Adam(param_groups(one), lr=0.01) for one in (generator, discriminator))
     found = []
     for real, noise in zip(batches(), batches(width=2), strict=True):
@@ -79,7 +81,7 @@ def adversarial(
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"logit_step": "optimizer"}, {"correction": "clip_logit_gradient"}], ids=str)
-def test_two_optimizers_in_one_network_move_each_its_own_logits_as_in_networks_apart(
+def test_two_optimizers_in_one_network_move_their_own_logits_as_in_separate_networks(
     changes: dict[str, Any], reuse: bool
 ) -> None:
     config = flat(**(APART | changes))
@@ -103,7 +105,7 @@ def test_two_optimizers_of_sites_that_pick_together_move_all_of_them_alike() -> 
     assert of_site[0].std() > 0
 
 
-def test_a_first_layer_that_no_optimizer_holds_leaves_the_policy_of_the_others_alone() -> None:
+def test_a_first_layer_that_no_optimizer_holds_does_not_affect_the_policy_of_the_others() -> None:
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
     first, second = sites_of(model)
     optimizer = torch.optim.SGD([*model[2].parameters(), second.logits], lr=0.0)
@@ -112,14 +114,14 @@ def test_a_first_layer_that_no_optimizer_holds_leaves_the_policy_of_the_others_a
     with pytest.warns(UserWarning, match=r"1 of 2 sites \(1\)"):
         train(model, optimizer, schedule, 3 * STEPS)
     assert torch.equal(first.logits, start)
-    assert first.kept_original  # nothing speaks against it
+    assert first.kept_original  # no warning
     assert (
         second.logits.detach() - second._initial_logits()
-    ).abs().max() > 0.5  # by the Schedule, not at the rate of 0
+    ).abs().max() > 0.5  # by the Schedule, not with a learning rate of 0
 
 
 def moved(optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]], given: bool) -> Tensor:
-    """The logits after some steps, each by the next of the optimizers."""
+    """Returns the logits after some steps, each with the next of the optimizers."""
     torch.manual_seed(0)
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
     every = optimizers(model)
@@ -133,7 +135,7 @@ def moved(optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]], given:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_logits_move_as_before_with_an_optimizer_that_takes_the_place_of_another(given: bool) -> None:
+def test_replacing_the_optimizer_does_not_change_how_logits_move(given: bool) -> None:
     def one(model: nn.Module) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(param_groups(model), lr=0.0)]
 
@@ -145,7 +147,7 @@ def test_logits_move_as_before_with_an_optimizer_that_takes_the_place_of_another
     assert torch.equal(moved(replaced, given), moved(one, given))
 
 
-def test_a_group_that_is_added_later_is_noticed() -> None:
+def test_a_parameter_group_added_later_is_found() -> None:
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
     first, second = sites_of(model)
     optimizer = torch.optim.SGD([second.logits], lr=0.0)
@@ -212,7 +214,7 @@ def test_a_trial_of_an_optimizer_that_maximizes_picks_the_candidate_with_the_hig
 
 
 @pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
-def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is_not_asked_to_step(
+def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is_not_called(
     logit_step: str,
 ) -> None:
     found = []
@@ -236,7 +238,7 @@ def test_a_fused_optimizer_that_skips_infinite_steps_moves_logits_as_one_that_is
     assert not torch.equal(found[0][0], torch.zeros_like(found[0][0]))
 
 
-# Other ways into a network than its call
+# Methods that bypass the network's call
 
 
 class Sampler(nn.Module):
@@ -258,7 +260,7 @@ def converted(config: FlexConfig) -> Sampler:
 
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("logit_step", ["schedule", "optimizer"])
-def test_another_method_than_the_call_sees_the_logits_of_now(logit_step: str, scheduled: bool) -> None:
+def test_a_method_other_than_the_call_uses_the_current_logits(logit_step: str, scheduled: bool) -> None:
     model = converted(flat(**(APART | {"logit_step": logit_step})))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.5)
     schedule = Schedule(model, 10 * STEPS) if scheduled else None
@@ -277,7 +279,7 @@ def test_another_method_than_the_call_sees_the_logits_of_now(logit_step: str, sc
     assert not torch.equal(logits_of(model), torch.zeros_like(logits_of(model)))
 
 
-def test_an_average_of_weights_sees_its_logits_and_the_commitment_through_another_method() -> None:
+def test_an_averaged_model_uses_its_logits_and_the_commitment_in_another_method() -> None:
     model = converted(FlexConfig(**APART))
     averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
@@ -297,7 +299,7 @@ def test_an_average_of_weights_sees_its_logits_and_the_commitment_through_anothe
     assert all(site.committed for site in sites_of(averaged))
 
 
-def test_logits_written_by_hand_are_seen_by_every_call() -> None:
+def test_logits_written_by_hand_are_used_by_every_call() -> None:
     model = converted(FlexConfig(**APART)).eval()
     x = torch.randn(16, 3)
     with torch.no_grad():
@@ -311,12 +313,12 @@ def test_logits_written_by_hand_are_seen_by_every_call() -> None:
     torch.testing.assert_close(after, layers(x).detach())
 
 
-# Going back
+# Loading earlier states
 
 
 @pytest.mark.parametrize("way", ["blend", "trial"])
 @pytest.mark.parametrize("model_first", [True, False])
-def test_a_run_that_goes_back_to_before_its_commitment_repeats_itself(way: str, model_first: bool) -> None:
+def test_a_run_that_loads_a_state_before_its_commitment_repeats_itself(way: str, model_first: bool) -> None:
     torch.manual_seed(0)
     config = FlexConfig(pick_by=way, candidates=("relu", "tanh", "silu"), trial_steps=6, rewind=way == "trial")
     model = flexact.convert(part(3, 1), config=config)
@@ -346,7 +348,7 @@ def test_a_run_that_goes_back_to_before_its_commitment_repeats_itself(way: str, 
     torch.testing.assert_close(model.state_dict(), first, rtol=0, atol=0, equal_nan=True)
 
 
-def test_an_earlier_state_of_the_model_alone_is_warned_of_once() -> None:
+def test_loading_an_earlier_state_of_the_model_alone_warns_once() -> None:
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
     schedule = Schedule(model, STEPS)
@@ -374,7 +376,7 @@ def test_a_site_is_moved_only_by_an_optimizer_that_holds_it() -> None:
     assert not schedule.committed
 
 
-def test_a_schedule_that_is_collected_in_the_middle_of_a_step_does_not_disturb_it() -> None:
+def test_a_schedule_that_is_garbage_collected_during_a_step_does_not_disturb_it() -> None:
     schedules = [Schedule(flexact.convert(part(3, 1), config=FlexConfig(**APART)), 100) for _ in range(3)]
     model = flexact.convert(part(3, 1), config=FlexConfig(**APART))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
@@ -394,8 +396,8 @@ def test_a_schedule_that_is_collected_in_the_middle_of_a_step_does_not_disturb_i
     assert not kept.committed
 
 
-def test_the_optimizer_of_another_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Schedule allocates nothing before its step, which may be captured in a CUDA graph at that moment."""
+def test_the_optimizer_of_another_model_is_unaffected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Schedule allocates nothing before its step, which may be under CUDA-graph capture."""
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
     schedule = flexact.Schedule(model, 100)
     other = nn.Linear(2, 1)

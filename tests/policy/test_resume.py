@@ -1,4 +1,4 @@
-"""Saving mid-run, loading in a new process and going on gives the same losses, bit for bit, as not having stopped."""
+"""Tests of resuming: a run that is saved, loaded in a new process and resumed has bit-identical losses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(json.dumps({"losses": losses, "selection": flexact.selection(model).to_dic
     ("policy", "form", "cut"),
     [("default", "safetensors", 15), ("default", "torch", 33), ("paper", "torch", 15), ("channel", "safetensors", 15)],
 )
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(policy: str, form: str, cut: int, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(policy: str, form: str, cut: int, tmp_path: Path) -> None:
     program = tmp_path / "run.py"
     program.write_text(RUN)
 

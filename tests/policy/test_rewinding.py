@@ -1,4 +1,6 @@
-"""Rewinding: after the commitment a run is that of the plain network with these picks, from the same start."""
+"""Tests of rewinding: after the commitment, a run is that of the plain network with these picks, from the same
+start.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Make = Callable[[Params], torch.optim.Optimizer]
 
 
 class Network(nn.Module):
-    """A small convolutional network with batch norm and a buffer that no checkpoint holds."""
+    """A small convolutional network with batch norm and a buffer that is in no checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    """One step of any optimizer: with a closure for the one that needs it."""
+    """Makes one step of any optimizer, with a closure for the one that needs it."""
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -72,7 +74,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> fl
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """What is trained and counted, without what the sites hold."""
+    """Returns parameters and buffers, except those of the sites."""
     return {name: t.detach().clone() for name, t in rewinding_file._tensors(model).items()}
 
 
@@ -83,7 +85,7 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 def rewound(make: Make, config: FlexConfig = CONFIG) -> tuple[nn.Module, Schedule, list[float]]:
-    """A run with a rewind whose batches begin again after it; the losses after the rewind."""
+    """Trains a run with a rewind, whose batches restart after it. Returns the losses after the rewind."""
     model = convert(Network(), config=config).train()
     optimizer = make(param_groups(model))
     schedule = Schedule(model, STEPS, optimizer)
@@ -100,7 +102,7 @@ def plain_with_picks(model: nn.Module) -> nn.Module:
 
 
 def trained_plain(model: nn.Module, make: Make, steps: int = STEPS - 10) -> tuple[nn.Module, list[float]]:
-    """The plain network with a model's picks from the same start, on the same batches."""
+    """Trains the plain network with a model's picks from the same start, on the same batches."""
     plain = plain_with_picks(model)
     optimizer = make([{"params": list(plain.parameters())}])
     return plain, [stepped(plain, optimizer, step) for step in range(steps)]
@@ -128,11 +130,11 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-# What follows is the training of the plain network
+# After the rewind: the training of the plain network
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_after_the_rewind_the_run_is_that_of_the_plain_network_bit_for_bit(make: Make) -> None:
+def test_after_the_rewind_the_run_is_bit_identical_to_that_of_the_plain_network(make: Make) -> None:
     model, _, losses = rewound(make)
     plain, expected = trained_plain(model, make)
     assert losses == expected
@@ -143,8 +145,8 @@ def test_after_the_rewind_the_run_is_that_of_the_plain_network_bit_for_bit(make:
     assert torch.equal(extracted(batch(99)[0]), plain.eval()(batch(99)[0]))
 
 
-def test_lbfgs_begins_again_too() -> None:
-    """To rounding: its one flat vector has the logits' zeros in it."""
+def test_lbfgs_is_restarted_too() -> None:
+    """Up to rounding: its one flat vector contains the logits' zeros."""
 
     def make(p: Params) -> torch.optim.Optimizer:
         every = [parameter for group in p for parameter in group["params"]]
@@ -173,7 +175,7 @@ def test_without_rewind_the_weights_stay() -> None:
     assert model.conv.weight.grad is not None
 
 
-def test_the_rewind_is_in_place_clears_gradients_and_leaves_the_sites_alone() -> None:
+def test_the_rewind_is_in_place_clears_gradients_and_does_not_change_the_sites() -> None:
     model = convert(Network(), config=CONFIG)
     start = weights(model)
     optimizer = torch.optim.Adam(param_groups(model), lr=0.01)
@@ -196,7 +198,7 @@ def test_the_rewind_is_in_place_clears_gradients_and_leaves_the_sites_alone() ->
 
 
 def test_gradients_accumulated_before_the_rewind_are_gone() -> None:
-    """Where the loop clears gradients after schedule.step(), or not at all until the next micro-batch."""
+    """The loop clears gradients after schedule.step(), or not at all until the next micro-batch."""
 
     def run(model: nn.Module, schedule: Schedule | None, count: int) -> list[float]:
         groups = param_groups(model) if schedule else [{"params": list(model.parameters())}]
@@ -222,7 +224,7 @@ def test_gradients_accumulated_before_the_rewind_are_gone() -> None:
     assert_equal(weights(model), weights(plain))
 
 
-def test_a_pretrained_start_goes_back_to_the_pretrained_weights() -> None:
+def test_a_pretrained_network_rewinds_to_its_pretrained_weights() -> None:
     config = FlexConfig(candidates=CANDIDATES, init="original", warmup=0.2, rewind=True, commit_at=0.5)
     torch.manual_seed(3)
     pretrained = Network()
@@ -255,7 +257,7 @@ def test_a_model_that_is_committed_already_has_nothing_to_rewind() -> None:
     assert int(model.norm.num_batches_tracked) == STEPS
 
 
-def test_a_commitment_by_hand_rewinds_at_the_next_step() -> None:
+def test_after_a_commitment_by_hand_the_next_step_rewinds() -> None:
     model = convert(Network(), config=CONFIG)
     start = weights(model)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
@@ -274,7 +276,7 @@ def test_a_commitment_by_hand_rewinds_at_the_next_step() -> None:
     assert int(model.norm.num_batches_tracked) == STEPS - 4
 
 
-def test_a_commitment_at_the_last_step_rewinds_nothing_and_says_so() -> None:
+def test_a_commitment_at_the_last_step_does_not_rewind_and_warns() -> None:
     model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, rewind=True, commit_at=1.0))
     with pytest.warns(UserWarning, match="last step"):
         schedule = Schedule(model, STEPS)
@@ -289,7 +291,7 @@ def test_a_commitment_at_the_last_step_rewinds_nothing_and_says_so() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
-def test_on_a_gpu_the_run_is_that_of_the_plain_network(options: dict[str, bool]) -> None:
+def test_on_a_gpu_the_run_equals_that_of_the_plain_network(options: dict[str, bool]) -> None:
     def run(model: nn.Module, schedule: bool, count: int) -> list[float]:
         groups = param_groups(model) if schedule else [{"params": list(model.parameters())}]
         lr = 0.01 if "foreach" in options else torch.tensor(0.01, device="cuda")  # torch refuses a tensor with foreach
@@ -320,7 +322,7 @@ def test_on_a_gpu_the_run_is_that_of_the_plain_network(options: dict[str, bool])
         torch.testing.assert_close(weights(model)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-# Several optimizers, and those that the Schedule was not given
+# Several optimizers, and optimizers that the Schedule was not given
 
 
 class Words(nn.Module):
@@ -368,7 +370,7 @@ def _adagrads(model: nn.Module) -> list[torch.optim.Optimizer]:
         _adagrads,
     ],
 )
-def test_two_optimizers_over_different_parts_are_both_cleared(make: Callable[..., Any], given: bool) -> None:
+def test_two_optimizers_over_different_parts_are_both_reset(make: Callable[..., Any], given: bool) -> None:
     def run(model: nn.Module, schedule: Schedule | None, optimizers: list[Any], count: int) -> list[float]:
         losses = []
         for step in range(count):
@@ -393,7 +395,7 @@ def test_two_optimizers_over_different_parts_are_both_cleared(make: Callable[...
     assert_equal(weights(model), weights(plain))
 
 
-def test_the_state_of_parameters_outside_of_the_model_stays() -> None:
+def test_the_optimizer_state_of_parameters_outside_of_the_model_stays() -> None:
     model, outside = convert(Network(), config=CONFIG), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([*param_groups(model), {"params": [outside]}], lr=0.01)
     schedule = Schedule(model, STEPS, optimizer)
@@ -407,7 +409,7 @@ def test_the_state_of_parameters_outside_of_the_model_stays() -> None:
     assert outside.grad is not None
 
 
-def test_a_model_without_an_optimizer_of_torch_is_rewound_with_a_warning() -> None:
+def test_a_model_without_a_torch_optimizer_is_rewound_with_a_warning() -> None:
     model = convert(Network(), config=CONFIG)
     schedule = Schedule(model, STEPS)
     for _ in range(9):
@@ -416,7 +418,7 @@ def test_a_model_without_an_optimizer_of_torch_is_rewound_with_a_warning() -> No
         schedule.step()
 
 
-def test_the_hook_that_looks_for_optimizers_is_removed_at_the_rewind_and_with_the_schedule() -> None:
+def test_the_hook_that_finds_optimizers_is_removed_at_the_rewind_and_with_the_schedule() -> None:
     hooks = step_hooks._listening
     before = len(hooks)
     rewound(OPTIMIZERS["SGD"])
@@ -430,7 +432,7 @@ def test_the_hook_that_looks_for_optimizers_is_removed_at_the_rewind_and_with_th
     assert len(hooks) == before
 
 
-# What begins again with the weights
+# Objects that are reset with the weights
 
 
 def _warmed_up(optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -452,8 +454,8 @@ def _warmed_up(optimizer: torch.optim.Optimizer) -> LRScheduler:
     ids=["lambda", "cosine", "one cycle", "sequence"],
 )
 @pytest.mark.parametrize("rate", [0.05, "tensor"])
-def test_a_learning_rate_schedule_begins_again(make_rate: Callable[..., LRScheduler], rate: Any) -> None:
-    """With its warm-up, and with the momentum that a cycle changes."""
+def test_a_learning_rate_schedule_is_reset(make_rate: Callable[..., LRScheduler], rate: Any) -> None:
+    """With its warm-up, and with the momentum that a cyclic schedule changes."""
 
     def run(model: nn.Module, groups: Params, config: FlexConfig | None, count: int) -> tuple[list[float], list[float]]:
         lr = torch.tensor(0.05) if rate == "tensor" else rate
@@ -478,7 +480,7 @@ def test_a_learning_rate_schedule_begins_again(make_rate: Callable[..., LRSchedu
     assert_equal(weights(model), weights(plain))
 
 
-def test_a_plateau_schedule_begins_again() -> None:
+def test_a_plateau_schedule_is_reset() -> None:
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
     scheduler = ReduceLROnPlateau(optimizer, patience=1)
@@ -504,7 +506,7 @@ def test_without_a_scheduler_among_the_rewinds_learning_rates_stay() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_an_average_of_the_weights_begins_again() -> None:
+def test_an_average_of_the_weights_is_reset() -> None:
     """Updated between the optimizer's step and the schedule's."""
 
     def run(model: nn.Module, groups: Params, schedules: bool, count: int) -> nn.Module:
@@ -528,7 +530,7 @@ def test_an_average_of_the_weights_begins_again() -> None:
     assert torch.equal(extracted(batch(99)[0]), expected.module.eval()(batch(99)[0]))
 
 
-def test_a_gradient_scaler_begins_again() -> None:
+def test_a_gradient_scaler_is_reset() -> None:
     def run(model: nn.Module, groups: Params, schedules: bool, count: int) -> tuple[list[float], list[float]]:
         optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
@@ -554,8 +556,8 @@ def test_a_gradient_scaler_begins_again() -> None:
     assert scales[10] == 64.0 < scales[9]
 
 
-def test_an_optimizer_among_the_rewinds_has_all_of_its_state_back() -> None:
-    """For one that counts in its groups, as schedule-free ones do."""
+def test_all_state_of_an_optimizer_among_the_rewinds_is_restored() -> None:
+    """For an optimizer that counts in its groups, as schedule-free ones do."""
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05, momentum=0.9)
     optimizer.param_groups[0]["k"] = 0
@@ -589,7 +591,7 @@ def _saved(schedule: Schedule, model: nn.Module, optimizer: Any, scheduler: Any)
         ("Adagrad", 14, True, True),
     ],
 )
-def test_a_run_that_was_stopped_rewinds_to_the_same_place(name: str, cut: int, given: bool, loads_first: bool) -> None:
+def test_a_resumed_run_rewinds_to_the_same_weights(name: str, cut: int, given: bool, loads_first: bool) -> None:
     """loads_first: whether the states are loaded before the Schedule is created, as Lightning does, or after."""
     make = OPTIMIZERS[name]
 
@@ -636,11 +638,11 @@ def test_a_run_that_was_stopped_rewinds_to_the_same_place(name: str, cut: int, g
     assert rest == losses[cut:]
     assert again[0].rewound_at == whole[0].rewound_at == 10
     ours, theirs = weights(again[1]), weights(whole[1])
-    del ours["calls"], theirs["calls"]  # no checkpoint holds it
+    del ours["calls"], theirs["calls"]  # it is in no checkpoint
     assert_equal(ours, theirs)
 
 
-def test_a_state_with_a_starting_point_survives_a_file_without_code_in_it(tmp_path: Any) -> None:
+def test_a_state_with_a_starting_point_can_be_saved_without_code_in_the_file(tmp_path: Any) -> None:
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.Adagrad(param_groups(model), lr=0.05)
     average = AveragedModel(model)
@@ -679,7 +681,7 @@ def test_an_earlier_state_can_be_loaded_after_the_rewind() -> None:
         assert schedule.rewound_at is None
 
 
-def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
+def test_a_state_of_an_unsuitable_run_is_refused() -> None:
     def schedule(rewind: bool, **more: Any) -> Schedule:
         model = convert(Network(), config=FlexConfig(candidates=CANDIDATES, commit_at=0.5, rewind=rewind))
         return Schedule(model, STEPS, **more)
@@ -696,20 +698,20 @@ def test_a_state_of_a_run_that_does_not_fit_is_refused() -> None:
     with pytest.raises(FlexActError, match=r"0 .*1"):
         schedule(True, rewinds=[nn.Linear(1, 1)]).load_state_dict(schedule(True).state_dict())
     good = schedule(True).state_dict()
-    for wrong, told in (
+    for wrong, message in (
         ({**good, "rewound_at": "three"}, "'rewound_at' must be a step or None"),
         ({**good, "start": 7}, "'start' must have the initial tensors"),
         ({**good, "start": {**good["start"], "tensors": {}}}, "has changed since the Schedule was created"),
         ({**good, "start": {**good["start"], "others": [3]}}, "further objects"),
     ):
-        with pytest.raises(FlexActError, match=told):
+        with pytest.raises(FlexActError, match=message):
             schedule(True).load_state_dict(wrong)
 
 
 # Bad input
 
 
-def test_no_commitment_no_rewind() -> None:
+def test_a_policy_without_commitment_cannot_rewind() -> None:
     with pytest.raises(FlexActError, match=r"commit_at=None.*rewind=False"):
         FlexConfig(rewind=True, commit_at=None)
     with pytest.raises(FlexActError, match=r"rewind .*'yes'"):
@@ -719,7 +721,7 @@ def test_no_commitment_no_rewind() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't allocate memory: no room")])
-def test_no_room_for_a_second_copy_is_told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_the_second_copy_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         raise error
 
@@ -753,7 +755,7 @@ def test_a_model_that_changed_is_refused_before_anything_is_written(change: str)
     assert schedule.rewound_at is None
 
 
-def test_groups_added_since_are_refused_where_learning_rates_are_to_be_restored() -> None:
+def test_parameter_groups_added_since_are_refused_where_learning_rates_are_to_be_restored() -> None:
     model = convert(Network(), config=CONFIG)
     groups = param_groups(model)
     last = groups[0]["params"].pop()
@@ -769,7 +771,7 @@ def test_groups_added_since_are_refused_where_learning_rates_are_to_be_restored(
     assert_equal(weights(model), before)
 
 
-def test_what_has_no_state_cannot_be_rewound() -> None:
+def test_an_object_without_state_cannot_be_rewound() -> None:
     model = convert(Network(), config=CONFIG)
     with pytest.raises(FlexActError, match=r"rewinds .*state_dict\(\)"):
         Schedule(model, STEPS, rewinds=[lambda step: 0.1])
@@ -792,13 +794,13 @@ def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
         Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])
 
 
-def test_weights_that_are_not_there_yet_cannot_be_kept() -> None:
+def test_uninitialised_weights_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
     with pytest.raises(FlexActError, match=r"'0\.weight'"):
         Schedule(model, STEPS)
 
 
-def test_a_buffer_that_no_checkpoint_holds_may_come_and_go() -> None:
+def test_a_buffer_that_is_in_no_checkpoint_may_be_added_and_removed() -> None:
     model = convert(Network(), config=CONFIG)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
     schedule = Schedule(model, STEPS, optimizer)
@@ -810,7 +812,7 @@ def test_a_buffer_that_no_checkpoint_holds_may_come_and_go() -> None:
     assert len(model.cache) == 10
 
 
-def test_tied_weights_are_kept_once_and_moved_models_are_found() -> None:
+def test_tied_weights_are_kept_once_and_models_may_move_to_another_device() -> None:
     model = Network()
     model.again = model.last
     model = convert(model, config=CONFIG)
@@ -845,7 +847,7 @@ def test_a_learning_rate_that_is_not_rewound_is_warned_about(named: bool) -> Non
     assert sum("the learning rate of SGD stays at" in str(one.message) for one in caught) == (0 if named else 1)
 
 
-def test_a_blend_longer_than_its_network_is_rewound_after_it_was_resumed_too() -> None:
+def test_a_blend_longer_than_its_network_is_rewound_after_resume_too() -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer, Schedule]:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))

@@ -1,4 +1,4 @@
-"""Rewinding over two gloo ranks, in processes of their own: under DistributedDataParallel and under FSDP2."""
+"""Tests of rewinding over two gloo ranks in separate processes: under DistributedDataParallel and under FSDP2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank had at the end of each row."""
+    """The final state of each rank in each row."""
     folder = tmp_path_factory.mktemp("ranks")
     forked.outputs(*forked.ranks(2, "policy.rewinding_ranks", folder), timeout=150)
     rows = ("ddp", "fsdp")
@@ -27,7 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Adagrad"])
 @pytest.mark.parametrize("row", ["ddp", "fsdp"])
-def test_every_rank_goes_on_as_with_the_plain_network(row: str, optimizer: str, found: Found) -> None:
+def test_after_the_rewind_every_rank_trains_the_plain_network(row: str, optimizer: str, found: Found) -> None:
     for one in (rank[optimizer] for rank in found[row]):
         assert one["rewound_at"] == 8
         ours, theirs = one["losses"]
@@ -43,7 +43,7 @@ def test_every_rank_goes_on_as_with_the_plain_network(row: str, optimizer: str, 
 
 
 @pytest.mark.parametrize("form", ["as it was saved", "with whole tensors"])
-def test_a_sharded_run_that_was_stopped_rewinds_to_the_same_place(form: str, found: Found) -> None:
+def test_a_resumed_sharded_run_rewinds_to_the_same_weights(form: str, found: Found) -> None:
     ends = found["fsdp"][0]["resumed"]
     for name, tensor in ends["whole"].items():
         assert torch.equal(ends[form][name], tensor), name

@@ -1,4 +1,4 @@
-"""How long picking takes: rounds of a blend, rungs of a trial, and the plan of a run."""
+"""Tests of how long picking takes: rounds of a blend, rungs of a trial, and the plan of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_round_leaves_the_better_half_or_all_but_one(k: int) -> None:
     assert all(after == -(-before // 2) for before, after in zip([k, *half], half, strict=False))
 
 
-def test_nothing_is_left_out_before_the_commitment_without_elimination() -> None:
+def test_without_elimination_nothing_is_dropped_before_the_commitment() -> None:
     assert left_after_rounds(5, FlexConfig(eliminate="none")) == []
 
 
@@ -49,7 +49,7 @@ def test_picking_ends_by_commit_at_and_a_round_is_no_longer_than_round_steps(k: 
     # Of seven candidates: three rounds of 350 steps, 1050 in all, or 70 % of a run that is shorter than 1500 steps.
     [(None, 2100, True), (None, 2099, False), (None, 400, False), (True, 400, True), (False, 10_000, False)],
 )
-def test_the_weights_are_rewound_where_half_of_the_run_is_left(rewind: bool | None, total: int, rewinds: bool) -> None:
+def test_the_weights_are_rewound_if_half_of_the_run_is_left(rewind: bool | None, total: int, rewinds: bool) -> None:
     assert planned(7, FlexConfig(rewind=rewind), False, total).rewinds is rewinds
 
 
@@ -70,7 +70,7 @@ def test_a_trial_counts_a_candidates_earlier_steps() -> None:
 
 
 @given(k=counts, total=st.integers(1, 5_000), commit_at=st.sampled_from([0.1, 0.5, 0.7, 1.0]))
-def test_a_trial_fits_into_its_run_or_there_is_none(k: int, total: int, commit_at: float) -> None:
+def test_a_trial_fits_into_its_run_or_is_not_made(k: int, total: int, commit_at: float) -> None:
     config = FlexConfig(commit_at=commit_at)
     plan = planned(k, config, True, total)
     if plan.rungs:
@@ -89,10 +89,10 @@ def test_a_trial_fits_into_its_run_or_there_is_none(k: int, total: int, commit_a
     commit_at=st.sampled_from([0.3, 0.5, 0.7, 1.0]),
     round_steps=st.sampled_from(["fill", 350]),
 )
-def test_the_network_is_trained_for_as_long_as_was_asked(
+def test_the_network_is_trained_for_network_steps(
     k: int, steps: int, tries: bool, rewind: bool | None, commit_at: float, round_steps: int | None
 ) -> None:
-    assume(rewind is None or commit_at < 1)  # of a run that commits at its last step nothing is left
+    assume(rewind is None or commit_at < 1)  # a run that commits at its last step has none left
     config = FlexConfig(rewind=rewind, commit_at=commit_at, round_steps=round_steps)
     plan = planned_for(k, config, tries, steps)
     assert plan.network_steps == steps

@@ -1,4 +1,4 @@
-"""How a run goes: temperature, correction weight, elimination rounds, commitment, and the optimizer's groups."""
+"""Tests of the Schedule: temperature, correction weight, elimination rounds, commitment, and parameter groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIVE = ("relu", "sigmoid", "tanh", "leaky_relu", "identity")
 
 
 def one_by_one(**changes: Any) -> FlexConfig:
-    """A blend in which each site drops its weakest candidate at the end of a round, and goes on without a rewind."""
+    """Returns a blend in which each site drops its weakest candidate at the end of a round, without a rewind."""
     usual = {"candidates": FIVE, "share": "site", "pick_by": "blend", "eliminate": "one", "rewind": False}
     return flat(**{**usual, **changes})
 
@@ -80,7 +80,7 @@ def test_nothing_is_written_at_a_step_that_changes_nothing() -> None:
     assert temperature._version == version
 
 
-def test_what_somebody_else_wrote_is_written_again() -> None:
+def test_a_value_overwritten_by_the_user_is_written_again() -> None:
     model = network()
     schedule = Schedule(model, total_steps=1000)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_the_weight_of_the_correction_falls_linearly_to_the_commitment_or_stays(
 WAITING = one_by_one(init="original", warmup=0.3)
 
 
-def test_until_a_warm_up_ends_the_network_trains_as_it_was_before_the_conversion() -> None:
+def test_until_the_warm_up_ends_the_network_trains_as_before_the_conversion() -> None:
     plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
     model = convert(copy.deepcopy(plain), config=WAITING)
     start = model[1].logits.detach().clone()
@@ -142,7 +142,7 @@ def test_until_a_warm_up_ends_the_network_trains_as_it_was_before_the_conversion
     assert model[1].logits.grad is not None
 
 
-def test_a_run_that_goes_on_in_a_warm_up_waits_for_its_end() -> None:
+def test_a_run_that_is_resumed_during_a_warm_up_waits_for_its_end() -> None:
     model = network(WAITING)
     schedule = Schedule(model, total_steps=20)
     for steps_done, waits in ((2, True), (6, False), (5, True)):
@@ -162,14 +162,14 @@ def test_a_run_that_goes_on_in_a_warm_up_waits_for_its_end() -> None:
     ],
     ids=["undecided", "no warm-up", "logits that the optimizer moves"],
 )
-def test_other_runs_blend_from_the_first_step_on(config: FlexConfig) -> None:
+def test_other_runs_blend_from_the_first_step(config: FlexConfig) -> None:
     model = network(config)
     Schedule(model, total_steps=20)
     x = torch.randn(4, 3)
     assert not torch.equal(model[1](x), x.relu())
 
 
-def test_a_copy_made_in_a_warm_up_does_not_wait_for_its_end() -> None:
+def test_a_copy_made_during_a_warm_up_does_not_wait_for_its_end() -> None:
     model = network(WAITING)
     schedule = Schedule(model, total_steps=20)
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), AveragedModel(model, use_buffers=False).module]
@@ -191,7 +191,7 @@ def test_a_warm_up_does_not_keep_logits_from_training_alone() -> None:
     assert model[1].logits.grad is not None
 
 
-def test_in_a_warm_up_the_input_is_not_overwritten_and_what_was_dropped_does_not_run() -> None:
+def test_during_a_warm_up_the_input_is_not_overwritten_and_dropped_candidates_do_not_run() -> None:
     model = convert(nn.Sequential(nn.Linear(3, 6), nn.ReLU(inplace=True)), config=WAITING)
     Schedule(model, total_steps=20)
     x = torch.randn(4, 3)
@@ -210,7 +210,7 @@ def test_in_a_warm_up_the_input_is_not_overwritten_and_what_was_dropped_does_not
     ("total", "warmup", "commit_at", "expected"),
     [(100, 0.0, 0.8, [20, 40, 60, 80]), (100, 0.2, 0.6, [30, 40, 50, 60]), (40, 0.0, 1.0, [10, 20, 30, 40])],
 )
-def test_the_weakest_goes_at_evenly_spaced_rounds_and_the_last_round_commits(
+def test_the_weakest_is_dropped_at_evenly_spaced_rounds_and_the_last_round_commits(
     total: int, warmup: float, commit_at: float, expected: list[int]
 ) -> None:
     model = contest(one_by_one(warmup=warmup, commit_at=commit_at))
@@ -225,7 +225,7 @@ def test_the_weakest_goes_at_evenly_spaced_rounds_and_the_last_round_commits(
     assert selection(model)[0].pick == "sigmoid"
 
 
-def test_each_round_drops_what_is_weakest_then() -> None:
+def test_each_round_drops_the_candidate_that_is_weakest_at_its_end() -> None:
     model = contest(one_by_one(commit_at=0.8))
     schedule = Schedule(model, 10)
     for weakest in (2, 0, 4, 1):
@@ -239,7 +239,7 @@ def test_each_round_drops_what_is_weakest_then() -> None:
 
 
 @pytest.mark.parametrize(("settle", "still"), [(0.0, []), (0.5, [20, 24, 40, 44, 60, 64]), (0.99, [20, 38, 40, 58])])
-def test_after_each_drop_logits_hold_still_until_the_weights_have_settled(settle: float, still: list[int]) -> None:
+def test_after_each_drop_logits_do_not_move_until_the_weights_have_settled(settle: float, still: list[int]) -> None:
     model = network(one_by_one(commit_at=0.8, settle=settle))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
     schedule = Schedule(model, 100, optimizer)
@@ -269,14 +269,14 @@ def test_after_each_drop_logits_hold_still_until_the_weights_have_settled(settle
         ({"eliminate": "none"}, 10_000, 7_000),
     ],
 )
-def test_rounds_have_a_longest_length_and_the_run_goes_on_committed(
+def test_rounds_have_a_maximum_length_and_the_run_continues_committed(
     changes: dict[str, object], total: int, commits_at: int
 ) -> None:
     config = one_by_one(**changes)
     assert Schedule(network(config), total).commit_step == commits_at
 
 
-def test_sites_with_other_numbers_of_candidates_have_rounds_of_their_own() -> None:
+def test_sites_with_different_numbers_of_candidates_have_rounds_of_their_own() -> None:
     names = (FIVE, ("relu", "tanh", "gelu"), ("relu", "tanh"))
     model = nn.Sequential(*(FlexAct(config=one_by_one(candidates=own)) for own in names))
     schedule = Schedule(model, 100)
@@ -287,7 +287,7 @@ def test_sites_with_other_numbers_of_candidates_have_rounds_of_their_own() -> No
     assert schedule.committed
 
 
-def test_channels_drop_each_its_own_weakest() -> None:
+def test_each_channel_drops_its_own_weakest() -> None:
     config = one_by_one(granularity="channel", candidates=("relu", "tanh", "identity"), commit_at=1.0)
     model = convert(nn.Sequential(nn.Linear(3, 2), nn.Mish()), config=config, example_inputs=torch.randn(1, 3))
     ranked(model, [0.0, 1.0, 2.0, 2.0, 1.0, 0.0])
@@ -300,7 +300,7 @@ def test_channels_drop_each_its_own_weakest() -> None:
     assert [row.pick for row in selection(model)] == ["identity", "relu"]
 
 
-def test_without_elimination_everything_but_the_likeliest_goes_at_the_commitment() -> None:
+def test_without_elimination_the_commitment_drops_all_but_the_likeliest() -> None:
     model = network(FlexConfig.paper(commit_at=0.7))
     ranked(model, [0.0, 0.0, 3.0, 0.0, 0.0])
     schedule = Schedule(model, 10)
@@ -354,7 +354,7 @@ def test_runs_with_fewer_steps_than_rounds_still_end_committed(total: int) -> No
     assert len(selection(model)[0].dropped) == 4
 
 
-def test_a_commitment_by_hand_is_respected(pick: Callable) -> None:
+def test_a_commitment_by_hand_is_kept(pick: Callable) -> None:
     model = flexact.commit(pick(network(), "tanh"))
     schedule = Schedule(model, 10)
     for _ in range(10):
@@ -372,17 +372,17 @@ def test_a_step_beyond_the_end_warns_once_and_changes_nothing(commit_at: float |
     schedule.step()
     schedule.step()
     before, state, draws = str(schedule.state_dict()), str(model.state_dict()), set()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             model.train()(torch.randn(4, 3)).sum().backward()
             draws.add(str(model[1].router.noise))
             schedule.step()
-    (message,) = {str(one.message) for one in told}
-    assert len(told) == 1
+    (message,) = {str(one.message) for one in caught}
+    assert len(caught) == 1
     assert "created for 2 steps, which are done" in message
     assert (str(schedule.state_dict()), str(model.state_dict())) == (before, state)
-    assert len(draws) == (3 if commit_at is None else 1)  # an undecided network goes on with a draw a step
+    assert len(draws) == (3 if commit_at is None else 1)  # an undecided network continues with one draw per step
     assert not model[1].router.gathered._calls
 
 
@@ -425,22 +425,22 @@ policies = pytest.mark.parametrize("config", POLICIES.values(), ids=POLICIES)
 
 
 @policies
-def test_a_drop_before_any_step_of_an_optimizer_with_the_logits_warns_once(config: FlexConfig) -> None:
+def test_a_drop_before_the_first_optimizer_step_with_the_logits_warns_once(config: FlexConfig) -> None:
     plain = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
     stranger = torch.optim.SGD(plain.parameters(), lr=0.1)
     model = convert(plain, config=config)
     schedule = Schedule(model, 20)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(20):
             model(torch.randn(4, 3)).sum().backward()
             stranger.step()
             schedule.step()
-    assert ["the candidates that are dropped now are arbitrary" in str(warning.message) for warning in told] == [True]
-    assert told[0].filename == __file__
+    assert ["the candidates that are dropped now are arbitrary" in str(warning.message) for warning in caught] == [True]
+    assert caught[0].filename == __file__
 
 
-def test_logits_that_something_else_than_an_optimizer_of_torch_trains_are_not_warned_of() -> None:
+def test_logits_trained_without_a_torch_optimizer_do_not_warn() -> None:
     model = network(FlexConfig.paper())
     schedule = Schedule(model, 20)
     with warnings.catch_warnings():
@@ -455,7 +455,7 @@ def test_logits_that_something_else_than_an_optimizer_of_torch_trains_are_not_wa
     assert schedule.committed
 
 
-def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None:
+def test_a_site_that_the_forward_never_calls_warns_once_by_name() -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -467,19 +467,19 @@ def test_a_site_that_the_forward_never_calls_is_warned_of_once_by_name() -> None
     model = convert(Idle(), config=one_by_one(round_steps=1))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
     schedule = Schedule(model, 20)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(20):
             model(torch.randn(4, 3)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-    (warning,) = told
+    (warning,) = caught
     assert "1 of 2 sites have received no gradient so far (idle)" in str(warning.message)
     assert warning.filename == __file__
 
 
-def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of() -> None:
+def test_a_site_without_a_gradient_because_it_is_sure_does_not_warn() -> None:
     model = contest()
     ranked(model, [0.0, 0.0, 200.0, 0.0, 0.0])
     optimizer = torch.optim.SGD(param_groups(model), lr=0.01)
@@ -503,7 +503,7 @@ def test_a_site_that_is_sure_of_its_pick_and_so_has_no_gradient_is_not_warned_of
         (POLICIES["paper"], False, True),
     ],
 )
-def test_a_run_with_an_optimizer_that_holds_the_logits_warns_of_nothing(
+def test_a_run_with_an_optimizer_that_holds_the_logits_does_not_warn(
     config: FlexConfig, passes_optimizer: bool, committed: bool
 ) -> None:
     model = network(config)
@@ -529,7 +529,7 @@ def test_sites_with_different_policies_are_an_error() -> None:
 # State
 
 
-def test_state_goes_back_and_forth_in_the_middle_of_a_run() -> None:
+def test_state_round_trips_in_the_middle_of_a_run() -> None:
     config = one_by_one(noise=1.0, final_temperature=0.1, alpha_kind="absolute")
     x = torch.randn(8, 3)
     model = network(config)
@@ -537,14 +537,14 @@ def test_state_goes_back_and_forth_in_the_middle_of_a_run() -> None:
     schedule = Schedule(model, 20)
     for _ in range(8):
         schedule.step()
-    twin = network(config)
-    other = Schedule(twin, 20)
+    duplicate = network(config)
+    other = Schedule(duplicate, 20)
     other.load_state_dict(schedule.state_dict())
-    twin.load_state_dict(model.state_dict())
+    duplicate.load_state_dict(model.state_dict())
     for _ in range(12):
-        assert torch.equal(model(x), twin(x))
-        assert torch.equal(flexact.penalty(model), flexact.penalty(twin))
-        assert selection(model).to_dict() == selection(twin).to_dict()
+        assert torch.equal(model(x), duplicate(x))
+        assert torch.equal(flexact.penalty(model), flexact.penalty(duplicate))
+        assert selection(model).to_dict() == selection(duplicate).to_dict()
         schedule.step()
         other.step()
     assert other.committed
@@ -558,18 +558,18 @@ def test_the_order_of_loading_model_and_schedule_does_not_matter() -> None:
         schedule.step()
     x = torch.randn(8, 3)
     for model_first in (True, False):
-        twin = network(config)
-        other = Schedule(twin, 20)
+        duplicate = network(config)
+        other = Schedule(duplicate, 20)
         for load_model in (model_first, not model_first):
             if load_model:
-                twin.load_state_dict(model.state_dict())
+                duplicate.load_state_dict(model.state_dict())
             else:
                 other.load_state_dict(schedule.state_dict())
-        assert torch.equal(model(x), twin(x))
+        assert torch.equal(model(x), duplicate(x))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"total_steps": 30}, "saved run has 30 steps, but this one 20"),
         ({"version": 99}, "version 99, but this flexact only reads version 2"),
@@ -583,10 +583,10 @@ def test_the_order_of_loading_model_and_schedule_does_not_matter() -> None:
         ({"protected": torch.ones(2)}, r"'protected' .*\(1,\)"),
     ],
 )
-def test_a_wrong_state_is_an_error_and_changes_nothing(change: dict[str, object], told: str) -> None:
+def test_an_invalid_state_is_an_error_and_changes_nothing(change: dict[str, object], message: str) -> None:
     schedule = Schedule(network(), 20)
     schedule.step()
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match=message):
         schedule.load_state_dict({**schedule.state_dict(), **change})
     assert schedule.state_dict()["step"] == 1
 
@@ -598,7 +598,7 @@ def test_sites_placed_by_hand_draw_together_once_a_step() -> None:
     noisy = one_by_one(noise=1.0)
     model = nn.Sequential(nn.Linear(3, 4), FlexAct(config=noisy), nn.Linear(4, 4), FlexAct(config=noisy))
     x = torch.randn(5, 3)
-    assert not torch.equal(model(x), model(x))  # on their own, sites draw at every forward
+    assert not torch.equal(model(x), model(x))  # without a schedule, sites draw at every forward
     schedule = Schedule(model, 10)
     assert model[1].router is model[3].router
     first = model(x)
@@ -610,7 +610,7 @@ def test_sites_placed_by_hand_draw_together_once_a_step() -> None:
     assert not torch.equal(model(x), first)
 
 
-def test_a_scheduled_draw_depends_on_seed_and_step_alone() -> None:
+def test_a_scheduled_draw_depends_on_seed_and_step_only() -> None:
     x = torch.randn(5, 3)
 
     def run(seed: int) -> list[Tensor]:
@@ -632,7 +632,7 @@ def test_a_scheduled_draw_depends_on_seed_and_step_alone() -> None:
 
 
 def corrected(model: nn.Sequential, h: Tensor, gradient: Tensor, alpha: float, lam: float) -> Tensor:
-    """The relative KL's gradient from its definition, at the first gradient of a round."""
+    """Returns the relative KL's gradient from its definition, at the first gradient of a round."""
     sensitivity = reference.mean_sensitivity(h, FIVE)[0]
     target = torch.softmax(-sensitivity / lam, -1)
     pull = torch.softmax(model[1].logits.detach(), -1) - target
@@ -684,7 +684,7 @@ def test_the_steps_of_other_optimizers_correct_nothing() -> None:
         del schedule
 
 
-def test_a_policy_without_correction_leaves_gradients_alone() -> None:
+def test_a_policy_without_correction_does_not_change_gradients() -> None:
     model = network(one_by_one(correction="none", logit_step="optimizer"))
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     schedule = Schedule(model, 10)
@@ -700,7 +700,7 @@ def hooks(optimizer: torch.optim.Optimizer) -> int:
 
 
 @pytest.mark.parametrize("passes_optimizer", [True, False])
-def test_hooks_are_gone_after_the_commitment(passes_optimizer: bool) -> None:
+def test_hooks_are_removed_after_the_commitment(passes_optimizer: bool) -> None:
     model = network()
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     before = hooks(optimizer)
@@ -728,7 +728,7 @@ def test_each_of_two_schedules_of_a_policy_that_does_not_act_sees_the_optimizer(
 
 @pytest.mark.parametrize("policy", [one_by_one(), FlexConfig.paper()], ids=["default", "paper"])
 @pytest.mark.parametrize("passes_optimizer", [True, False])
-def test_hooks_are_gone_with_the_schedule(passes_optimizer: bool, policy: FlexConfig) -> None:
+def test_hooks_are_removed_with_the_schedule(passes_optimizer: bool, policy: FlexConfig) -> None:
     model = network(policy)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     gc.collect()  # schedules of earlier tests
@@ -739,7 +739,7 @@ def test_hooks_are_gone_with_the_schedule(passes_optimizer: bool, policy: FlexCo
     assert hooks(optimizer) == before
 
 
-def test_runs_side_by_side_end_each_in_its_own_time() -> None:
+def test_parallel_runs_end_at_their_own_steps() -> None:
     models = [network(one_by_one(commit_at=at)) for at in (0.3, 0.6, 0.9)]
     optimizers = [torch.optim.SGD(param_groups(model), lr=0.1) for model in models]
     schedules = [Schedule(model, 10) for model in models]
@@ -755,7 +755,7 @@ def test_runs_side_by_side_end_each_in_its_own_time() -> None:
 # Optimizer groups
 
 
-def test_logits_are_never_decayed() -> None:
+def test_logits_never_have_weight_decay() -> None:
     model = network()
     ranked(model, [1.0, 2.0, 3.0, 4.0, 5.0])
     before = copy.deepcopy(model.state_dict())
@@ -815,7 +815,7 @@ def test_a_model_seen_in_inference_mode_can_be_trained() -> None:
     assert model[1].logits.detach().any()
 
 
-def test_shared_weights_and_sites_are_held_once() -> None:
+def test_shared_weights_and_sites_are_in_the_groups_once() -> None:
     relu, layer = nn.ReLU(), nn.Linear(3, 3)
     model = convert(nn.Sequential(layer, relu, layer, relu))
     groups = param_groups(model)
@@ -829,7 +829,7 @@ def test_a_plain_model_has_one_group() -> None:
 
 
 def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> None:
-    """y = tanh(5 x₁) with one unit: the pick is tanh, and the extracted network does what no straight line can."""
+    """y = tanh(5 x₁) with one unit: the pick is tanh, and the extracted network fits better than any straight line."""
     torch.manual_seed(0)
     x = torch.cat([torch.rand(400, 1) * 2 - 1, torch.randn(400, 3)], 1)
     y = torch.tanh(5 * x[:, :1])
@@ -852,10 +852,8 @@ def test_the_four_lines_of_the_readme_train_a_network_to_its_activation() -> Non
 
 @pytest.mark.parametrize("choices", [{}, {"logit_step": "optimizer"}], ids=["schedule", "optimizer"])
 @pytest.mark.parametrize("how", ["positional", "keyword"])
-def test_a_step_whose_closure_makes_the_gradients_is_the_step_after_a_backward(
-    choices: dict[str, str], how: str
-) -> None:
-    """Lightning gives `optimizer.step` a closure with the forward and the backward pass in it."""
+def test_a_step_with_a_closure_equals_a_step_after_a_backward(choices: dict[str, str], how: str) -> None:
+    """Lightning passes `optimizer.step` a closure with the forward and the backward pass in it."""
 
     def trained(with_closure: bool) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)

@@ -1,5 +1,7 @@
-"""`convert`, `Schedule(model, total_steps, optimizer)` and `schedule.step(loss)` are enough, with every optimizer of
-torch and any weight decay; where a policy needs more, the Schedule says what."""
+"""Tests that `convert`, `Schedule(model, total_steps, optimizer)` and `schedule.step(loss)` are enough.
+
+They are, for every torch optimizer and any weight decay. Where a policy needs more, the Schedule says what.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module, optimizer: Optimizer) -> tuple[list[Tensor], dict[str, str | None]]:
-    """The logits after each step of a run of three lines, and its picks."""
+    """Returns the logits after each step of a run with three lines, and its picks."""
     schedule = Schedule(model, STEPS, optimizer)
     generator = torch.Generator().manual_seed(1)
     logits = []
@@ -93,10 +95,10 @@ def test_every_optimizer_of_torch_is_tested() -> None:
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
 @pytest.mark.filterwarnings("ignore:.*steps are few")
-def test_lbfgs_moves_the_logits_by_the_policy_alone(line_search: str | None) -> None:
+def test_lbfgs_does_not_move_the_logits_but_the_policy_does(line_search: str | None) -> None:
     model = flexact.convert(network(normalized=True))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=6, line_search_fn=line_search)
-    schedule = Schedule(model, 600, optimizer)  # its first drop is later than these steps
+    schedule = Schedule(model, 600, optimizer)  # its first drop comes after these steps
     x = torch.randn(16, 4)
     for _ in range(8):
         at_calls: list[Tensor] = []
@@ -147,7 +149,7 @@ def test_a_loop_that_leaves_out_the_papers_penalty_is_warned_once(alpha: float, 
     model = flexact.convert(network(normalized=True), config=config)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = Schedule(model, STEPS, optimizer)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(STEPS):
             loss = loss_of(model, torch.randn(16, 4))
@@ -155,12 +157,12 @@ def test_a_loop_that_leaves_out_the_papers_penalty_is_warned_once(alpha: float, 
             optimizer.step()
             optimizer.zero_grad()
             schedule.step(loss)
-    texts = [str(one.message) for one in told if "flexact.penalty(model)" in str(one.message)]
+    texts = [str(one.message) for one in caught if "flexact.penalty(model)" in str(one.message)]
     assert len(texts) == int(warns)
 
 
 def resumed(normalized: bool, parts: tuple[str, ...], after: int = 5) -> list[str]:
-    """The warnings of a run that resumes from a checkpoint of which only some parts are loaded."""
+    """Returns the warnings of a run that resumes from a checkpoint of which only some parts are loaded."""
 
     def build() -> dict[str, Any]:
         model = flexact.convert(network(normalized))
@@ -184,11 +186,11 @@ def resumed(normalized: bool, parts: tuple[str, ...], after: int = 5) -> list[st
     again = build()
     for name in parts:
         again[name].load_state_dict(saved[name])
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             step(again)
-    return [str(one.message) for one in told if "schedule.load_state_dict" in str(one.message)]
+    return [str(one.message) for one in caught if "schedule.load_state_dict" in str(one.message)]
 
 
 @pytest.mark.parametrize("normalized", [True, False], ids=["blend", "trial"])
@@ -201,7 +203,7 @@ def test_resuming_without_the_schedules_state_warns_once(normalized: bool) -> No
     assert resumed(normalized, ("model", "optimizer"), after=0) == []
 
 
-def test_extract_names_a_schedule_that_was_never_stepped() -> None:
+def test_extract_reports_a_schedule_that_was_never_stepped() -> None:
     model = flexact.convert(network(normalized=True))
     with pytest.raises(FlexActError, match="Let the Schedule reach its commitment"):
         flexact.extract(model)
@@ -217,10 +219,10 @@ def test_a_plain_checkpoint_says_to_load_it_before_convert() -> None:
     plain = network(normalized=True)
     model = flexact.convert(network(normalized=True))
     before = copy.deepcopy(model.state_dict())
-    told = r"Load the weights before convert, or use flexact\.load_picks"
-    with pytest.warns(UserWarning, match=told), pytest.raises(RuntimeError, match="Missing key"):
+    message = r"Load the weights before convert, or use flexact\.load_picks"
+    with pytest.warns(UserWarning, match=message), pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(plain.state_dict())
-    with pytest.warns(UserWarning, match=told), pytest.raises(RuntimeError, match="Missing key"):
+    with pytest.warns(UserWarning, match=message), pytest.raises(RuntimeError, match="Missing key"):
         nn.ModuleDict({"net": model}).load_state_dict({f"net.{k}": v for k, v in plain.state_dict().items()})
     sites = [name for name in before if name.partition(".")[0] in ("2", "5")]
     assert all(torch.equal(before[name].nan_to_num(), model.state_dict()[name].nan_to_num()) for name in sites)

@@ -1,4 +1,6 @@
-"""Trial: candidates trained one after another from the same start; the winner goes on as the plain network would."""
+"""Tests of the trial: candidates are trained one after another from the same start, and the winner continues as the
+plain network would.
+"""
 
 from __future__ import annotations
 
@@ -58,20 +60,22 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 class Run:
-    """A loop that restarts its data with the weights. told: from the loss and the candidate to what is told."""
+    """A loop that restarts its data with the weights. reported: maps the loss and the candidate to the loss that is
+    passed on.
+    """
 
     def __init__(
         self,
         make: Make = OPTIMIZERS["SGD"],
         seed: int = 0,
         config: FlexConfig = CONFIG,
-        told: Callable[[float, str | None, int], float] | None = None,
+        reported: Callable[[float, str | None, int], float] | None = None,
         **length: int,
     ) -> None:
         self.model = convert(Network(seed), config=config).train()
         self.optimizer = make(param_groups(self.model))
         self.schedule = Schedule(self.model, optimizer=self.optimizer, **(length or {"network_steps": LENGTH}))
-        self.told = told
+        self.reported = reported
         self.losses: list[tuple[str | None, int, float]] = []
 
     @property
@@ -87,7 +91,7 @@ class Run:
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.losses.append((tried, place, loss.item()))
-            self.schedule.step(loss if self.told is None else self.told(loss.item(), tried, place))
+            self.schedule.step(loss if self.reported is None else self.reported(loss.item(), tried, place))
         return self
 
     def weights(self) -> dict[str, Tensor]:
@@ -120,9 +124,11 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("SGD", "relu"), ("SGD", "silu"), ("AdamW", "tanh")])
-def test_the_winner_is_the_plain_network_bit_for_bit_after_the_trial_and_at_the_end(name: str, wanted: str) -> None:
+def test_the_winner_is_bit_identical_to_the_plain_network_after_the_trial_and_at_the_end(
+    name: str, wanted: str
+) -> None:
     make = OPTIMIZERS[name]
-    run = Run(make, told=favouring(wanted))
+    run = Run(make, reported=favouring(wanted))
     for end, steps in ((TRIAL, WINNER), (run.schedule.total_steps, LENGTH)):
         run.to(end)
         assert run.schedule.trained_steps == steps
@@ -138,8 +144,8 @@ def test_the_winner_is_the_plain_network_bit_for_bit_after_the_trial_and_at_the_
     assert torch.equal(flexact.extract(run.model).eval()(x), plain.eval()(x))
 
 
-def test_every_candidate_begins_at_the_same_start_and_goes_on_where_it_stopped() -> None:
-    run = Run(told=favouring("elu")).to(TRIAL)
+def test_every_candidate_starts_from_the_same_weights_and_resumes_where_it_stopped() -> None:
+    run = Run(reported=favouring("elu")).to(TRIAL)
     for name in NAMES:
         own = [(place, loss) for tried, place, loss in run.losses if tried == name]
         _, _, losses = trained_plain(name, OPTIMIZERS["SGD"], len(own))
@@ -162,7 +168,7 @@ def test_the_lowest_loss_over_the_last_steps_of_each_rung_wins(make: Make) -> No
 
 
 @pytest.mark.parametrize("steps", [20, 40, 77])
-def test_the_network_that_comes_out_was_trained_for_the_steps_asked_for(steps: int) -> None:
+def test_the_final_network_was_trained_for_the_requested_steps(steps: int) -> None:
     run = Run(network_steps=steps)
     run.to(run.schedule.total_steps)
     assert run.schedule.trained_steps == steps
@@ -216,7 +222,7 @@ def test_a_copy_made_in_a_trial_runs_the_candidate_being_trained(copied: Callabl
 
 
 @pytest.mark.parametrize(("name", "cut"), [("SGD", 3), ("AdamW", 1), ("AdamW", 17), ("AdamW", TRIAL), ("AdamW", 50)])
-def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(name: str, cut: int) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, cut: int) -> None:
     make = OPTIMIZERS[name]
     whole = Run(make).to(cut)
     saved = io.BytesIO()
@@ -244,17 +250,17 @@ def test_a_schedule_made_for_a_model_that_was_loaded_first_has_the_same_plan() -
     assert (schedule.total_steps, schedule.trained_steps) == (whole.schedule.total_steps, WINNER + 2)
 
 
-# Losses that are missing or no numbers
+# Missing and non-finite losses
 
 
-def test_without_a_loss_the_candidates_are_blended_from_the_start_with_a_warning() -> None:
+def test_without_a_loss_the_run_falls_back_to_a_blend_with_a_warning() -> None:
     run = Run(total_steps=60)
     start = run.weights()
     loss_of(run.model, 0).backward()
     run.optimizer.step()
-    with pytest.warns(UserWarning, match=r"schedule\.step\(loss\)") as told:
+    with pytest.warns(UserWarning, match=r"schedule\.step\(loss\)") as caught:
         run.schedule.step()
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert_same(run.weights(), start)
     assert not run.optimizer.state
     assert (run.tried, run.schedule.trained_steps, run.schedule.rewound_at) == (None, 0, 1)
@@ -266,7 +272,7 @@ def test_without_a_loss_the_candidates_are_blended_from_the_start_with_a_warning
     assert (again.tried, again.schedule.commit_step) == (None, 42)
 
 
-def test_no_warning_where_a_blend_was_asked_for() -> None:
+def test_there_is_no_warning_if_a_blend_was_asked_for() -> None:
     run = Run(config=FlexConfig(pick_by="blend", round_steps=5), total_steps=60)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -275,7 +281,7 @@ def test_no_warning_where_a_blend_was_asked_for() -> None:
         run.schedule.step()
 
 
-def test_a_loss_that_is_missing_in_the_middle_is_an_error() -> None:
+def test_a_loss_missing_in_the_middle_is_an_error() -> None:
     run = Run().to(4)
     with pytest.raises(FlexActError, match="without a loss"):
         run.schedule.step()
@@ -283,8 +289,8 @@ def test_a_loss_that_is_missing_in_the_middle_is_an_error() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("loser", ["relu", "tanh"])
-def test_a_candidate_whose_loss_is_no_number_is_dropped_first(loser: str, value: float) -> None:
-    run = Run(told=lambda loss, tried, place: value if tried == loser and place == 2 else loss)
+def test_a_candidate_whose_loss_is_nan_is_dropped_first(loser: str, value: float) -> None:
+    run = Run(reported=lambda loss, tried, place: value if tried == loser and place == 2 else loss)
     with pytest.warns(UserWarning, match="NaN or infinite loss"):
         run.to(5 * 3)
     at = NAMES.index(loser)
@@ -297,7 +303,7 @@ def test_a_candidate_whose_loss_is_no_number_is_dropped_first(loser: str, value:
 
 def test_a_candidate_that_diverges_is_named_in_a_warning() -> None:
     with pytest.warns(UserWarning, match="NaN or infinite loss in the trial and are dropped: silu"):
-        Run(told=lambda loss, tried, place: math.nan if tried == "silu" else loss).to(15)
+        Run(reported=lambda loss, tried, place: math.nan if tried == "silu" else loss).to(15)
 
 
 def test_a_network_with_several_originals_blends_so_that_it_can_keep_them() -> None:
@@ -305,8 +311,8 @@ def test_a_network_with_several_originals_blends_so_that_it_can_keep_them() -> N
     assert not Schedule(model, network_steps=2_000)._plan.rungs
 
 
-def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights_begin_again() -> None:
-    run = Run(told=lambda loss, tried, place: math.nan)
+def test_if_no_candidate_trains_every_site_keeps_its_original_and_the_weights_are_reset() -> None:
+    run = Run(reported=lambda loss, tried, place: math.nan)
     start = run.weights()
     run.to(14)
     with pytest.warns(UserWarning, match="NaN or infinite"):
@@ -315,13 +321,13 @@ def test_where_no_candidate_trains_every_site_keeps_its_original_and_the_weights
     assert selection(run.model).picks == {"act": "relu", "other": "relu"}
     assert_same(run.weights(), start)
     assert (run.schedule.trained_steps, run.schedule.rewound_at) == (0, 15)
-    run.told = None
+    run.reported = None
     run.to(25)
     assert_same(run.weights(), trained_plain("relu", OPTIMIZERS["SGD"], 10)[0].state_dict())
 
 
-def test_where_no_candidate_trains_and_there_is_no_original_it_is_an_error() -> None:
-    run = Run(config=FlexConfig(candidates=("tanh", "elu"), trial_steps=4), told=lambda *_: math.inf)
+def test_if_no_candidate_trains_and_there_is_no_original_it_is_an_error() -> None:
+    run = Run(config=FlexConfig(candidates=("tanh", "elu"), trial_steps=4), reported=lambda *_: math.inf)
     with pytest.raises(FlexActError, match="act has no original"):
         run.to(8)
 
@@ -330,40 +336,40 @@ def test_where_no_candidate_trains_and_there_is_no_original_it_is_an_error() -> 
 
 
 def noisy(original: str, best: str, lead: float) -> Callable[[float, str | None, int], float]:
-    """Losses of two candidates that differ by a lead on average, with noise of size 1; others are far behind."""
+    """Returns losses of two candidates that differ by a mean lead, with noise of size 1. Others are far behind."""
 
-    def told(loss: float, tried: str | None, place: int) -> float:
+    def reported(loss: float, tried: str | None, place: int) -> float:
         generator = torch.Generator().manual_seed(1000 * place + NAMES.index(tried or original))
         noise = torch.randn((), generator=generator).item()
         return {original: 5 + noise, best: 5 + noise - lead}.get(tried or "", 50.0)
 
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(("lead", "pick"), [(0.0, "relu"), (50.0, "silu")])
 def test_the_original_is_kept_unless_another_is_significantly_better(lead: float, pick: str) -> None:
-    run = Run(told=noisy("relu", "silu", lead)).to(TRIAL)
+    run = Run(reported=noisy("relu", "silu", lead)).to(TRIAL)
     assert run.model.act.picks == (pick,)
 
 
-def test_the_original_is_kept_where_all_are_the_same() -> None:
+def test_the_original_is_kept_if_all_candidates_are_equal() -> None:
     config = FlexConfig(candidates=("tanh", "relu"), trial_steps=6)
-    run = Run(config=config, told=lambda *_: 1.0).to(12)
+    run = Run(config=config, reported=lambda *_: 1.0).to(12)
     assert run.model.act.picks == ("relu",)
 
 
 def test_the_evidence_is_the_mean_difference_of_the_compared_losses() -> None:
     """Of the last rung: a third of its six steps, and three at least."""
-    run = Run(told=favouring("tanh")).to(TRIAL)
+    run = Run(reported=favouring("tanh")).to(TRIAL)
     (loser,) = {name for name in NAMES if sum(tried == name for tried, _, _ in run.losses) == 12} - {"tanh"}
-    told = {name: [loss for tried, place, loss in run.losses if tried == name and place >= 9] for name in NAMES}
-    difference = torch.tensor(told[loser]) + 10 - torch.tensor(told["tanh"])
+    reported = {name: [loss for tried, place, loss in run.losses if tried == name and place >= 9] for name in NAMES}
+    difference = torch.tensor(reported[loser]) + 10 - torch.tensor(reported["tanh"])
     expected = [difference.mean(), difference.std() / 3**0.5, 3]
     found = run.model.act.evidence[0, NAMES.index(loser)]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 
-# Where there is a trial
+# When there is a trial
 
 
 @pytest.mark.parametrize(
@@ -394,7 +400,7 @@ def test_a_network_with_normalisation_blends_unless_a_trial_is_asked_for(norm: n
         assert (schedule.router.trying is not None) is tries
 
 
-def test_sites_with_other_candidates_cannot_be_tried_together() -> None:
+def test_sites_with_different_candidates_cannot_be_tried_together() -> None:
     def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Mish(), nn.Linear(8, 2))
 
@@ -404,7 +410,7 @@ def test_sites_with_other_candidates_cannot_be_tried_together() -> None:
     assert Schedule(convert(network()), 100).router.trying is None
 
 
-def test_a_model_that_has_nothing_but_sites_to_train_blends() -> None:
+def test_a_model_with_no_parameters_outside_its_sites_blends() -> None:
     assert Schedule(nn.Sequential(FlexAct()), 100).router.trying is None
 
 
@@ -412,7 +418,7 @@ def test_a_model_that_has_nothing_but_sites_to_train_blends() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_short_run_warns_of_the_steps_that_a_pick_takes() -> None:
+def test_a_short_run_warns_of_the_steps_that_picking_takes() -> None:
     model = convert(Network())
     # 5 candidates for 75 steps, 3 for 75 more, 2 for 150 more
     with pytest.warns(UserWarning, match="100 steps .*1260 steps"):
@@ -423,7 +429,7 @@ def test_a_short_run_warns_of_the_steps_that_a_pick_takes() -> None:
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 10, 14])
-def test_a_run_too_short_for_a_trial_blends_and_still_ends_committed(total: int) -> None:
+def test_a_run_too_short_for_a_trial_falls_back_to_a_blend_and_still_commits(total: int) -> None:
     run = Run(total_steps=total)
     assert run.tried is None
     run.to(total)
@@ -434,16 +440,16 @@ def test_a_run_too_short_for_a_trial_blends_and_still_ends_committed(total: int)
 
 
 def noise(seed: int) -> Callable[[float, str | None, int], float]:
-    """Losses that say nothing about the candidates."""
+    """Losses that are independent of the candidates."""
     generator = torch.Generator().manual_seed(seed)
     return lambda loss, tried, place: 10 + float(torch.randn((), generator=generator))
 
 
-def test_noise_rarely_takes_the_original_away() -> None:
+def test_noise_rarely_replaces_the_original() -> None:
     config = replace(CONFIG, candidates=("relu", "gelu", "silu", "tanh"), trial_steps=84)
     kept = 0
     for seed in range(12):
-        run = Run(config=config, told=noise(seed))
+        run = Run(config=config, reported=noise(seed))
         row = selection(run.to(run.schedule.commit_step).model)[0]
         kept += row.pick == "relu"
         assert row.pick == "relu" or row.decided
@@ -452,7 +458,9 @@ def test_noise_rarely_takes_the_original_away() -> None:
 
 def test_a_pick_is_decided_by_its_lead_over_the_original_and_not_over_the_runner_up() -> None:
     run = Run(
-        told=lambda loss, tried, place: (0.0 if tried == "silu" else 0.0 if tried == "tanh" else 10.0) + 1e-3 * place
+        reported=lambda loss, tried, place: (
+            (0.0 if tried == "silu" else 0.0 if tried == "tanh" else 10.0) + 1e-3 * place
+        )
     )
     run.to(TRIAL)
     row = selection(run.model)[0]
@@ -483,7 +491,7 @@ def test_a_held_out_loss_that_is_the_same_for_all_keeps_the_original_undecided()
     assert (row.pick, row.decided) == (row.original, False)
 
 
-def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
+def test_held_out_runs_in_eval_mode_and_does_not_change_the_model() -> None:
     seen: list[tuple[bool, bool]] = []
 
     class Noting(nn.Module):
@@ -509,7 +517,7 @@ def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (lambda: torch.ones(2), "must return one number"),
         (lambda: None, "must return one number"),
@@ -520,8 +528,8 @@ def test_held_out_runs_in_eval_mode_and_leaves_the_model_as_it_was() -> None:
         (lambda model: 1.0, "without arguments"),
     ],
 )
-def test_what_is_no_held_out_loss_is_refused_before_the_run(function: Callable[..., Any], told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_an_invalid_held_out_loss_is_refused_before_the_run(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=function)
 
 
@@ -531,7 +539,7 @@ def test_weights_of_a_diverged_candidate_can_be_loaded_before_the_schedule_is_cr
     Schedule(model, network_steps=LENGTH, held_out=lambda: model(torch.ones(2, 4)).mean())
 
 
-def test_the_held_out_loss_before_the_run_leaves_no_trace() -> None:
+def test_the_held_out_loss_before_the_run_changes_nothing() -> None:
     model = convert(Network(), config=CONFIG).train()
     model.other.eval()
     found: list[tuple[str, bool]] = []
@@ -552,21 +560,21 @@ def test_the_held_out_loss_before_the_run_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [({"share": "site"}, "picks by a blend"), ({"pick_by": "blend"}, "picks by a blend"), ({"rewind": False}, "blend")],
 )
-def test_held_out_is_refused_where_nothing_compares_by_it(changes: dict[str, Any], told: str) -> None:
+def test_held_out_is_refused_where_it_is_not_used(changes: dict[str, Any], message: str) -> None:
     model = convert(Network(), config=replace(CONFIG, **changes))
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match=message):
         Schedule(model, network_steps=LENGTH, held_out=lambda: 1.0)
     with pytest.raises(FlexActError, match="held_out"):
         Schedule(convert(Network(), config=CONFIG), network_steps=LENGTH, held_out=3)  # type: ignore[arg-type]
 
 
-# What a run can be resumed from, and what it refuses
+# Resuming, and states that are refused
 
 
-def test_another_number_of_network_steps_is_named_as_it_was_given() -> None:
+def test_an_error_for_other_network_steps_names_them_as_given() -> None:
     state = Run().schedule.state_dict()
     with pytest.raises(FlexActError, match=f"create the Schedule with network_steps={LENGTH} to resume"):
         Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
@@ -579,7 +587,7 @@ def test_the_warning_about_a_short_run_names_the_network_steps() -> None:
         Schedule(convert(Network()), network_steps=300)
 
 
-def test_a_state_in_memory_does_not_change_as_training_goes_on() -> None:
+def test_a_state_in_memory_does_not_change_as_training_continues() -> None:
     run = Run().to(TRIAL // 2)
     state = run.schedule.state_dict()
     kept = set(state["trial"]["saved"])
@@ -595,7 +603,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
         schedule.load_state_dict(run.schedule.state_dict())
 
 
-def test_in_the_middle_of_a_trial_the_candidate_whose_weights_the_model_has_is_committed_to() -> None:
+def test_a_commitment_during_a_trial_is_to_the_candidate_whose_weights_the_model_has() -> None:
     run = Run().to(TRIAL // 2)
     tried, weights = run.tried, run.weights()
     assert tried not in (None, "relu")
@@ -615,13 +623,13 @@ def test_a_trial_gives_no_pick_a_name_before_its_end() -> None:
     assert selection(run.model).to_dict()["rows"][0]["pick"] is None
 
 
-def test_groups_are_not_tried_together() -> None:
+def test_groups_cannot_be_tried_together() -> None:
     config = replace(CONFIG, pick_by="trial")
     with pytest.raises(FlexActError, match="pick together"):
         Schedule(convert(Network(), config=config, share=lambda name: name), total_steps=100)
 
 
-def test_a_loss_that_is_no_number_is_refused_at_once() -> None:
+def test_a_loss_that_is_no_number_is_refused_immediately() -> None:
     schedule = Run().schedule
     for loss in (torch.ones(2), "low"):
         with pytest.raises(FlexActError, match="one number"):

@@ -1,4 +1,4 @@
-"""The statistics of a step's calls, averaged by row of the routing."""
+"""Tests of the statistics of a step's calls, averaged by row of the routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corrections, each against its formula written out by hand."""
+"""Tests of the corrections, each against its explicit formula."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def test_target_is_the_softmax_of_minus_sensitivity_over_lambda() -> None:
     torch.testing.assert_close(corrections.target(sensitivity, 0.3, everyone(1, 3)), expected)
 
 
-def test_target_leaves_out_who_was_dropped() -> None:
+def test_target_leaves_out_dropped_candidates() -> None:
     alive = torch.tensor([[True, False, True]])
     target = corrections.target(torch.tensor([[1.0, 0.0, 1.0]]), 0.3, alive)
     assert target.tolist() == [[0.5, 0.0, 0.5]]
 
 
 @given(seed=seeds)
-def test_kl_is_torchs(seed: int) -> None:
+def test_kl_equals_torchs(seed: int) -> None:
     target, log_q = torch.softmax(doubles(seed), -1), torch.log_softmax(doubles(seed + 1), -1)
     expected = torch.nn.functional.kl_div(log_q, target, reduction="none").sum(-1)
     torch.testing.assert_close(corrections.kl(target, log_q), expected)
 
 
-def test_kl_of_a_distribution_to_itself_is_zero_also_where_it_has_zeros() -> None:
+def test_kl_of_a_distribution_to_itself_is_zero_also_with_zero_probabilities() -> None:
     target = torch.tensor([[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(corrections.kl(target, target.log()), torch.zeros(2))
 
@@ -51,7 +51,7 @@ def test_kl_of_a_distribution_to_itself_is_zero_also_where_it_has_zeros() -> Non
 @settings(max_examples=50)
 @given(seed=seeds, temperature=st.sampled_from([0.01, 0.1, 1.0, 4.0]), drop=st.booleans())
 def test_proposition_2(seed: int, temperature: float, drop: bool) -> None:
-    """The gradient of KL(p̃ ‖ p) to log π is (p − p̃)/τ, with p = softmax((log π + g)/τ)."""
+    """The gradient of KL(p̃ ‖ p) with respect to log π is (p − p̃)/τ, with p = softmax((log π + g)/τ)."""
     alive = everyone()
     if drop:
         alive[0, 1] = alive[2, 4] = False
@@ -107,7 +107,7 @@ def test_output_normalisation_blends_unit_outputs(rows: int) -> None:
     p = torch.softmax((torch.log_softmax(logits, -1) + noise) / 0.7, -1)
     dims = (1, 2) if rows == 1 else (2,)
     values = (torch.relu(h), torch.sigmoid(h), torch.tanh(h), torch.nn.functional.leaky_relu(h), h)
-    units = [torch.nan_to_num(unit(value, dims)) for value in values]  # relu may be 0 all over a channel
+    units = [torch.nan_to_num(unit(value, dims)) for value in values]  # relu may be 0 for a whole channel
     expected = sum(p[:, k].view(1, rows, 1) * value for k, value in enumerate(units))
     torch.testing.assert_close(blended(h, logits, noise=noise, tau=0.7), expected)
 
@@ -119,7 +119,7 @@ def test_output_normalisation_has_autograds_gradient() -> None:
     assert torch.autograd.gradcheck(blended, (h, logits))
 
 
-def test_hard_output_normalisation_is_the_likeliest_alone_with_the_soft_gradient() -> None:
+def test_hard_output_normalisation_is_the_likeliest_candidate_with_the_soft_gradient() -> None:
     torch.manual_seed(0)
     h, delta = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     logits = torch.tensor([[0.0, 0.0, 2.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)

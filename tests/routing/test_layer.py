@@ -1,4 +1,4 @@
-"""FlexAct: what it computes in each mode, how it ends, and how it travels."""
+"""Tests of FlexAct: its output in each mode, dropping and committing, and copies and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOGITS = [0.3, -0.2, 0.9, 0.1, -0.5]
 
 
 def site_with(logits: list[float] = LOGITS, channels: int | None = None, **changes: Any) -> FlexAct:
-    """A site that is past its start: the paper's noise, given logits."""
+    """A site after its start, with the paper's noise and given logits."""
     site = FlexAct(config=flat_paper(**changes), channels=channels)
     with torch.no_grad():
         site.logits.copy_(torch.tensor(logits).repeat(site.rows)[: site.logits.numel()])
@@ -47,12 +47,12 @@ def blend_of_pi(site: FlexAct, h: Tensor) -> Tensor:
     return sum((q * candidates.lookup(k).module()(h) for q, k in zip(pi, site.keys, strict=True)), torch.zeros(()))
 
 
-# What it computes
+# Output
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["soft", "hard"])
 @pytest.mark.parametrize("channels", [None, 4], ids=["layer", "channel"])
-def test_training_forward_and_gradients_are_the_references(hard: bool, channels: int | None) -> None:
+def test_training_forward_and_gradients_equal_the_references(hard: bool, channels: int | None) -> None:
     h, delta = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
     site = site_with(
         channels=channels,
@@ -90,7 +90,7 @@ def test_eval_blends_by_pi(forward: str) -> None:
 
 
 @pytest.mark.parametrize("correction", ["none", "output_norm"])
-def test_eval_pick_is_the_argmax_as_it_will_be_extracted(correction: str) -> None:
+def test_in_eval_mode_the_pick_is_the_argmax_as_in_the_extracted_network(correction: str) -> None:
     h, site = torch.randn(20, 3), site_with(eval="pick", correction=correction).eval()
     assert torch.equal(site(h), torch.tanh(h))
     assert torch.equal(flexact.extract(site, commit=True)(h), site(h))
@@ -105,7 +105,7 @@ def test_eval_mode_does_not_advance_the_draw() -> None:
     assert site.router.step == 1
 
 
-def test_a_lone_site_repeats_with_its_seed_and_draws_anew_each_step() -> None:
+def test_a_lone_site_repeats_with_its_seed_and_draws_again_each_step() -> None:
     h = torch.randn(20)
     one, again, other = (site_with(seed=seed) for seed in (5, 5, 6))
     first, second = one(h), one(h)
@@ -115,7 +115,7 @@ def test_a_lone_site_repeats_with_its_seed_and_draws_anew_each_step() -> None:
     assert not torch.equal(first, other(h))
 
 
-def test_inplace_is_accepted_and_the_input_never_overwritten() -> None:
+def test_inplace_is_accepted_and_the_input_is_never_overwritten() -> None:
     h = torch.linspace(-3, 3, 30)
     before = h.clone()
     for site in (FlexAct(ALL, inplace=True), FlexAct(ALL, FlexConfig.paper(), inplace=True)):
@@ -125,7 +125,7 @@ def test_inplace_is_accepted_and_the_input_never_overwritten() -> None:
         assert torch.equal(h, before)
 
 
-def test_an_original_that_works_in_place_is_blended_without_overwriting() -> None:
+def test_an_in_place_original_is_blended_without_overwriting() -> None:
     original = nn.LeakyReLU(0.3, inplace=True)
     site = FlexAct(("original", "identity"), original=original)
     h = torch.tensor([-1.0, 2.0], requires_grad=True)
@@ -141,7 +141,7 @@ def test_integer_and_complex_input_is_refused(dtype: torch.dtype) -> None:
 
 
 def overflows(name: str, dtype: torch.dtype) -> bool:
-    """Whether a candidate is infinite at 1e4 in a dtype, as torch's own square is."""
+    """Returns whether a candidate is infinite at 1e4 in a dtype, as torch's own square is."""
     return name in ("relu_squared", "star_relu") and dtype == torch.float16
 
 
@@ -164,7 +164,7 @@ def test_a_finite_input_never_yields_nan(
     seed: int,
     spread: float,
 ) -> None:
-    """|h| up to 1e4, all candidates, any temperature: output and gradients stay numbers."""
+    """For |h| up to 1e4, all candidates and any temperature, output and gradients are finite."""
     config = FlexConfig.paper(
         candidates=[name for name in ALL if not overflows(name, dtype)],
         granularity="channel" if channels else "layer",
@@ -268,12 +268,12 @@ def test_autocast_routes_half_precision_with_float32_logits(correction: str) -> 
 
 
 class Blocks(nn.Module):
-    """Two blocks whose forward is recomputed in the backward pass, where asked for."""
+    """Two blocks whose forward is recomputed in the backward pass if use_reentrant is given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)) for _ in range(2))
-        self.recompute: bool | None = None  # use_reentrant of the checkpoints; None is without
+        self.recompute: bool | None = None  # use_reentrant of the checkpoints; None: no checkpoints
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -285,7 +285,7 @@ class Blocks(nn.Module):
     "changes", [{}, {"forward": "hard"}, {"alpha_kind": "relative"}, {"correction": "output_norm"}]
 )
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_recomputed_forward_sees_the_same_draw(reentrant: bool, changes: dict[str, Any]) -> None:
+def test_a_recomputed_forward_uses_the_same_draw(reentrant: bool, changes: dict[str, Any]) -> None:
     def run(recompute: bool | None) -> list[Tensor]:
         torch.manual_seed(0)
         model = flexact.convert(Blocks(), config=flat_paper(**changes))
@@ -306,10 +306,10 @@ def test_a_recomputed_forward_sees_the_same_draw(reentrant: bool, changes: dict[
         assert torch.equal(plain, recomputed)
 
 
-# How it ends: dropping and committing
+# Dropping and committing
 
 
-def test_dropped_candidates_take_no_part() -> None:
+def test_dropped_candidates_do_not_contribute() -> None:
     site, h = site_with(noise=0.0), torch.randn(20, requires_grad=True)
     site.drop(torch.tensor([[False, True, False, False, True]]), step=3)
     assert site.dropped_at.tolist() == [[-1, 3, -1, -1, 3]]
@@ -325,7 +325,7 @@ def test_dropped_candidates_take_no_part() -> None:
     assert not site.committed
 
 
-def test_the_weakest_goes_first_until_one_is_left() -> None:
+def test_the_weakest_is_dropped_first_until_one_is_left() -> None:
     site = site_with()
     for step, left in enumerate([(0, 1, 2, 3), (0, 2, 3), (0, 2), (2,)]):
         assert not site.committed
@@ -367,7 +367,7 @@ def test_committed_site_is_the_function_itself(name: str) -> None:
     assert type(site.picked) is type(plain)
 
 
-def test_committed_site_has_no_routing_no_statistics_and_saves_what_its_function_does() -> None:
+def test_a_committed_site_has_no_routing_and_no_statistics_and_saves_what_its_function_does() -> None:
     site = flexact.commit(site_with())
     step = site.router.step
     saved: list[Tensor] = []
@@ -409,7 +409,7 @@ def test_channels_that_agree_commit_to_the_plain_module() -> None:
     assert type(flexact.commit(channelwise(("tanh", "tanh"))).picked) is nn.Tanh
 
 
-def test_mixed_picks_leave_nothing_in_a_state_dict_and_move_with_the_model() -> None:
+def test_mixed_picks_add_nothing_to_a_state_dict_and_move_with_the_model() -> None:
     site = flexact.commit(channelwise(("tanh", "relu")))
     assert isinstance(site.picked, ChannelPicks)
     assert not site.picked.state_dict()
@@ -434,7 +434,7 @@ def test_an_input_with_other_channels_is_refused() -> None:
             site(torch.randn(shape))
 
 
-# How it is built
+# Construction
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -481,7 +481,7 @@ def test_default_candidates_have_one_order_and_the_original_once(
     assert site.original_index == expected
 
 
-def test_an_original_that_was_not_asked_for_is_no_candidate() -> None:
+def test_an_original_that_is_not_listed_is_no_candidate() -> None:
     assert FlexAct(FIVE, original=nn.Mish()).original_index == -1
 
 
@@ -489,7 +489,7 @@ def test_init_uniform_starts_undecided() -> None:
     torch.testing.assert_close(FlexAct().pi(), torch.full((1, 5), 0.2))
 
 
-def test_committing_to_the_original_gives_the_very_module_back() -> None:
+def test_committing_to_the_original_restores_the_same_module() -> None:
     original = nn.LeakyReLU(0.2, inplace=True)
     site = flexact.commit(FlexAct(config=FlexConfig(init="original"), original=original))
     assert site.kept_original
@@ -510,7 +510,7 @@ def test_repr_shows_candidates_and_pick() -> None:
     assert "picked=by channel" in repr(flexact.commit(channelwise(("tanh", "relu"))))
 
 
-# How it travels
+# Copies and checkpoints
 
 
 def travelled(site: FlexAct, how: str) -> FlexAct:
@@ -518,11 +518,11 @@ def travelled(site: FlexAct, how: str) -> FlexAct:
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_a_copy_does_the_same_and_is_its_own(how: str) -> None:
+def test_a_copy_computes_the_same_and_is_independent(how: str) -> None:
     h, site = torch.randn(20), site_with()
     site(h)
     other = travelled(site, how)
-    assert torch.equal(site(h), other(h)), "the copy goes on with the same draws"
+    assert torch.equal(site(h), other(h)), "the copy continues with the same draws"
     with torch.no_grad():
         other.logits.add_(torch.arange(5.0))
     other.commit()
@@ -552,7 +552,7 @@ def test_a_pickled_original_is_known_in_a_new_process(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_a_converted_model_travels_with_its_router(how: str) -> None:
+def test_a_converted_model_is_copied_with_its_router(how: str) -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()), "*")
     other = travelled(model, how)
     first, second = sites_of(other)
@@ -578,7 +578,7 @@ def test_state_dict_round_trip(committed: bool) -> None:
     assert torch.equal(other(h), site(h))
 
 
-def test_loading_an_earlier_state_takes_a_commitment_back() -> None:
+def test_loading_an_earlier_state_undoes_a_commitment() -> None:
     site = site_with()
     before = copy.deepcopy(site.state_dict())
     site.commit()
@@ -595,7 +595,7 @@ def untouched_by(model: nn.Module, load: Callable[[], object], message: str) -> 
 
 
 @pytest.mark.parametrize("other", [("relu", "gelu"), ("tanh", "relu"), ("relu", "tanh", "elu")])
-def test_state_of_other_candidates_is_refused_and_nothing_changed(other: tuple[str, ...]) -> None:
+def test_state_of_other_candidates_is_refused_and_nothing_changes(other: tuple[str, ...]) -> None:
     site = FlexAct(("relu", "tanh"))
     state = FlexAct(other).state_dict()
     untouched_by(site, lambda: site.load_state_dict(state), f"saved with the candidates {', '.join(other)}; this model")
@@ -627,7 +627,7 @@ def test_an_input_on_another_device_is_refused() -> None:
         FlexAct()(torch.empty(3, device="meta"))
 
 
-def test_torch_export_leaves_the_model_as_it_was() -> None:
+def test_torch_export_does_not_change_the_model() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU())).eval()
     x = torch.randn(2, 3)
     program = torch.export.export(model, (x,))  # the model's first forward

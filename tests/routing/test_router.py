@@ -1,4 +1,4 @@
-"""From logits to probabilities: the noise, the draws of a whole model, and the tables they live in."""
+"""Tests of the router, from logits to probabilities: the noise, the draws of a whole model, and their tables."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def noisy_model(seed: int = 0) -> nn.Module:
     return flexact.convert(model, config=FlexConfig.paper(seed=seed))
 
 
-def test_noise_depends_on_seed_and_step_alone() -> None:
+def test_noise_depends_on_seed_and_step_only() -> None:
     first = gumbel_noise(3, 5, seed=1, step=2)
     torch.manual_seed(99)
     assert torch.equal(first, gumbel_noise(3, 5, seed=1, step=2))
 
 
 @given(seed=st.integers(-(2**70), 2**70), step=st.integers(0, 2**40))
-def test_neighbouring_seeds_and_steps_draw_other_noise(seed: int, step: int) -> None:
+def test_neighbouring_seeds_and_steps_draw_different_noise(seed: int, step: int) -> None:
     draws = {tuple(gumbel_noise(1, 4, s, t)[0].tolist()) for s, t in ((seed, step), (seed + 1, step), (seed, step + 1))}
     assert len(draws) == 3
 
 
-def test_noise_is_gumbels() -> None:
+def test_noise_has_the_gumbel_distribution() -> None:
     noise = gumbel_noise(20_000, 1, seed=0, step=0).flatten()
     assert scipy.stats.kstest(noise.numpy(), scipy.stats.gumbel_r.cdf).pvalue > 0.01
 
 
-def test_noise_of_successive_steps_is_gumbels_and_uncorrelated() -> None:
+def test_noise_of_successive_steps_is_gumbel_distributed_and_uncorrelated() -> None:
     noise = torch.cat([gumbel_noise(1, 1, seed=3, step=step) for step in range(3000)]).flatten()
     assert scipy.stats.kstest(noise.numpy(), scipy.stats.gumbel_r.cdf).pvalue > 0.01
     assert scipy.stats.spearmanr(noise[1:].numpy(), noise[:-1].numpy()).pvalue > 0.01
 
 
 @pytest.mark.parametrize("u", [0.0, 1.0, 1e-300, 1 - 1e-16])
-def test_noise_is_finite_whatever_uniform_number_is_drawn(u: float) -> None:
+def test_noise_is_finite_for_every_uniform_number(u: float) -> None:
     with mock.patch("torch.rand", lambda *size, **kwargs: torch.full(size, u, dtype=kwargs["dtype"])):
         assert gumbel_noise(2, 3, seed=0, step=0).float().isfinite().all()
 
@@ -84,7 +84,7 @@ def test_frequencies_of_a_sites_own_draws_over_the_steps_match_pi() -> None:
 
 
 @given(logits=st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=6), data=st.data())
-def test_log_pi_is_the_log_softmax_over_who_is_in(logits: list[float], data: st.DataObject) -> None:
+def test_log_pi_is_the_log_softmax_over_alive_candidates(logits: list[float], data: st.DataObject) -> None:
     k = len(logits)
     kept = sorted(data.draw(st.sets(st.integers(0, k - 1), min_size=1)))
     alive = torch.zeros(1, k, dtype=torch.bool)
@@ -109,14 +109,14 @@ def test_probabilities_are_finite_and_sum_to_one(logits: list[float], temperatur
     assert float(p.sum()) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_forward_leaves_the_global_random_state_alone() -> None:
+def test_a_forward_does_not_change_the_global_random_state() -> None:
     for model in (noisy_model(), FlexAct(config=PAPER)):
         before = torch.get_rng_state()
         model(torch.ones(2, 3)).sum().backward()
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_all_sites_draw_once_a_step_and_each_its_own() -> None:
+def test_all_sites_draw_once_a_step_with_different_noise() -> None:
     model = noisy_model()
     first, second = sites_of(model)
     assert first.router is second.router
@@ -129,7 +129,7 @@ def test_all_sites_draw_once_a_step_and_each_its_own() -> None:
     assert router.step == 2
 
 
-def test_a_run_repeats_bit_for_bit_and_another_seed_does_not() -> None:
+def test_a_run_is_bit_identical_with_the_same_seed_and_differs_with_another() -> None:
     x = torch.randn(8, 3)
 
     def outputs(seed: int) -> list[Tensor]:
@@ -153,7 +153,7 @@ def test_under_a_schedule_the_draw_changes_with_its_step_only() -> None:
     assert not torch.equal(model(x), one)
 
 
-def test_sites_called_outside_of_the_models_forward_follow_their_logits() -> None:
+def test_sites_called_outside_of_the_models_forward_use_their_logits() -> None:
     model = noisy_model()
     schedule = flexact.Schedule(model, total_steps=10)
     site = sites_of(model)[0]
@@ -215,7 +215,7 @@ def test_each_row_has_its_sites_temperature() -> None:
     assert router.temperature().flatten().tolist() == [1.0, 0.5, 0.5, 1.0]
 
 
-def test_statistics_of_several_calls_are_averaged_and_start_afresh_each_training_forward() -> None:
+def test_statistics_of_several_calls_are_averaged_and_reset_by_each_training_forward() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -236,7 +236,7 @@ def test_statistics_of_several_calls_are_averaged_and_start_afresh_each_training
         assert site.router.called().tolist() == [[True]]
 
 
-def test_an_eval_forward_leaves_the_statistics_of_training_alone() -> None:
+def test_an_eval_forward_does_not_change_the_statistics_of_training() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     model(torch.randn(5, 3))
     (site,) = sites_of(model)
@@ -263,7 +263,7 @@ def test_gumbels_mean_and_variance() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Counts what is computed."""
+    """Counts the operations that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,23 +296,23 @@ def test_a_committed_model_computes_what_the_extracted_one_does(training: bool, 
         assert counted.count == 0
 
 
-def test_a_model_that_is_undecided_again_has_the_draw_of_its_step() -> None:
-    model, twin, x = noisy_model(), noisy_model(), torch.randn(2, 3)
+def test_a_model_that_is_undecided_again_uses_the_draw_of_its_step() -> None:
+    model, duplicate, x = noisy_model(), noisy_model(), torch.randn(2, 3)
     before = copy.deepcopy(model.state_dict())
-    schedules = [flexact.Schedule(one, total_steps=100) for one in (model, twin)]
+    schedules = [flexact.Schedule(one, total_steps=100) for one in (model, duplicate)]
     flexact.commit(model)
     for _ in range(3):
         for schedule in schedules:
             schedule.step()
     model.load_state_dict(before)
     with torch.no_grad():
-        for one, other in zip(sites_of(model), sites_of(twin), strict=True):
+        for one, other in zip(sites_of(model), sites_of(duplicate), strict=True):
             one.temperature.copy_(other.temperature)
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(model(x), twin(x))
+    duplicate.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), duplicate(x))
 
 
-def test_torch_func_looks_at_a_training_forward_with_noise() -> None:
+def test_a_training_forward_with_noise_works_under_torch_func() -> None:
     model = noisy_model()
     x = torch.randn(4, 3)
     assert torch.func.grad(lambda x: model(x).sum())(x).isfinite().all()

@@ -1,4 +1,4 @@
-"""A saved state: what a site's evidence must be like, and that it comes back."""
+"""Tests of a saved state: the evidence of a site is validated and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dropped() -> FlexAct:
     return site
 
 
-def test_evidence_travels_with_the_state() -> None:
+def test_evidence_is_saved_in_the_state() -> None:
     site = FlexAct(CANDIDATES)
     site.load_state_dict(dropped().state_dict())
     assert selection(site) == selection(dropped())
@@ -30,7 +30,7 @@ def test_evidence_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         FlexAct(CANDIDATES).load_state_dict(state)
 
 
-def test_a_state_without_evidence_is_told_by_torch() -> None:
+def test_a_state_without_evidence_is_reported_by_torch() -> None:
     state = dropped().state_dict()
     del state["evidence"]
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "evidence"'):

@@ -1,4 +1,4 @@
-"""Sites that pick together: one move for all of a group, the mean of those that they would make alone."""
+"""Tests of sites that pick together: a group moves by the mean of the moves of its sites."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trained(
     return schedule
 
 
-def test_by_default_all_sites_have_the_same_logits_bit_for_bit_after_every_step() -> None:
+def test_by_default_the_logits_of_all_sites_are_bit_identical_after_every_step() -> None:
     model = convert(network(), config=BLEND)
     seen = []
 
@@ -90,7 +90,7 @@ def test_a_function_of_names_makes_groups_and_none_is_a_site_on_its_own() -> Non
 
 
 def test_a_site_that_a_step_does_not_call_moves_with_its_group() -> None:
-    """As with stochastic depth."""
+    """For example, stochastic depth."""
 
     class Skipping(nn.Module):
         skips = False
@@ -114,7 +114,7 @@ def test_a_site_that_a_step_does_not_call_moves_with_its_group() -> None:
     assert model.one.logits.detach().any()
 
 
-def test_sites_with_other_candidates_pick_in_groups_of_their_own() -> None:
+def test_sites_with_different_candidates_pick_in_separate_groups() -> None:
     layers = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Mish(), nn.Linear(6, 6), nn.GELU())
     model = convert(layers.append(nn.Linear(6, 1)), config=BLEND)
     relu, mish, gelu = sites_of(model)
@@ -127,7 +127,7 @@ def test_sites_with_other_candidates_pick_in_groups_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("share", "config"), [("site", BLEND), (None, FlexConfig(pick_by="blend", share="site"))], ids=["convert", "config"]
 )
-def test_sites_pick_each_for_itself_where_asked(share: str | None, config: FlexConfig) -> None:
+def test_sites_pick_independently_if_asked_to(share: str | None, config: FlexConfig) -> None:
     model = convert(network(), config=config, share=share)
     trained(model, 10)
     first, *others = logits(model)
@@ -136,7 +136,7 @@ def test_sites_pick_each_for_itself_where_asked(share: str | None, config: FlexC
 
 
 def test_accumulated_micro_batches_move_a_group_as_the_whole_batch_does() -> None:
-    """What averages gradients, as accumulation and DistributedDataParallel do, comes before the mean over sites."""
+    """Gradients are averaged (by accumulation or DistributedDataParallel) before the mean over sites."""
     whole, parts = (convert(network(), config=BLEND) for _ in range(2))
     trained(whole, 3)
     trained(parts, 3, parts=3)
@@ -144,7 +144,7 @@ def test_accumulated_micro_batches_move_a_group_as_the_whole_batch_does() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"share": lambda name: None}, "share put none of the 4 sites into a group: it returned None for 1, 3, 5, 7"),
         ({"share": "modell"}, "share='modell' is not a choice; did you mean 'model'"),
@@ -156,9 +156,9 @@ def test_accumulated_micro_batches_move_a_group_as_the_whole_batch_does() -> Non
     ],
     ids=["no site", "misspelt", "no function", "channels"],
 )
-def test_groups_that_make_no_sense_are_refused_and_the_model_is_left_alone(changes: dict[str, Any], told: str) -> None:
+def test_invalid_groups_are_refused_and_the_model_is_unchanged(changes: dict[str, Any], message: str) -> None:
     model = network()
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match=message):
         convert(model, **changes)
     assert sites_of(model) == []
     assert isinstance(model[1], nn.ReLU)
@@ -171,7 +171,7 @@ def test_a_group_of_sites_with_other_candidates_is_refused_and_names_them() -> N
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_channels_pick_each_for_itself_whatever_the_config_shares() -> None:
+def test_channels_pick_independently_whatever_the_config_shares() -> None:
     config = FlexConfig(granularity="channel")
     model = convert(network(), config=config, example_inputs=torch.zeros(2, 6))
     assert all(site.group is None for site in sites_of(model))
@@ -189,7 +189,7 @@ def test_sites_built_by_hand_pick_together_under_a_schedule() -> None:
     assert sites[0].logits.detach().any()
 
 
-def test_a_run_with_other_groups_is_not_resumed() -> None:
+def test_a_run_with_other_groups_cannot_be_resumed() -> None:
     def schedule_of(share: Callable[[str], Any]) -> Schedule:
         return Schedule(convert(network(), config=BLEND, share=share), 40)
 
@@ -202,7 +202,7 @@ def test_a_run_with_other_groups_is_not_resumed() -> None:
     schedule_of(by_depth).load_state_dict({name: value for name, value in state.items() if name != "groups"})
 
 
-def test_a_group_that_cannot_be_compared_is_refused() -> None:
+def test_a_group_key_that_cannot_be_compared_is_refused() -> None:
     model = network()
     with pytest.raises(FlexActError, match=r"share returned \['1'\] for 1.*Return a string"):
         convert(model, share=lambda name: [name])  # type: ignore[arg-type, return-value]

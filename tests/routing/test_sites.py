@@ -1,4 +1,4 @@
-"""The sites of a model are found, in depth order, and quickly where the model itself was converted."""
+"""Tests that the sites of a model are found in depth order, and quickly if the model itself was converted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexact.routing.sites import blend, bound_sites, routers_of, sites_of, unbi
 from flexact.surgery.watching import unwatch
 
 
-def test_bound_sites_are_those_of_a_walk_over_the_modules() -> None:
+def test_bound_sites_match_a_walk_over_the_modules() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Tanh()), "*")
     by_hand = nn.Sequential(FlexAct(), FlexAct())
     for one in (model, nn.ModuleDict({"wrapped": model}), by_hand, by_hand[0], flexact.extract(model, commit=True)):
@@ -34,7 +34,7 @@ def test_unbinding_leaves_no_hook() -> None:
     assert not model._load_state_dict_pre_hooks
 
 
-def test_sites_that_are_made_to_blend_need_no_loss() -> None:
+def test_sites_that_are_set_to_blend_need_no_loss() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
     blend(sites_of(model))
     schedule = flexact.Schedule(model, 2000)
@@ -44,13 +44,13 @@ def test_sites_that_are_made_to_blend_need_no_loss() -> None:
         schedule.step()
 
 
-def test_sites_that_are_asked_to_try_are_not_made_to_blend() -> None:
+def test_sites_that_are_asked_for_a_trial_are_not_set_to_blend() -> None:
     config = flexact.FlexConfig(pick_by="trial")
     model = flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), config=config)
     with pytest.raises(FlexActError, match="pick_by='trial'"):
         blend(sites_of(model))
 
 
-def test_what_is_no_module_has_no_sites_and_is_refused() -> None:
+def test_an_object_that_is_no_module_is_refused() -> None:
     with pytest.raises(FlexActError, match=r"torch\.nn\.Module .*dict"):
         sites_of({})

@@ -1,4 +1,4 @@
-"""What the tests of the studies that run as a grid share: a trainer that takes no time, and small image sets."""
+"""Fixtures of the studies that run as a grid: a trainer that takes no time, and small image data sets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 @pytest.fixture
 def fake_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """grid/fake_training.py under a name by which worker processes find it too."""
+    """Imports grid/fake_training.py under a name by which worker processes find it too."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "grid"))
     return importlib.import_module("fake_training")
 
 
 @pytest.fixture(scope="session")
 def write_cifar() -> Callable[..., Path]:
-    """`write_cifar` of images/official_layout.py: a small data set in the official layout."""
+    """Returns `write_cifar` of cifar_data/official_layout.py: it writes a small data set in the official layout."""
     path = Path(__file__).parent / "cifar_data" / "official_layout.py"
     spec = importlib.util.spec_from_file_location("flexact_test_official_layout", path)
     assert spec is not None

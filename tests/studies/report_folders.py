@@ -26,7 +26,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def study_folder(folder: Path, study: str, models: list[str], truths: list[str], table: str, seeds: int = 2) -> Path:
-    """A study in which every model that picks finds the truth, the more slowly the later its name."""
+    """A study in which every model that picks finds the truth; models with later names take longer."""
     options = Options(seeds=seeds, truths=tuple(truths), models=tuple(models))
     config = {
         "flexact_study": 1,
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 def evidence_folder(folder: Path, steps: int = 400) -> Path:
-    """A run of seven sites in three stages that is long enough for evidence; the loss is that of the schedule."""
+    """A run of seven sites in three stages that is long enough for evidence. The loss is that of the schedule."""
     torch.manual_seed(0)
     model = nn.Sequential()
     model.add_module("stem", nn.Sequential(nn.Linear(2, 16), nn.ReLU()))
@@ -124,7 +124,7 @@ def evidence_folder(folder: Path, steps: int = 400) -> Path:
 
 
 def recorder_folder(folder: Path, steps: int = 12) -> Path:
-    """A user's own run, recorded by the real thing; one of its layers has a hostile name."""
+    """A user's own run, recorded by a real Recorder. One of its layers has a hostile name."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
     model.add_module(HOSTILE.replace(".", ""), nn.Sequential(nn.Linear(8, 8), nn.ReLU()))

@@ -1,4 +1,4 @@
-"""The overhead study: what it compares, how it measures, and what it writes."""
+"""Tests of the overhead study: what it compares, how it measures, and what it writes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_networks_have_the_papers_extra_parameters(network: str, placement: 
     assert not isinstance(built.relu, flexact.FlexAct)
 
 
-def test_the_plain_way_computes_what_the_closed_form_does() -> None:
+def test_the_plain_implementation_computes_what_the_closed_form_does() -> None:
     torch.manual_seed(0)
     plain, closed = small("plain"), small("closed_form")
     assert all(isinstance(site, PlainSite) for site in sites_of(plain))
@@ -108,7 +108,7 @@ def test_extraction_leaves_the_network_with_relu(where: str, fuse: bool) -> None
     assert extracted.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_a_way_that_does_not_run_here_is_an_error() -> None:
+def test_an_implementation_that_does_not_run_here_is_an_error() -> None:
     with pytest.raises(flexact.FlexActError, match="run on CUDA tensors"):
         use_kernels("fused", CPU)
 
@@ -133,12 +133,12 @@ def test_a_step_trains(way: str) -> None:
     assert training.loss.item() < first
     if training.schedule is not None:
         assert training.schedule.steps_done == 9
-        assert all(site.logits.grad is None for site in sites_of(training.network))  # the policy took them
+        assert all(site.logits.grad is None for site in sites_of(training.network))  # the policy used them
         moved = [site.logits.detach() for site in sites_of(training.network)]
         assert any(not torch.equal(one, other) for one, other in zip(before, moved, strict=True))
 
 
-def test_a_compiled_step_is_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_equals_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "COMPILER", "aot_eager")
     torch._dynamo.reset()
     losses = []
@@ -149,7 +149,7 @@ def test_a_compiled_step_is_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_each_compiled_network_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_compiled_network_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "COMPILER", "eager")
     torch._dynamo.reset()
     networks = [torch.nn.Linear(3, n) for n in (1, 2, 3)]
@@ -161,14 +161,14 @@ def test_each_compiled_network_has_code_of_its_own(monkeypatch: pytest.MonkeyPat
                 assert torch.equal(forward(x), network(x))
 
 
-def test_a_graph_needs_a_card() -> None:
+def test_a_graph_needs_a_gpu() -> None:
     with pytest.raises(flexact.FlexActError, match="CUDA"):
         captured(lambda: None, CPU)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["plain", "closed_form", "fused", "fused_bn"])
-def test_a_captured_step_trains_as_an_eager_one(way: str) -> None:
+def test_a_captured_step_trains_like_an_eager_one(way: str) -> None:
     device = torch.device("cuda")
     losses = []
     with study_stream(device):
@@ -214,7 +214,7 @@ def test_a_contender_that_fails_does_not_stop_the_others() -> None:
 
 
 def saved_for_backward(run: Callable[[], None]) -> int:
-    """The bytes that autograd keeps during a run; each storage counts once."""
+    """Returns the bytes that autograd keeps during a run. Each storage counts once."""
     kept: dict[int, torch.Tensor] = {}  # holds the tensors, so that no address is used twice
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -226,7 +226,7 @@ def saved_for_backward(run: Callable[[], None]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def test_the_closed_form_saves_less_than_the_plain_way() -> None:
+def test_the_closed_form_saves_less_than_the_plain_implementation() -> None:
     saved = {}
     for way in (BASELINE, "plain", "closed_form"):
         training = Training(small(way, BASELINE if way == BASELINE else "all"), way, batch(), compiled=False)
@@ -254,7 +254,7 @@ def test_launches_of_draw_and_policy_do_not_depend_on_depth() -> None:
 # -- rows and table ----------------------------------------------------------------------------------------------------
 
 
-def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_rows_round_trip_through_the_csv(tmp_path: Path) -> None:
     rows = [
         Measurement("resnet18", "all", "fused", "eager", TRAIN, 1.5, 1.25, 2.0, repeats=20),
         Measurement("resnet18", "all", "plain", "graph", TRAIN, error='RuntimeError: a "quoted", one'),
@@ -269,7 +269,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
         csv_rows.read(tmp_path / "rows.csv", Measurement, made=list(made))
 
 
-def test_the_table_has_the_papers_ratios_beside_ours() -> None:
+def test_the_table_has_the_papers_ratios_next_to_ours() -> None:
     text = written([Measurement("resnet18", "all", "fused", "eager", TRAIN, 1.0, 1.0, 1.0)], {"device": "H200"})
     assert "| resnet18, all sites |" in text
     assert "1.80" in text  # 40.688 / 22.599
@@ -277,7 +277,7 @@ def test_the_table_has_the_papers_ratios_beside_ours() -> None:
     assert "Not measured" not in text
 
 
-def test_the_committed_table_is_that_of_the_committed_rows() -> None:
+def test_the_committed_table_matches_the_committed_rows() -> None:
     made = ("batch", "width", "dtype", "device", "torch", "commit", "date")
     with (RESULTS / "overhead.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
@@ -289,7 +289,7 @@ def test_the_committed_table_is_that_of_the_committed_rows() -> None:
 
 
 @pytest.mark.usefixtures("small_networks")
-def test_the_study_writes_its_folder_and_goes_on_past_failures(tmp_path: Path) -> None:
+def test_the_study_writes_its_folder_and_continues_after_failures(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(TINY, folder)
     assert json.loads((folder / "config.json").read_text())["study"] == "overhead"
@@ -320,8 +320,8 @@ def test_the_study_writes_its_folder_and_goes_on_past_failures(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_networks")
-def test_a_run_without_a_routed_network_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a card
+def test_a_run_without_a_routed_network_fails_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a GPU
     with pytest.raises(SystemExit) as exit_:
         main(["reproduce", "overhead", "--out", str(tmp_path / "run"), "--quiet", *arguments])
     assert exit_.value.code == 1

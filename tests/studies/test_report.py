@@ -1,4 +1,4 @@
-"""The report of a folder: what is read, what is written, and what is said about bad files."""
+"""Tests of the report of a folder: what is read, what is written, and errors about bad files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _line(ax: Axes, name: str) -> Line2D:
 
 
 def _half_widths(ax: Axes, name: str) -> list[float]:
-    """The height above its curve of a band at each point."""
+    """Returns the height of a band above its curve at each point."""
     lines = [line.get_label() for line in ax.get_lines()]
     around = ax.collections[lines.index(name)].get_paths()[0].vertices
     curve = dict(zip(*_line(ax, name).get_data(), strict=True))
@@ -69,7 +69,7 @@ def _half_widths(ax: Axes, name: str) -> list[float]:
     return list(above.values())
 
 
-def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
+def test_page_and_figures_are_written_completely(synthetic: Path) -> None:
     assert (synthetic / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
     slugs = ["selection", "curves"]
     expected = {f"{slug}.{kind}" for slug in slugs for kind in ("png", "svg")}
@@ -78,7 +78,7 @@ def test_page_and_figures_are_written_whole(synthetic: Path) -> None:
     assert not list(synthetic.rglob("*.new"))
 
 
-def test_page_needs_nothing_from_outside(synthetic: Path) -> None:
+def test_page_loads_nothing_from_outside(synthetic: Path) -> None:
     page = (synthetic / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|<link[^>]+stylesheet|<script""", page)
     assert "default-src 'none'" in page
@@ -117,7 +117,7 @@ def test_models_that_pick_are_side_by_side_for_each_truth(synthetic: Path) -> No
     assert titles == [f"{model}, truth: {truth}" for truth in ("relu", "sigmoid") for model in models]
 
 
-def test_alpha_pictures(tmp_path: Path) -> None:
+def test_alpha_figures(tmp_path: Path) -> None:
     pictures = {picture.slug: picture for picture in _pictures(folders.alpha_folder(tmp_path))}
     assert list(pictures) == ["selection", "curves", "errors"]
     assert len(pictures["curves"].figure.axes[0].get_lines()) == 12
@@ -133,12 +133,12 @@ def _rows(ax: Axes) -> list[str]:
 
 
 def _bars(ax: Axes) -> dict[str, list[float]]:
-    """The lengths of the bars by name."""
+    """Returns the lengths of the bars by name."""
     bars = [container for container in ax.containers if isinstance(container, BarContainer)]
     return {str(one.get_label()): [bar.get_width() for bar in one] for one in bars}
 
 
-def test_corrections_stand_beside_the_papers(tmp_path: Path) -> None:
+def test_corrections_are_next_to_the_papers(tmp_path: Path) -> None:
     selection, _, errors = _pictures(folders.corrections_folder(tmp_path))
     (ax,) = errors.figure.axes
     assert ax.get_xscale() == "log"
@@ -172,7 +172,7 @@ def test_study_of_another_kind_shows_its_table(tmp_path: Path) -> None:
     assert "<td>shown</td>" in build(tmp_path).read_text(encoding="utf-8")
 
 
-def test_recorders_folder_is_reported(tmp_path: Path) -> None:
+def test_a_recorders_folder_is_reported(tmp_path: Path) -> None:
     folder = folders.recorder_folder(tmp_path, steps=4)
     page = build(folder).read_text(encoding="utf-8")
     assert "4 records of 4 sites" in page
@@ -183,7 +183,7 @@ def test_recorders_folder_is_reported(tmp_path: Path) -> None:
     assert (folder / "figures" / "history-probabilities.svg").exists()
 
 
-def test_a_page_shows_how_surely_each_site_was_decided(tmp_path: Path) -> None:
+def test_a_page_shows_how_sure_each_decision_was(tmp_path: Path) -> None:
     drop = {"step": 9, "margin": 0.5, "standard_error": 0.2, "steps": 40}
     last = {
         "step": 2,
@@ -209,7 +209,7 @@ def test_a_page_shows_how_surely_each_site_was_decided(tmp_path: Path) -> None:
     assert page.count("lead: the pick&#x27;s advantage over the runner-up") == 1
 
 
-def test_a_site_that_is_decided_against_its_original_says_by_how_much(tmp_path: Path) -> None:
+def test_a_site_that_drops_its_original_shows_the_margin(tmp_path: Path) -> None:
     drop = {"step": 9, "margin": 0.1, "standard_error": 0.2, "steps": 40}
     last = {
         "step": 9,
@@ -223,7 +223,7 @@ def test_a_site_that_is_decided_against_its_original_says_by_how_much(tmp_path: 
     assert "<td>0.10 ± 0.20</td><td>0.5</td><td>40</td><td>gelu</td><td>2.5</td><td>relu (5), gelu (9)</td>" in body
 
 
-def test_one_history_is_reported_alone_beside_it(tmp_path: Path) -> None:
+def test_a_single_history_next_to_a_study_is_reported(tmp_path: Path) -> None:
     _write_history(tmp_path / "one.jsonl")
     _write_history(tmp_path / "two.jsonl")
     subprocess.run([sys.executable, "-m", "flexact", "report", str(tmp_path / "two.jsonl")], check=True, timeout=60)
@@ -259,34 +259,34 @@ def test_two_histories_are_two_sections_with_their_own_figures(tmp_path: Path) -
     assert {path.stem for path in (tmp_path / "figures").glob("*-picks.png")} == {"one-picks", "two_words-picks"}
 
 
-def test_histories_whose_names_differ_in_odd_characters_alone_have_figures_of_their_own(tmp_path: Path) -> None:
+def test_histories_whose_names_differ_in_special_characters_only_have_figures_of_their_own(tmp_path: Path) -> None:
     for name in ("run 1.jsonl", "run_1.jsonl", "run:1.jsonl", "run_1_.jsonl"):
         _write_history(tmp_path / name)
     slugs = [picture.slug for section in read(tmp_path).sections for picture in section.pictures]
     assert len(set(slugs)) == len(slugs) == 4 * 4
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     _write_history(tmp_path / "history.jsonl")
-    os.mkfifo(tmp_path / "pipe.jsonl")  # whoever opens it to read waits for a writer
+    os.mkfifo(tmp_path / "pipe.jsonl")  # opening it for reading would block until there is a writer
     (tmp_path / "folder.jsonl").mkdir()
     command = [sys.executable, "-m", "flexact", "report", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert list(read_histories(tmp_path)) == ["history.jsonl"]
 
 
-def test_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_left_out(tmp_path: Path) -> None:
     _write_history(tmp_path / "history.jsonl", tail='{"step": 2, "si')
     assert [entry["step"] for entry in read_histories(tmp_path)["history.jsonl"].records] == [0, 1]
 
 
-def test_corrupt_line_of_a_cut_history_is_named_with_its_own_path(tmp_path: Path) -> None:
+def test_a_corrupt_line_of_a_truncated_history_is_named_with_its_own_path(tmp_path: Path) -> None:
     _write_history(tmp_path / "history.jsonl", tail='oops\n{"step": 2, "si')
     with pytest.raises(FlexActError, match=re.escape(f"{tmp_path / 'history.jsonl'}, line 4")):
         build(tmp_path)
 
 
-def test_folder_with_neither_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_folder_with_neither_names_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     (tmp_path / "config.json").write_text("{ not ours", encoding="utf-8")
     with pytest.raises(FlexActError, match=r"config\.json of a study.*\*\.jsonl.*Found: config\.json, notes\.txt"):
@@ -334,7 +334,7 @@ def test_bytes_that_are_not_text_are_named_with_their_line(tmp_path: Path) -> No
         build(tmp_path)
 
 
-def test_missing_results_are_told(tmp_path: Path) -> None:
+def test_missing_results_are_reported(tmp_path: Path) -> None:
     folders.synthetic_folder(tmp_path)
     (tmp_path / "results.csv").unlink()
     assert "No results yet." in build(tmp_path).read_text(encoding="utf-8")
@@ -368,14 +368,14 @@ def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "report.html").exists()
 
 
-def test_markdown_shows_html_as_text_and_loads_no_image() -> None:
+def test_markdown_escapes_html_and_loads_no_image() -> None:
     shown = markdown("# Title\n\n<img src=x onerror=alert(1)>\n\n![a](http://x/y.png) [b](javascript:alert(1))\n")
     assert "<h3>Title</h3>" in shown
     assert "<img" not in shown
     assert "href" not in shown.replace('href="http://x/y.png"', "")
 
 
-def test_rows_of_the_papers_numbers_stand_back(synthetic: Path) -> None:
+def test_rows_of_the_papers_numbers_are_muted(synthetic: Path) -> None:
     page = (synthetic / "report.html").read_text(encoding="utf-8")
     assert page.count('<tr class="muted">') == page.count("<td>- paper's</td>") == 9
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: everything is there, nothing complains, and it fits narrow and wide windows."""
+"""Tests of the report in a real browser: it is complete, without console errors, and fits narrow and wide windows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ folders = _folders()
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Headless chromium with a profile of its own."""
+    """Headless Chromium with a profile of its own."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -52,7 +52,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-# What each page must hold: figures and tables (the configuration's two among them).
+# What each page must contain: figures and tables (including the two of the configuration).
 PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (3, 3), "recorder": (5, 3), "evidence": (6, 3)}
 
 
@@ -97,7 +97,7 @@ def test_page_is_complete_and_fits(browser: Any, pages: dict[str, Path], name: s
     assert found == expected | {"scrolls": False, "outside": [], "small": 0, "unreadable": 0}
 
 
-def test_wide_table_scrolls_in_its_own_box(browser: Any, tmp_path: Path) -> None:
+def test_a_wide_table_scrolls_in_its_own_box(browser: Any, tmp_path: Path) -> None:
     header = "|" + "a long title |" * 20
     table = f"{header}\n{'|---' * 20}|\n{'| 1.0000 ± 0.0000 ' * 20}|\n"
     path = report.build(folders.study_folder(tmp_path, "other", ["relu"], ["relu"], table))

@@ -1,4 +1,6 @@
-"""A site in one call with the batch norm and the addition before it: the same network, which goes back as it came."""
+"""Tests of fusing a site with the batch norm and the addition before it: the network computes the same, and
+extraction restores it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def _timm(name: str) -> nn.Module:
     return timm.create_model(name, pretrained=False, num_classes=10)
 
 
-# What makes the model, and how many calls of a site come right behind a batch norm, or behind one and an addition.
+# The constructor of each model, and the numbers of sites' calls right after a batch norm, and after one and an
+# addition.
 MODELS: dict[str, tuple[Callable[[ModuleType], nn.Module], int]] = {
     "resnet18": (lambda _: _torchvision("resnet18"), 17),
     "resnet50": (lambda _: _torchvision("resnet50"), 49),
@@ -60,14 +63,16 @@ SMALL = ["mobilenet_v3_small", "shared", "functional"]
 
 @pytest.fixture(params=MODELS)
 def case(request: pytest.FixtureRequest, resnets: ModuleType) -> tuple[nn.Module, int]:
-    """A plain model, and how many places in it can be fused."""
+    """Returns a plain model, and how many places in it can be fused."""
     make, places = MODELS[request.param]
     torch.manual_seed(0)
     return trained(make(resnets)), places
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """The model with batch norms like a trained one's, and without dropout, whose random numbers would differ."""
+    """Returns the model with batch norms like a trained one's, and without dropout, whose random numbers would
+    differ.
+    """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -81,7 +86,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def counted() -> Iterator[list[FrameType]]:
-    """Sees the calls of `normalised_site`."""
+    """Records the calls of `normalised_site`."""
     calls: list[FrameType] = []
     code = inspect.unwrap(normalised_site).__code__
 
@@ -104,7 +109,7 @@ def places(model: nn.Module, x: Tensor) -> int:
 
 
 def both(plain: nn.Module, **options: Any) -> tuple[nn.Module, nn.Module]:
-    """A model converted as ever, and fused."""
+    """Returns a model converted without fusion, and a fused one."""
     return convert(copy.deepcopy(plain), **options), convert(copy.deepcopy(plain), fuse=True, **options)
 
 
@@ -113,7 +118,9 @@ def close(left: Tensor, right: Tensor) -> None:
 
 
 def assert_the_same(apart: nn.Module, fused: nn.Module, x: Tensor) -> None:
-    """A forward and backward in training mode, what they leave in the model, and what it computes in eval mode."""
+    """Makes a forward and backward in training mode. Returns the results, the model's state, and its output in eval
+    mode.
+    """
     results = [model.train()(x) for model in (apart, fused)]
     close(*results)
     for result in results:
@@ -125,7 +132,7 @@ def assert_the_same(apart: nn.Module, fused: nn.Module, x: Tensor) -> None:
             close(left.grad, right.grad)
     assert list(apart.state_dict()) == list(fused.state_dict())
     for name, value in apart.state_dict().items():
-        if name.endswith("evidence"):  # of drops, of which there was none
+        if name.endswith("evidence"):  # of drops, of which there are none
             assert value.isnan().all()
             assert fused.state_dict()[name].isnan().all()
         else:
@@ -140,7 +147,7 @@ def described(model: nn.Module) -> list[tuple[str, type]]:
 # Whole models
 
 
-def test_a_fused_model_trains_and_evaluates_as_the_unfused_one(case: Any) -> None:
+def test_a_fused_model_trains_and_evaluates_like_the_unfused_one(case: Any) -> None:
     plain, expected = case
     apart, fused = both(plain, config=ORIGINAL)
     assert (places(apart, IMAGES), places(fused, IMAGES)) == (0, expected)
@@ -148,7 +155,7 @@ def test_a_fused_model_trains_and_evaluates_as_the_unfused_one(case: Any) -> Non
     assert_the_same(apart, fused, IMAGES)
 
 
-def test_committed_to_the_original_the_untouched_model_comes_back(case: Any, pick: Callable) -> None:
+def test_committed_to_the_original_the_model_is_restored(case: Any, pick: Callable) -> None:
     plain, expected = case
     model = flexact.commit(pick(convert(copy.deepcopy(plain), config=ORIGINAL, fuse=True), None))
     assert places(model, IMAGES) == expected
@@ -179,7 +186,7 @@ def test_another_pick_is_extracted_without_the_fused_calls(case: Any, pick: Call
         assert changed == {nn.Tanh}
 
 
-def test_a_forward_that_stays_after_extraction_calls_the_parts_one_after_the_other(
+def test_a_rewritten_forward_calls_the_parts_one_after_the_other_after_extraction(
     resnets: ModuleType, pick: Callable
 ) -> None:
     apart, fused = both(resnets.FunctionalResNet())
@@ -192,14 +199,14 @@ def test_a_forward_that_stays_after_extraction_calls_the_parts_one_after_the_oth
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
 )
-def test_a_copy_is_fused_too_and_extracts(case: Any, copied: Callable, pick: Callable) -> None:
+def test_a_copy_is_fused_too_and_can_be_extracted(case: Any, copied: Callable, pick: Callable) -> None:
     plain, expected = case
     model = convert(copy.deepcopy(plain), config=ORIGINAL, fuse=True).eval()
-    twin = copied(model)
-    assert torch.equal(twin(IMAGES), model(IMAGES))
-    assert repr(twin) == repr(model)
-    assert places(twin, IMAGES) == expected
-    assert described(extract(pick(twin, None), commit=True)) == described(plain)
+    duplicate = copied(model)
+    assert torch.equal(duplicate(IMAGES), model(IMAGES))
+    assert repr(duplicate) == repr(model)
+    assert places(duplicate, IMAGES) == expected
+    assert described(extract(pick(duplicate, None), commit=True)) == described(plain)
 
 
 NETWORK = """
@@ -245,7 +252,7 @@ def test_a_saved_model_works_in_a_new_process(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("spelling", ["shared", "functional"])
 @pytest.mark.parametrize("config", [FlexConfig(), FlexConfig(granularity="channel")], ids=["layer", "channel"])
-def test_a_site_for_each_call_is_fused_too(resnets: ModuleType, spelling: str, config: FlexConfig) -> None:
+def test_sites_per_call_are_fused_too(resnets: ModuleType, spelling: str, config: FlexConfig) -> None:
     torch.manual_seed(0)
     plain = trained(resnets.SPELLINGS[spelling]())
     apart, fused = both(plain, config=config, per_call=True, example_inputs=IMAGES)
@@ -265,13 +272,13 @@ def test_every_call_in_the_resnet_of_the_studies_is_fused() -> None:
     assert places(model, IMAGES) == 17
 
 
-def test_a_graph_module_is_not_fused_and_named() -> None:
+def test_a_graph_module_is_not_fused_and_is_named() -> None:
     model = torch.fx.symbolic_trace(NoAddition())
     with pytest.warns(UserWarning, match=r"NoAddition: .*torch\.fx\.GraphModule"):
         assert places(convert(model, fuse=True), X) == 0
 
 
-def test_a_fused_model_compiles_in_one_piece(resnets: ModuleType) -> None:
+def test_a_fused_model_compiles_without_graph_breaks(resnets: ModuleType) -> None:
     plain = nn.Sequential(resnets.SharedBlock(3, 3, 1), nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
     model = convert(plain, fuse=True).eval()
     assert places(model, IMAGES) == 3
@@ -282,7 +289,7 @@ def test_a_fused_model_compiles_in_one_piece(resnets: ModuleType) -> None:
 
 
 class Block(nn.Module):
-    """A batch norm, a residual branch, and whatever the forward does with their outputs."""
+    """A batch norm, a residual branch, and a forward that combines their outputs in a given way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,7 +406,7 @@ class TwoNorms(Block):
 
 
 class OnlyBranch(Block):
-    """The batch norm is the last of a Sequential that has another site inside."""
+    """The batch norm is the last module of a Sequential that contains another site."""
 
     def __init__(self):
         super().__init__()
@@ -440,7 +447,7 @@ class Stepwise(Block):
 
 
 class ByChoice(Block):
-    """As torchvision's RegNet has it."""
+    """As in torchvision's RegNet."""
 
     def forward(self, x):
         if x.shape[0] > 1:  # noqa: SIM108
@@ -451,7 +458,7 @@ class ByChoice(Block):
 
 
 class Later(Block):
-    """Has a part that is not there yet."""
+    """One of its parts is added later."""
 
     def __init__(self):
         super().__init__()
@@ -500,7 +507,7 @@ X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
-def test_every_spelling_that_fits_is_fused_and_goes_back(cls: type[Block], pick: Callable) -> None:
+def test_every_fusible_spelling_is_fused_and_restored(cls: type[Block], pick: Callable) -> None:
     torch.manual_seed(0)
     plain = trained(cls())
     apart, fused = both(plain, config=ORIGINAL)
@@ -646,7 +653,7 @@ STAYS = [
 
 
 @pytest.mark.parametrize("cls", STAYS, ids=lambda cls: cls.__name__)
-def test_what_does_not_fit_is_left_as_it_is(cls: type[Block]) -> None:
+def test_other_blocks_are_not_fused(cls: type[Block]) -> None:
     torch.manual_seed(0)
     plain = nn.ModuleList([trained(cls()), NoAddition()])
     with warnings.catch_warnings():
@@ -672,15 +679,15 @@ class OneNormCrosswise(Block):
 
 @pytest.mark.filterwarnings("ignore:flexact.convert fused nothing")
 @pytest.mark.parametrize(("cls", "expected"), [(SumOfOneNorm, 1), (OneNormCrosswise, 0)])
-def test_a_norm_that_is_called_twice_is_so_in_the_same_order(cls: type[Block], expected: int) -> None:
-    """Its running statistics depend on it; so the first of the two calls does not move behind the second."""
+def test_a_norm_that_is_called_twice_keeps_the_order_of_its_calls(cls: type[Block], expected: int) -> None:
+    """Its running statistics depend on the order, so the first of the two calls does not move behind the second."""
     apart, fused = both(trained(cls()))
     assert places(fused, X) == expected
     assert_the_same(apart, fused, X)
 
 
 class TwoSitesOfOneNorm(Block):
-    """Both sites need the batch norm's result, and it is computed once."""
+    """Both sites need the batch norm's result, which is computed once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -713,7 +720,7 @@ def test_a_norm_in_front_of_two_sites_reaches_both(cls: type[Block], expected: i
 
 
 class InputOverwritten(Block):
-    """The batch norm's input is another one by the time the site runs; autograd allows that only without gradients."""
+    """The batch norm's input has been overwritten when the site runs, which autograd allows only without gradients."""
 
     def forward(self, x):
         y = self.conv(x)
@@ -731,14 +738,14 @@ class InputAddedTo(Block):
 
 
 @pytest.mark.parametrize("cls", [InputOverwritten, InputAddedTo])
-def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_left_as_it_is(cls: type[nn.Module]) -> None:
+def test_a_norm_whose_input_may_be_overwritten_before_the_site_is_not_fused(cls: type[nn.Module]) -> None:
     with pytest.warns(UserWarning, match="fused nothing in this model"):
         apart, fused = both(trained(cls()).eval())
     with torch.no_grad():
         close(fused(X), apart(X))
 
 
-def test_synchronised_batch_norms_are_left_alone() -> None:
+def test_synchronised_batch_norms_are_not_fused() -> None:
     model = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])))
     with pytest.warns(UserWarning, match="SyncBatchNorm"):
         fused = convert(nn.SyncBatchNorm.convert_sync_batchnorm(nn.ModuleList([Operator(), NoAddition()])), fuse=True)
@@ -776,7 +783,7 @@ def sequence() -> nn.Sequential:
     return trained(nn.Sequential(*layers))
 
 
-def test_a_sequential_is_still_one_when_it_is_cut_and_added_to() -> None:
+def test_a_sequential_can_still_be_sliced_and_extended() -> None:
     apart, fused = both(sequence())
     changes: list[Callable[[nn.Sequential], nn.Sequential]] = [
         lambda model: model[:2],
@@ -795,7 +802,7 @@ def test_a_sequential_is_still_one_when_it_is_cut_and_added_to() -> None:
         close(*results)
 
 
-def test_a_hook_or_another_norm_that_comes_later_counts_in_a_sequential() -> None:
+def test_a_hook_or_another_norm_added_later_to_a_sequential_takes_effect() -> None:
     apart, fused = both(sequence())
     for model in (apart, fused):
         model[1].register_forward_hook(double)
@@ -819,17 +826,17 @@ class Doubled(nn.Sequential):
 
 
 @pytest.mark.filterwarnings("ignore:flexact.convert fused nothing")
-def test_a_sequential_with_a_forward_of_its_own_runs_that() -> None:
+def test_a_sequential_subclass_runs_its_own_forward() -> None:
     apart, fused = both(Doubled(*sequence()))
     assert places(fused, X) == 0
     assert_the_same(apart, fused, X)
 
 
-# What convert says, and when it fails
+# Messages of convert, and failures
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "expected"),
     [
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "the model has no nn.BatchNorm2d without hooks"),
         (
@@ -841,15 +848,15 @@ def test_a_sequential_with_a_forward_of_its_own_runs_that() -> None:
         (nn.ReLU, "the model has no nn.BatchNorm2d without hooks"),
     ],
 )
-def test_convert_says_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Module], told: str) -> None:
+def test_convert_logs_in_one_line_why_nothing_was_fused(make: Callable[[], nn.Module], expected: str) -> None:
     with pytest.warns(UserWarning, match="fused nothing") as caught:
         convert(make(), fuse=True)
     assert len(caught) == 1
-    assert told in str(caught[0].message)
+    assert expected in str(caught[0].message)
     assert "\n" not in str(caught[0].message)
 
 
-def test_the_log_says_how_many_sites_were_fused_and_what_kept_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_many_sites_were_fused_and_why_others_were_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="flexact")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -873,7 +880,7 @@ class Setting(Block):
         return h * self.scale if mask is None else h * mask
 
 
-def test_settings_and_parts_that_change_later_count() -> None:
+def test_settings_and_parts_that_change_later_take_effect() -> None:
     apart, fused = both(trained(Setting()))
     assert places(fused, X) == 1
     for model in (apart, fused):
@@ -882,7 +889,7 @@ def test_settings_and_parts_that_change_later_count() -> None:
     close(fused(X, mask=2.0), apart(X, mask=2.0))
 
 
-def test_a_failure_leaves_the_model_untouched(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_model_unchanged(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.RReLU())
     before = pickle.dumps(model)
 
@@ -898,7 +905,7 @@ def test_a_failure_leaves_the_model_untouched(resnets: ModuleType, monkeypatch: 
 
 
 def test_an_extracted_model_can_be_fused_again(resnets: ModuleType, pick: Callable) -> None:
-    """Its blocks keep a forward with the first picks, which the second conversion rests on and goes back to."""
+    """Its blocks keep a forward with the first picks, which the second conversion rewrites and restores."""
     first = extract(pick(convert(trained(resnets.FunctionalResNet()), fuse=True), "tanh"), commit=True).eval()
     apart, fused = both(first, config=ORIGINAL)
     assert places(fused, IMAGES) == 17
@@ -919,7 +926,7 @@ class ReadsTheNorm(nn.Module):
         return self.act(y) * batches
 
 
-def test_a_norm_whose_state_is_read_before_the_site_runs_is_not_put_off() -> None:
+def test_a_norm_whose_state_is_read_before_the_site_runs_is_not_deferred() -> None:
     torch.manual_seed(0)
     plain = ReadsTheNorm()
     config = flexact.FlexConfig(init="original")

@@ -1,4 +1,4 @@
-"""Choosing sites, swapping them in, committing, and taking them out."""
+"""Tests of choosing sites, converting, committing and extracting."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def logits(model: nn.Module) -> int:
     return sum(module.logits.numel() for module in model.modules() if isinstance(module, FlexAct))
 
 
-# Counts: the paper's.
+# The paper's numbers of sites
 
 
 @pytest.mark.parametrize("spelling", ["shared", "functional"])
@@ -66,7 +66,7 @@ def test_residual_blocks_have_five_logits_each_in_both_spellings(
 
 @pytest.mark.parametrize("per_call", [False, True])
 @pytest.mark.parametrize("spelling", ["shared", "functional"])
-def test_resnets_compute_the_same_after_conversion_and_go_back(
+def test_resnets_compute_the_same_after_conversion_and_are_restored(
     resnets: ModuleType, spelling: str, per_call: bool, pick: Callable
 ) -> None:
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_where(where: object, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     "where", [lambda name, module: "gate" not in name, ["act"], "act", lambda name, module: isinstance(module, nn.ReLU)]
 )
-def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> None:
+def test_an_activation_that_where_leaves_out_does_not_warn(where: object) -> None:
     block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.RReLU()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -120,13 +120,13 @@ def test_an_activation_that_where_leaves_out_is_not_warned_of(where: object) -> 
 
 
 @pytest.mark.parametrize("where", ["all", "penultimate", ["act", "*"], lambda name, module: True])
-def test_an_activation_that_where_asks_for_and_cannot_get_is_warned_of(where: object) -> None:
+def test_an_activation_that_where_asks_for_but_that_cannot_be_a_site_warns(where: object) -> None:
     block = nn.Sequential(OrderedDict(act=nn.ReLU(), gate=nn.RReLU()))
     with pytest.warns(UserWarning, match="gate: RReLU"):
         convert(block, where=where)
 
 
-def test_a_call_that_no_source_shows_is_warned_of_whatever_where_says() -> None:
+def test_a_call_that_is_not_in_the_source_warns_for_every_where() -> None:
     class Branching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return sum(map(F.relu, (x, -x)))
@@ -136,7 +136,7 @@ def test_a_call_that_no_source_shows_is_warned_of_whatever_where_says() -> None:
         model(torch.ones(2))
 
 
-def test_an_unknown_where_suggests_the_nearest_name_and_lists_what_was_seen() -> None:
+def test_an_unknown_where_suggests_the_nearest_name_and_lists_the_activations() -> None:
     model = nn.ModuleDict({"encoder": nn.Sequential(nn.ReLU()), "decoder": nn.Sequential(nn.Tanh())})
     with pytest.raises(FlexActError, match=r"'encoder\.1'.*'encoder\.0'") as e:
         convert(model, "encoder.1")
@@ -162,12 +162,12 @@ def test_a_model_without_activations_is_an_error_that_says_so() -> None:
         convert(nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Softmax(-1)))
 
 
-def test_a_long_list_of_what_was_seen_is_cut() -> None:
+def test_a_long_list_of_activations_is_shortened() -> None:
     with pytest.raises(FlexActError, match=r"\.\.\. and 10 more"):
         convert(nn.Sequential(*[nn.ReLU() for _ in range(50)]), "nowhere")
 
 
-# What is refused
+# Models that are refused
 
 
 def test_converting_twice_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_converting_twice_is_refused() -> None:
         convert(model, "4")
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_an_object_that_is_no_module_is_refused() -> None:
     with pytest.raises(FlexActError, match=r"torch\.nn\.Module.*function"):
         convert(F.relu)
 
@@ -232,7 +232,7 @@ def test_a_model_converted_in_inference_mode_can_be_trained() -> None:
 
 
 class Frozen(nn.Module):
-    """Takes no attributes after its construction."""
+    """Refuses new attributes after its construction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Frozen(nn.Module):
         return F.relu(self.linear(x))
 
 
-def test_a_model_that_takes_no_attributes_is_converted_and_extracted() -> None:
+def test_a_model_that_refuses_new_attributes_is_converted_and_extracted() -> None:
     x = torch.randn(3, 4)
     plain = Frozen()
     extracted = extract(
@@ -258,7 +258,7 @@ def test_a_model_that_takes_no_attributes_is_converted_and_extracted() -> None:
     assert torch.equal(extracted(x), plain(x))
 
 
-def test_sites_that_leave_the_meta_device_start_anew() -> None:
+def test_sites_that_leave_the_meta_device_are_initialised() -> None:
     with torch.device("meta"):
         model = convert(mlp())
     expected = convert(mlp()).state_dict()
@@ -273,11 +273,11 @@ def test_sites_that_leave_the_meta_device_start_anew() -> None:
     assert model(torch.randn(3, model[0].in_features)).isfinite().all()
 
 
-# A failure leaves the model untouched
+# A failure leaves the model unchanged
 
 
 class Mixed(nn.Module):
-    """A module, a functional call and a function attribute, and one forward that is left alone."""
+    """A module, a functional call, a function attribute, and one forward that is not rewritten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ def _raise(*args: object, **kwargs: object) -> bool:
     ],
 )
 @pytest.mark.filterwarnings("ignore:flexact.convert left")
-def test_a_failure_at_any_point_leaves_the_model_untouched(
+def test_a_failure_at_any_point_leaves_the_model_unchanged(
     options: Callable[[pytest.MonkeyPatch], dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Mixed()
@@ -363,7 +363,7 @@ def test_channels_without_example_inputs_are_an_error() -> None:
         convert(mlp(), config=FlexConfig(granularity="channel"))
 
 
-# What conversion does
+# Conversion
 
 
 def test_the_same_model_is_returned_with_its_mode_kept() -> None:
@@ -380,7 +380,7 @@ def test_sites_are_put_on_the_models_device() -> None:
     assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
 
 
-def test_the_root_can_be_an_activation(pick: Callable) -> None:
+def test_the_root_module_can_be_an_activation(pick: Callable) -> None:
     original = nn.LeakyReLU(0.2)
     site = convert(original, config=FlexConfig(init="original"))
     assert isinstance(site, FlexAct)
@@ -389,7 +389,7 @@ def test_the_root_can_be_an_activation(pick: Callable) -> None:
     assert extract(site, commit=True, inplace=True) is original
 
 
-def test_the_original_starts_with_the_chosen_probability_wherever_it_stands() -> None:
+def test_the_original_starts_with_the_configured_probability_at_any_position() -> None:
     model = nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.GELU("tanh"))
     config = FlexConfig(candidates=PAPER_CANDIDATES, init="original", init_probability=0.8)
     rows = selection(convert(model, config=config))
@@ -402,7 +402,7 @@ def test_the_original_starts_with_the_chosen_probability_wherever_it_stands() ->
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(True), nn.LeakyReLU(0.2, True), nn.ELU(0.5, True), nn.SiLU(True)], ids=repr)
-def test_an_in_place_original_does_not_spoil_the_input_of_the_other_candidates(act: nn.Module) -> None:
+def test_an_in_place_original_does_not_overwrite_the_input_of_the_other_candidates(act: nn.Module) -> None:
     plain = nn.Sequential(nn.Linear(4, 4), act)
     model = convert(copy.deepcopy(plain), config=FlexConfig(candidates=("tanh", "identity", "original")))
     x = torch.randn(3, 4)
@@ -413,7 +413,7 @@ def test_an_in_place_original_does_not_spoil_the_input_of_the_other_candidates(a
 
 
 class Chain(nn.Module):
-    """A stem, then something, with names of their own."""
+    """A stem, then a given module, with names of their own."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ def encoder_layer(**options: object) -> nn.TransformerEncoderLayer:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.GELU(), nn.ReLU(), torch.tanh])
-def test_a_transformer_layer_routes_in_both_modes(activation: object, pick: Callable) -> None:
+def test_a_transformer_layer_runs_its_site_in_both_modes(activation: object, pick: Callable) -> None:
     torch.manual_seed(0)
     plain = encoder_layer(activation=activation)
     x = torch.randn(2, 5, 8)
@@ -449,7 +449,7 @@ def test_a_transformer_layer_routes_in_both_modes(activation: object, pick: Call
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_padded_transformer_encoder_routes_in_eval_mode(pick: Callable) -> None:
+def test_a_padded_transformer_encoder_runs_its_sites_in_eval_mode(pick: Callable) -> None:
     torch.manual_seed(0)
     plain = nn.TransformerEncoder(encoder_layer(), 2).eval()
     x = torch.randn(2, 5, 8)
@@ -481,7 +481,7 @@ def test_a_whole_transformer_is_converted() -> None:
     torch.testing.assert_close(model(source, target), plain(source, target), atol=1e-4, rtol=1e-4)
 
 
-def test_a_submodule_can_be_converted_on_its_own_and_leaves_nothing_behind(pick: Callable) -> None:
+def test_a_submodule_can_be_converted_on_its_own_and_is_restored(pick: Callable) -> None:
     model = Chain(mlp()).eval()
     x = torch.randn(3, 4)
     expected = model(x)
@@ -495,7 +495,7 @@ def test_a_submodule_can_be_converted_on_its_own_and_leaves_nothing_behind(pick:
 # Channels
 
 
-def test_channels_of_a_convolutional_net_pick_for_themselves(pick: Callable) -> None:
+def test_channels_of_a_convolutional_net_pick_independently(pick: Callable) -> None:
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(96, 2))
     config = FlexConfig(granularity="channel", candidates=("relu", "tanh", "identity"))
     model = convert(copy.deepcopy(plain), config=config, example_inputs=torch.randn(1, 3, 8, 8)).eval()
@@ -537,7 +537,7 @@ def test_extracting_before_commitment_is_refused_and_names_the_sites() -> None:
         extract(model)
 
 
-def test_extract_with_commit_takes_the_current_picks_and_leaves_the_model_uncommitted(pick: Callable) -> None:
+def test_extract_with_commit_uses_the_current_picks_and_leaves_the_model_uncommitted(pick: Callable) -> None:
     model = pick(convert(mlp(), config=FlexConfig(candidates=("relu", "sigmoid"))), "sigmoid")
     state = copy.deepcopy(model.state_dict())
     plain = extract(model, commit=True)
@@ -567,16 +567,16 @@ def test_a_model_without_sites_cannot_be_committed_or_extracted(verb: Callable) 
         verb(mlp())
 
 
-def test_a_committed_site_is_the_plain_function_to_the_bit_and_in_the_gradient(pick: Callable) -> None:
+def test_a_committed_site_is_bit_identical_to_the_plain_function_and_its_gradient(pick: Callable) -> None:
     for name, function in (("relu", F.relu), ("tanh", torch.tanh), ("gelu", F.gelu)):
         site = FlexAct(candidates=(name, "sigmoid"))
         flexact.commit(pick(site, name))
         h = torch.randn(50, requires_grad=True)
-        twin = h.detach().clone().requires_grad_()
+        duplicate = h.detach().clone().requires_grad_()
         site(h).square().sum().backward()
-        function(twin).square().sum().backward()
+        function(duplicate).square().sum().backward()
         assert torch.equal(site(h), function(h))
-        assert torch.equal(h.grad, twin.grad)
+        assert torch.equal(h.grad, duplicate.grad)
         assert site.logits.grad is None
 
 
@@ -601,28 +601,28 @@ def test_sites_placed_by_hand_are_extracted_too(pick: Callable) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["shared", "functional"])
-def test_a_deep_copy_is_independent_and_the_same(resnets: ModuleType, spelling: str, pick: Callable) -> None:
+def test_a_deep_copy_is_independent_and_computes_the_same(resnets: ModuleType, spelling: str, pick: Callable) -> None:
     model = convert(resnets.SPELLINGS[spelling]()).eval()
     x = torch.randn(1, 3, 8, 8)
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin(x), model(x))
+    duplicate = copy.deepcopy(model)
+    assert torch.equal(duplicate(x), model(x))
     before = model(x)
-    pick(twin, "tanh")
-    flexact.commit(twin)
+    pick(duplicate, "tanh")
+    flexact.commit(duplicate)
     assert torch.equal(model(x), before)
-    assert not torch.equal(twin(x), before)
+    assert not torch.equal(duplicate(x), before)
     assert not any(row.committed for row in selection(model))
 
 
 @pytest.mark.parametrize("spelling", ["shared", "functional"])
-def test_pickle_keeps_what_a_converted_model_does(resnets: ModuleType, spelling: str) -> None:
+def test_pickle_keeps_the_output_of_a_converted_model(resnets: ModuleType, spelling: str) -> None:
     model = convert(resnets.SPELLINGS[spelling](), config=FlexConfig(init="original"))
     x = torch.randn(2, 3, 8, 8)
     model(x)
-    twin = pickle.loads(pickle.dumps(model))
-    assert torch.equal(twin(x), model(x))
-    assert repr(twin) == repr(model)
-    assert names(twin) == names(model)
+    duplicate = pickle.loads(pickle.dumps(model))
+    assert torch.equal(duplicate(x), model(x))
+    assert repr(duplicate) == repr(model)
+    assert names(duplicate) == names(model)
 
 
 NETWORK = """
@@ -684,7 +684,7 @@ def test_a_saved_model_works_in_a_new_process(tmp_path: Path, monkeypatch: pytes
         assert torch.equal(torch.load(tmp_path / f"{stage}-y.pt"), model.eval()(x)), stage
 
 
-def test_a_state_of_other_candidates_is_refused_and_loads_nothing() -> None:
+def test_a_state_of_other_candidates_is_refused_and_nothing_is_loaded() -> None:
     saved = convert(mlp(), config=FlexConfig(candidates=("relu", "tanh"))).state_dict()
     model = convert(mlp(), config=FlexConfig(candidates=("tanh", "relu")))
     before = copy.deepcopy(model.state_dict())
@@ -693,7 +693,7 @@ def test_a_state_of_other_candidates_is_refused_and_loads_nothing() -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_committed_state_loads_as_committed_and_back() -> None:
+def test_a_committed_state_loads_as_committed_and_an_earlier_one_undoes_it() -> None:
     model = convert(mlp())
     fresh = copy.deepcopy(model.state_dict())
     flexact.commit(model)
@@ -707,14 +707,14 @@ def test_a_committed_state_loads_as_committed_and_back() -> None:
 
 
 @pytest.mark.parametrize("where", [123, None, nn.ReLU, nn.ReLU()])
-def test_a_where_of_another_kind_is_an_error_that_says_what_it_takes(where: object) -> None:
+def test_a_where_of_another_type_is_an_error_that_says_what_it_takes(where: object) -> None:
     model = mlp()
     with pytest.raises(FlexActError, match=r"where (must be 'all'|takes names, or a function)"):
         convert(model, where)
     assert not any(isinstance(module, FlexAct) for module in model.modules())
 
 
-def test_a_class_as_where_is_told_how_to_choose_by_type() -> None:
+def test_a_class_as_where_gives_an_error_that_explains_how_to_choose_by_type() -> None:
     with pytest.raises(FlexActError, match=r"lambda name, module: isinstance\(module, ReLU\)"):
         convert(mlp(), nn.ReLU)
 
@@ -726,7 +726,7 @@ def test_a_config_must_be_a_config() -> None:
         convert(mlp(), config="paper")
 
 
-def test_candidates_are_short_for_a_config_with_them() -> None:
+def test_candidates_are_a_shorthand_for_a_config_with_them() -> None:
     short = convert(mlp(), candidates=("original", "tanh", "softsign"))
     long = convert(mlp(), config=FlexConfig(candidates=("original", "tanh", "softsign")))
     assert [site.candidates for site in sites_of(short)] == [site.candidates for site in sites_of(long)]
@@ -736,7 +736,7 @@ def test_candidates_are_short_for_a_config_with_them() -> None:
         convert(mlp(), candidates=("relu", "tahn"))
 
 
-def test_a_config_in_the_place_of_where_says_to_give_it_by_name() -> None:
+def test_a_config_passed_as_where_says_to_pass_it_by_name() -> None:
     with pytest.raises(FlexActError, match=r"got a FlexConfig\. Give it by name: config="):
         convert(mlp(), FlexConfig())
 

@@ -1,4 +1,6 @@
-"""Every activation of a model is found, by its name in the tree, or named with the reason why it cannot be a site."""
+"""Tests that every activation of a model is found by its name in the module tree, or named with the reason why it is
+no site.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class InnerCalledTwice(nn.Module):
 
 
 class InALoop(InnerCalledTwice):
-    """A call in a loop is one."""
+    """A call in a loop counts once."""
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
@@ -131,7 +133,7 @@ def test_a_shared_activation_is_one_site_by_default_and_one_per_call_on_request(
 
 @pytest.mark.parametrize("per_call", [False, True])
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_shared_activations_compute_the_same_and_go_back(make: Callable, per_call: bool, pick: Callable) -> None:
+def test_shared_activations_compute_the_same_and_are_restored(make: Callable, per_call: bool, pick: Callable) -> None:
     torch.manual_seed(0)
     plain = make().eval()
     x = torch.randn(6, 4)
@@ -145,8 +147,8 @@ def test_shared_activations_compute_the_same_and_go_back(make: Callable, per_cal
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_each_call_can_pick_for_itself(make: Callable) -> None:
-    """Every site's logits must matter to the output: none of them is dead."""
+def test_each_call_can_pick_independently(make: Callable) -> None:
+    """Every site's logits must affect the output."""
     torch.manual_seed(0)
     model = flexact.convert(make(), per_call=True)
     model(torch.randn(6, 4)).square().sum().backward()
@@ -174,7 +176,7 @@ def test_one_of_two_calls_can_be_chosen_alone(make: Callable) -> None:
         torch.testing.assert_close(second(x), blend(plain.second(F.relu(plain.first(x))) + x))
 
 
-def test_the_name_of_a_module_called_twice_stands_for_both_calls() -> None:
+def test_the_name_of_a_module_called_twice_selects_both_calls() -> None:
     model = flexact.convert(nn.Sequential(Twice(), Twice()), "1.relu", per_call=True)
     assert len(flexact.selection(model)) == 2
     assert all(name.startswith("1.") for name in flexact.selection(model).picks)
@@ -219,14 +221,14 @@ class InlineByName(Inline):
         return act(self.first(x))
 
 
-@pytest.mark.parametrize(("cls", "told"), [(Inline, "relu"), (InlineByName, "gelu")])
-def test_an_activation_made_in_the_forward_is_reported(cls: type[nn.Module], told: str) -> None:
+@pytest.mark.parametrize(("cls", "message"), [(Inline, "relu"), (InlineByName, "gelu")])
+def test_an_activation_created_in_the_forward_is_reported(cls: type[nn.Module], message: str) -> None:
     x = torch.randn(2, 4)
     with pytest.warns(
-        UserWarning, match=f"did not see these activations:\n  1: {told} in line [0-9]+ of .*is not a site"
+        UserWarning, match=f"did not see these activations:\n  1: {message} in line [0-9]+ of .*is not a site"
     ):
         flexact.convert(nn.Sequential(nn.ReLU(), cls()))(x)
-    with pytest.raises(flexact.FlexActError, match=f"{cls.__name__}: cannot be converted: {told} in line"):
+    with pytest.raises(flexact.FlexActError, match=f"{cls.__name__}: cannot be converted: {message} in line"):
         flexact.convert(cls(), example_inputs=x)
 
 
@@ -293,7 +295,7 @@ def test_definition_order_is_kept() -> None:
 
 
 class Head(nn.Module):
-    """`fc2` is defined first, and what stands before its relu has activations of its own."""
+    """`fc2` is defined first, and the module before its relu has activations of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,16 +318,16 @@ class KeepsAFunction(nn.Module):
         return self.activation(self.body(x))
 
 
-def test_a_forwards_own_calls_stand_behind_the_children_that_it_called_before() -> None:
+def test_a_forwards_own_calls_come_after_the_children_that_it_called_before() -> None:
     assert names(Head()) == ["sigmoid", "keep", "body.1", "relu"]
     assert names(nn.Sequential(Head(), nn.GELU())) == ["0.sigmoid", "0.keep", "0.body.1", "0.relu", "1"]
     assert names(FunctionalTwice(), per_call=True) == ["relu", "relu_1"]
 
 
-def test_a_function_of_an_untraced_forward_stands_behind_all_children() -> None:
+def test_a_function_of_an_untraced_forward_comes_after_all_children() -> None:
     assert names(KeepsAFunction()) == ["body.1", "activation"]
 
 
-def test_penultimate_is_the_last_call_and_not_a_stems(resnets: ModuleType) -> None:
+def test_penultimate_is_the_last_call_and_not_the_stems(resnets: ModuleType) -> None:
     assert names(resnets.FunctionalResNet())[-1].startswith("layer4.")
     assert list(flexact.selection(flexact.convert(Head(), "penultimate")).picks) == ["relu"]

@@ -1,6 +1,6 @@
-"""A site in one go with the batch norm before it is the parts one after the other, and leaves what it cannot take.
+"""Tests that a site fused with the batch norm before it equals the separate modules, and of the fallback to them.
 
-Triton's kernels run on the CPU under its interpreter, and on a card with -m gpu.
+Triton's kernels run on the CPU under its interpreter, or on a GPU with -m gpu.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET = FlexConfig(policy=Policy(noise=0.0))
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """The parts run one after the other in here."""
+    """Runs the parts one after the other, without fusion."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_forced", "closed_form")
         yield
@@ -41,7 +41,7 @@ def apart() -> Iterator[None]:
 
 @pytest.fixture
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each call that runs in one go."""
+    """A list that grows by one with each fused call."""
     calls: list[int] = []
     forward = batch_norm.forward
 
@@ -97,7 +97,7 @@ def trained(model: nn.Module, device: torch.device, layout: str = "channels last
 
 
 def assert_alike(left: nn.Module, right: nn.Module, tolerance: float = 1e-4) -> None:
-    """Parameters and buffers: of nearly the same value."""
+    """Asserts parameters and buffers of nearly the same value."""
     assert left.state_dict().keys() == right.state_dict().keys()
     for name, value in left.state_dict().items():
         other = right.state_dict()[name]
@@ -118,14 +118,14 @@ def assert_alike(left: nn.Module, right: nn.Module, tolerance: float = 1e-4) -> 
 def test_three_steps_of_sgd(granularity: Any, layout: str, device: torch.device, fused_calls: list[int]) -> None:
     config = FlexConfig(granularity=granularity, policy=Policy(noise=1.0))
     model = network(device, layout, config=config)
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     losses = trained(model, device, layout)
     assert len(fused_calls) == 6
     with apart():
-        expected = trained(twin, device, layout)
+        expected = trained(unfused, device, layout)
     assert losses == pytest.approx(expected, rel=1e-4)
-    assert_alike(model, twin)
-    for ours, theirs in ((model.site1, twin.site1), (model.site2, twin.site2)):
+    assert_alike(model, unfused)
+    for ours, theirs in ((model.site1, unfused.site1), (model.site2, unfused.site2)):
         for left, right in [(ours.router.sensitivity(), theirs.router.sensitivity())]:
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
         assert ours.width == theirs.width
@@ -150,14 +150,14 @@ def test_a_norm_whose_tensors_are_ordinary_attributes(device: torch.device, fuse
 )
 def test_settings_of_the_batch_norms(norm: dict[str, Any], device: torch.device, fused_calls: list[int]) -> None:
     model = network(device, **norm)
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     losses = trained(model, device, steps=2)
     evaluated = model.eval()(images(device))
     assert len(fused_calls) == 6
     with apart():
-        assert losses == pytest.approx(trained(twin, device, steps=2), rel=1e-4)
-        torch.testing.assert_close(evaluated, twin.eval()(images(device)), rtol=1e-4, atol=1e-5)
-    assert_alike(model, twin)
+        assert losses == pytest.approx(trained(unfused, device, steps=2), rel=1e-4)
+        torch.testing.assert_close(evaluated, unfused.eval()(images(device)), rtol=1e-4, atol=1e-5)
+    assert_alike(model, unfused)
 
 
 @pytest.mark.parametrize("missing", ["weight", "bias"])
@@ -189,12 +189,12 @@ def test_eval_mode(mode: Any, device: torch.device, fused_calls: list[int]) -> N
 
 def test_gradients_in_eval_mode_do_not_go_through_the_moments(device: torch.device, fused_calls: list[int]) -> None:
     model = network(device).eval()
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     model(images(device)).square().sum().backward()
     assert len(fused_calls) == 2
     with apart():
-        twin(images(device)).square().sum().backward()
-    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        unfused(images(device)).square().sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), unfused.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if ours.grad is not None and theirs.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
@@ -204,16 +204,16 @@ def test_gradients_in_eval_mode_do_not_go_through_the_moments(device: torch.devi
 def test_a_committed_site(granularity: Any, device: torch.device, fused_calls: list[int]) -> None:
     model = flexact.commit(network(device, config=FlexConfig(granularity=granularity)))
     assert model.site1.committed
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     losses = trained(model, device)
     assert len(fused_calls) == 6
     assert model.site1.logits.grad is None
     with apart():
-        assert losses == pytest.approx(trained(twin, device), rel=1e-4)
-    assert_alike(model, twin)
+        assert losses == pytest.approx(trained(unfused, device), rel=1e-4)
+    assert_alike(model, unfused)
 
 
-def test_a_committed_model_evaluates_to_the_bit_as_what_is_extracted(
+def test_a_committed_model_in_eval_mode_is_bit_identical_to_the_extracted_one(
     device: torch.device, fused_calls: list[int]
 ) -> None:
     model = flexact.commit(network(device)).eval()
@@ -221,17 +221,17 @@ def test_a_committed_model_evaluates_to_the_bit_as_what_is_extracted(
     assert not fused_calls
 
 
-def test_what_is_left_of_the_candidates(device: torch.device, fused_calls: list[int]) -> None:
+def test_any_subset_of_candidates_alive(device: torch.device, fused_calls: list[int]) -> None:
     model = network(device)
     for site in (model.site1, model.site2):
         site.drop_weakest(1)
         site.drop_weakest(2)
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     losses = trained(model, device, steps=2)
     assert len(fused_calls) == 4
     with apart():
-        assert losses == pytest.approx(trained(twin, device, steps=2), rel=1e-4)
-    assert_alike(model, twin)
+        assert losses == pytest.approx(trained(unfused, device, steps=2), rel=1e-4)
+    assert_alike(model, unfused)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -286,17 +286,17 @@ def test_gradients_of_parameters_share_no_memory(device: torch.device) -> None:
 
 def test_gradients_accumulate(device: torch.device) -> None:
     model = network(device)
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     for step in range(2):
         model(images(device, seed=step)).square().sum().backward()
     with apart():
         for step in range(2):
-            twin(images(device, seed=step)).square().sum().backward()
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            unfused(images(device, seed=step)).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), unfused.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_saved_but_the_inputs_and_small_tensors(device: torch.device) -> None:
+def test_only_the_inputs_and_small_tensors_are_saved(device: torch.device) -> None:
     site, norm, other = FlexAct(config=QUIET).to(device), nn.BatchNorm2d(3).to(device), nn.BatchNorm2d(3).to(device)
     y, residual = images(device).requires_grad_(), images(device, seed=1).requires_grad_()
     saved: list[Tensor] = []
@@ -319,37 +319,37 @@ def test_without_gradients(mode: Callable, device: torch.device, fused_calls: li
 
 def test_a_recomputed_forward(device: torch.device, fused_calls: list[int]) -> None:
     model = network(device)
-    twin = copy.deepcopy(model)
+    unfused = copy.deepcopy(model)
     checkpoint(model, images(device), use_reentrant=False).square().sum().backward()
     assert len(fused_calls) == 4
     with apart():
-        checkpoint(twin, images(device), use_reentrant=False).square().sum().backward()
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        checkpoint(unfused, images(device), use_reentrant=False).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), unfused.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-    assert_alike(model, twin)
+    assert_alike(model, unfused)
 
 
-# What is left to the parts
+# Fallback to the parts
 
 
 def falls_back(site: FlexAct, norm: nn.BatchNorm2d, *inputs: Any) -> Tensor:
-    """The output, which must be bit for bit that of the parts."""
+    """Returns the output, which must be bit-identical to that of the parts."""
     modules = [module for module in (site, norm, *inputs) if isinstance(module, nn.Module)]
-    twin_site, twin_norm, *twin_inputs = copy.deepcopy((site, norm, *inputs))
+    unfused_site, unfused_norm, *unfused_inputs = copy.deepcopy((site, norm, *inputs))
     ours = normalised_site(site, norm, *inputs)
     with apart():
-        expected = normalised_site(twin_site, twin_norm, *twin_inputs)
+        expected = normalised_site(unfused_site, unfused_norm, *unfused_inputs)
     assert torch.equal(ours, expected)
-    for module, twin in zip(
-        modules, (m for m in (twin_site, twin_norm, *twin_inputs) if isinstance(m, nn.Module)), strict=True
+    for module, unfused in zip(
+        modules, (m for m in (unfused_site, unfused_norm, *unfused_inputs) if isinstance(m, nn.Module)), strict=True
     ):
-        torch.testing.assert_close(list(module.buffers()), list(twin.buffers()), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(list(module.buffers()), list(unfused.buffers()), rtol=0, atol=0, equal_nan=True)
     return ours
 
 
 @pytest.fixture
 def untouched(fused_calls: list[int]) -> Iterator[None]:
-    """Nothing may run in one go, nor may a site's own kernel, so that results can be compared bit for bit."""
+    """Disables fusion and the sites' own kernels, so that results can be bit-identical."""
     yield
     assert not fused_calls
 
@@ -383,12 +383,14 @@ class TestLeftToTheParts:
         model, y, residual = network(device), images(device), images(device, seed=1)
         norm, other = model.norm2.train(training), model.shortcut_norm.train(not training)
         ours = normalised_site(model.site2, norm, y, residual, other)
-        twins = copy.deepcopy((norm, other))
+        unfused_norms = copy.deepcopy((norm, other))
         with apart():
-            expected = normalised_site(model.site2, twins[0].train(training), y, residual, twins[1].train(not training))
+            expected = normalised_site(
+                model.site2, unfused_norms[0].train(training), y, residual, unfused_norms[1].train(not training)
+            )
         torch.testing.assert_close(ours, expected)
 
-    def test_a_residual_that_is_broadcast(self, device: torch.device) -> None:
+    def test_a_broadcast_residual(self, device: torch.device) -> None:
         model = network(device)
         ours = normalised_site(model.site2, model.norm2, images(device), images(device)[:1])
         with apart():
@@ -400,7 +402,7 @@ class TestLeftToTheParts:
         ours = normalised_site(model.site2, model.norm2, images(device), images(device).double())
         assert ours.dtype == torch.float64
 
-    def test_gaps_in_memory(self, device: torch.device) -> None:
+    def test_strides_with_gaps(self, device: torch.device) -> None:
         model, y = network(device), torch.randn(4, 3, 4, 8, device=device)[..., ::2]
         ours = normalised_site(model.site1, model.norm1, y)
         with apart():
@@ -417,18 +419,20 @@ class TestLeftToTheParts:
         site = FlexAct(config=FlexConfig(policy=Policy(noise=0.0, correction="output_norm"))).to(device)
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
 
-    def test_a_candidate_without_a_form(self, device: torch.device) -> None:
+    def test_a_candidate_without_a_triton_form(self, device: torch.device) -> None:
         flexact.register_candidate("wave", torch.sin)
         site = FlexAct(("relu", "wave"), config=QUIET).to(device)
         falls_back(site, nn.BatchNorm2d(3).to(device), images(device))
 
-    def test_where_the_closed_form_was_asked_for(self, device: torch.device) -> None:
+    def test_an_override_by_the_closed_form(self, device: torch.device) -> None:
         model = network(device)
         with apart():
             falls_back(model.site1, model.norm1, images(device))
 
 
-def test_a_dropped_candidate_without_a_form_is_not_in_the_way(device: torch.device, fused_calls: list[int]) -> None:
+def test_a_dropped_candidate_without_a_triton_form_does_not_prevent_fusion(
+    device: torch.device, fused_calls: list[int]
+) -> None:
     flexact.register_candidate("wave", torch.sin)
     site, norm = FlexAct(("relu", "wave", "tanh"), config=QUIET).to(device), nn.BatchNorm2d(3).to(device)
     site.drop(torch.tensor([[False, True, False]]), 1)
@@ -451,7 +455,7 @@ def test_norms_of_which_one_has_no_running_statistics(device: torch.device) -> N
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_a_second_derivative_in_one_go_is_refused_and_the_parts_have_it(device: torch.device) -> None:
+def test_a_second_derivative_is_refused_if_fused_and_works_on_the_parts(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     model = network(device)
     with pytest.raises(FlexActError, match=r"second derivative.*fuse=True"):
@@ -477,9 +481,7 @@ def test_until_a_warm_up_ends_the_parts_run_as_before_the_conversion(
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_what_torch_func_and_torch_jit_look_at_takes_the_plain_way_and_leaves_nothing_behind(
-    resnets: ModuleType, fuse: bool
-) -> None:
+def test_under_torch_func_and_torch_jit_the_parts_run_and_nothing_leaks(resnets: ModuleType, fuse: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 5, 5)
     model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=fuse).eval()
@@ -493,7 +495,7 @@ def test_what_torch_func_and_torch_jit_look_at_takes_the_plain_way_and_leaves_no
     torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
 
 
-def test_global_hooks_see_every_part(resnets: ModuleType) -> None:
+def test_global_hooks_run_for_every_part(resnets: ModuleType) -> None:
     model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=True)
     seen: list[str] = []
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
@@ -502,7 +504,7 @@ def test_global_hooks_see_every_part(resnets: ModuleType) -> None:
     assert seen.count("BatchNorm2d") == seen.count("FlexAct") == 2
 
 
-def test_a_batch_norm_of_another_precision_is_torchs_to_refuse(resnets: ModuleType) -> None:
+def test_a_batch_norm_of_another_precision_gives_torchs_error(resnets: ModuleType) -> None:
     model = flexact.convert(resnets.SharedBlock(3, 3, 1), fuse=True)
     model.bn1.double()
     with pytest.raises(RuntimeError, match=r"expected|dtype|type"):

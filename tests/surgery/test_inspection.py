@@ -1,4 +1,6 @@
-"""`flexact.inspect` lists every activation in execution order with what `convert` does to it, and changes nothing."""
+"""Tests of `flexact.inspect`: it lists every activation in execution order with what `convert` would do, and changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Looping(nn.Module):
 
 
 class Restless(nn.Module):
-    """Whatever a forward can change: buffers, attributes, containers, random states."""
+    """Returns everything that a forward can change: buffers, attributes, containers, random states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +64,7 @@ class Restless(nn.Module):
 
 
 class Called(TorchFunctionMode):
-    """Counts the calls of functions, which no code of ours does."""
+    """Counts the calls of torch's functions, independently of flexact's code."""
 
     def __init__(self, *functions: Callable[..., Any]) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class Called(TorchFunctionMode):
 
 
 def hooked(model: nn.Module, kind: type[nn.Module], *inputs: Any, **keywords: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """The names and input shapes of the modules of a type, in the order in which they run."""
+    """Records the names and input shapes of the modules of a type, in the order in which they run."""
     ran: list[tuple[str, tuple[int, ...]]] = []
     for name, module in model.named_modules():
         if isinstance(module, kind):
@@ -104,7 +106,7 @@ def test_resnet18_lists_each_relu_as_often_and_with_the_shape_that_hooks_see() -
         assert (row.function, row.kind, row.converted) == ("relu", "module", True)
 
 
-def test_what_is_called_fused_is_what_runs_together_with_its_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_reported_as_fused_run_together_with_their_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision = pytest.importorskip("torchvision")
     fused = set()
     run = fused_site.normalised_site
@@ -121,7 +123,7 @@ def test_what_is_called_fused_is_what_runs_together_with_its_batch_norm(monkeypa
     assert "no nn.BatchNorm2d" in rows[0].why_not_fused
 
 
-def test_the_gates_of_an_efficientnet_are_left_alone_with_the_reason() -> None:
+def test_the_gates_of_an_efficientnet_are_not_converted_with_the_reason() -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("efficientnet_b0", num_classes=3)
     x = torch.randn(1, 3, 32, 32)
@@ -135,7 +137,7 @@ def test_the_gates_of_an_efficientnet_are_left_alone_with_the_reason() -> None:
     assert inspection.converted == [name for name, _ in hooked(copy.deepcopy(model), nn.SiLU, x)]
 
 
-def test_the_pooler_of_bert_is_an_output_and_the_layers_convert() -> None:
+def test_the_pooler_of_bert_is_an_output_and_the_layers_are_converted() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=50))
@@ -187,7 +189,7 @@ def test_rows_are_in_execution_order_even_if_defined_otherwise() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_restless_model_and_all_random_states_are_unchanged(training: bool) -> None:
+def test_a_model_with_side_effects_and_all_random_states_are_unchanged(training: bool) -> None:
     model = Restless().train(training)
     model.norm.eval()
     hooks = len(model.act._forward_pre_hooks)
@@ -204,7 +206,7 @@ def test_a_restless_model_and_all_random_states_are_unchanged(training: bool) ->
     assert [random.getstate(), np.random.get_state()[1].tolist()] == states[1:]  # noqa: NPY002
 
 
-def test_a_model_whose_forward_fails_is_unchanged_and_the_error_says_what_to_give() -> None:
+def test_a_model_whose_forward_fails_is_unchanged_and_the_error_says_what_to_pass() -> None:
     model = Looping()
     before = pickle.dumps(model)
     with pytest.raises(FlexActError, match="could not be run on example_inputs"):
@@ -220,7 +222,7 @@ def test_lazy_modules_are_not_initialized() -> None:
     assert is_lazy(model[0].weight)
 
 
-def test_where_and_per_call_are_those_of_convert() -> None:
+def test_where_and_per_call_have_the_meaning_of_convert() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Sigmoid())
     inspection = flexact.inspect(model, "3")
     assert inspection.converted == ["3"]
@@ -239,7 +241,7 @@ def test_where_and_per_call_are_those_of_convert() -> None:
 
 
 @pytest.mark.parametrize("inputs", [torch.randn(64, 8), (torch.randn(64, 8), 3)])
-def test_inputs_in_the_place_of_where_are_named_and_not_printed(inputs: Any) -> None:
+def test_inputs_passed_as_where_are_an_error_that_does_not_print_them(inputs: Any) -> None:
     with pytest.raises(FlexActError) as refused:
         flexact.inspect(nn.Sequential(nn.Linear(8, 2), nn.ReLU()), inputs)
     assert str(refused.value) == "where must select activations; got a tensor. Give inputs by name: example_inputs=..."
@@ -252,7 +254,7 @@ def test_a_model_without_activations_and_one_that_is_an_activation() -> None:
     assert (row.name, row.function, row.calls) == ("GELU", "gelu_tanh", 1)
 
 
-def test_what_cannot_be_read_or_rewritten_is_a_row_with_the_reason() -> None:
+def test_activations_that_cannot_be_read_or_rewritten_are_rows_with_the_reason() -> None:
     graph = fx.symbolic_trace(Looping())
     rows = flexact.inspect(nn.Sequential(graph, nn.ReLU())).rows
     assert [(row.name, row.converted) for row in rows] == [("0", False), ("1", True)]
@@ -308,7 +310,7 @@ def test_html_escapes_names_and_json_round_trips() -> None:
     assert data["rows"][1]["reason"] == "a sigmoid, which is a gate or an output"
 
 
-def test_the_rows_that_convert_are_its_sites_in_order() -> None:
+def test_the_rows_that_are_converted_are_the_sites_in_order() -> None:
     torchvision = pytest.importorskip("torchvision")
     x = torch.randn(1, 3, 64, 64)
     for build in (torchvision.models.squeezenet1_1, torchvision.models.googlenet, torchvision.models.vit_b_16):

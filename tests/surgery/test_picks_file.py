@@ -1,4 +1,4 @@
-"""flexact.json: what is refused, and what is put in."""
+"""Tests of flexact.json: which files are refused, and how picks are loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(folder: Path, content: Any) -> Path:
     return path
 
 
-def test_the_file_and_its_folder_do_the_same(tmp_path: Path) -> None:
+def test_the_file_and_its_folder_are_equivalent(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     for given in (path, tmp_path, str(path)):
         model = flexact.load_picks(network(), given)
@@ -34,7 +34,7 @@ def test_the_file_and_its_folder_do_the_same(tmp_path: Path) -> None:
         assert isinstance(model[3], nn.GELU)
 
 
-def test_nothing_changes_where_the_picks_are_in_place(tmp_path: Path) -> None:
+def test_nothing_changes_if_the_picks_are_in_place(tmp_path: Path) -> None:
     model = network()
     before = list(model)
     write(tmp_path, {**GOOD, "picks": {"1": "relu", "3": "original"}})
@@ -46,7 +46,7 @@ class Calls(nn.Module):
         return torch.relu(h) + 1
 
 
-def test_a_call_in_a_forward_takes_its_pick(tmp_path: Path) -> None:
+def test_a_functional_call_gets_its_pick(tmp_path: Path) -> None:
     routed = flexact.convert(nn.Sequential(Calls()))
     (name,) = flexact.selection(routed).picks
     write(tmp_path, {**GOOD, "picks": {name: "sigmoid"}})
@@ -55,7 +55,7 @@ def test_a_call_in_a_forward_takes_its_pick(tmp_path: Path) -> None:
     assert torch.equal(model(h), torch.sigmoid(h) + 1)
 
 
-def test_a_selection_that_was_saved_does_as_well(tmp_path: Path) -> None:
+def test_a_saved_selection_is_accepted_too(tmp_path: Path) -> None:
     trained = flexact.commit(flexact.convert(network(), config=flexact.FlexConfig(candidates=("tanh", "silu"))))
     path = tmp_path / "picks.json"
     path.write_text(json.dumps(flexact.selection(trained).to_dict()))
@@ -67,7 +67,7 @@ def test_a_selection_that_was_saved_does_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["selection", "dictionary"])
-def test_a_selection_itself_does_as_well(form: str) -> None:
+def test_a_selection_itself_is_accepted_too(form: str) -> None:
     trained = flexact.commit(flexact.convert(network(), config=flexact.FlexConfig(candidates=("tanh", "silu"))))
     picks = flexact.selection(trained)
     loaded = flexact.load_picks(network(), picks if form == "selection" else picks.to_dict())
@@ -76,7 +76,7 @@ def test_a_selection_itself_does_as_well(form: str) -> None:
     assert torch.equal(loaded(h), trained(h))
 
 
-def test_a_selection_that_does_not_fit_is_told() -> None:
+def test_a_selection_that_does_not_fit_is_reported() -> None:
     deeper = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2), nn.ReLU())
     undecided = flexact.convert(deeper)
     with pytest.raises(flexact.FlexActError, match="before any pick"):
@@ -94,7 +94,7 @@ def test_a_selection_that_does_not_fit_is_told() -> None:
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
+def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
     config = flexact.FlexConfig(granularity="channel")
     trained = flexact.commit(flexact.convert(network(), config=config, example_inputs=torch.randn(3, 2)))
     content = flexact.selection(trained).to_dict()
@@ -104,7 +104,7 @@ def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ('{"flexact_picks": 1,', "truncated or damaged: invalid JSON"),
         ({"flexact_selection": 3, "rows": 3}, r"flexact\.json: a selection needs 'rows', a list"),
@@ -117,21 +117,21 @@ def test_a_selection_by_channel_is_told(tmp_path: Path) -> None:
         ({**GOOD, "committed": None}, "'committed' must be true or false"),
     ],
 )
-def test_a_wrong_file_is_told(content: Any, told: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported(content: Any, message: str, tmp_path: Path) -> None:
     model = network()
-    with pytest.raises(flexact.FlexActError, match=told):
+    with pytest.raises(flexact.FlexActError, match=message):
         flexact.load_picks(model, write(tmp_path, content))
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
         flexact.load_picks(network(), tmp_path / "nowhere")
     with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
         flexact.load_picks(network(), tmp_path)
 
 
-def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+def test_a_plain_checkpoint_does_not_change_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_act": "relu", "model_type": "bert"}')
     model = network()
     before = list(model)
@@ -150,7 +150,7 @@ def test_a_plain_checkpoint_leaves_the_model_as_it_is(tmp_path: Path) -> None:
         flexact.load_picks(network(), tmp_path)
 
 
-def test_what_is_no_plain_network_is_told(tmp_path: Path) -> None:
+def test_a_model_that_is_no_plain_network_is_reported(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     with pytest.raises(flexact.FlexActError, match="still picking"):
         flexact.load_picks(flexact.convert(network()), tmp_path)

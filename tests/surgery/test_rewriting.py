@@ -1,4 +1,6 @@
-"""Functional activations: which calls become sites, what is left alone, and that a rewritten forward does the same."""
+"""Tests of functional activations: which calls become sites, which do not, and that a rewritten forward computes the
+same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ NEAR = dataclasses.replace(PAPER, init="original", init_probability=1 - 1e-6)
 
 
 class Net(nn.Module):
-    """Two layers around whatever `act` says."""
+    """Two layers around the activation in `act`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +205,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("cls", SPELLINGS, ids=lambda cls: cls.__name__)
-def test_every_spelling_becomes_one_site_and_goes_back(cls: type[Net], pick: Callable) -> None:
+def test_every_spelling_becomes_one_site_and_is_restored(cls: type[Net], pick: Callable) -> None:
     plain = cls().eval()
     x = torch.randn(5, 4)
     expected = plain(x)
@@ -234,7 +236,7 @@ def test_another_pick_stays_in_the_forward_of_the_same_class(cls: type[Net], pic
     assert [type(module) for module in extracted.children()][-1] is nn.Identity
 
 
-def test_a_call_inside_a_longer_forward_is_given_to_the_site_and_nothing_else() -> None:
+def test_in_a_longer_forward_only_the_call_is_replaced_by_the_site() -> None:
     """The blend of relu and tanh at equal probabilities is their mean."""
 
     torch.manual_seed(0)
@@ -245,7 +247,7 @@ def test_a_call_inside_a_longer_forward_is_given_to_the_site_and_nothing_else() 
     torch.testing.assert_close(converted(x), plain.second((F.relu(h) + torch.tanh(h)) / 2))
 
 
-def test_arguments_and_their_defaults_stay() -> None:
+def test_arguments_and_their_defaults_are_kept() -> None:
     plain = WithDefault().eval()
     converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
     x = torch.randn(2, 4)
@@ -258,7 +260,7 @@ class Dropping(Net):
         return F.dropout(F.relu(h), p=self.p, training=self.training)
 
 
-def test_dropout_keeps_following_the_mode() -> None:
+def test_dropout_still_follows_the_mode() -> None:
     torch.manual_seed(0)
     plain = Dropping()
     converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
@@ -274,7 +276,7 @@ def test_dropout_keeps_following_the_mode() -> None:
     assert torch.equal(converted.eval()(x), converted(x))
 
 
-def test_a_left_alone_forward_that_was_asked_for_is_an_error_with_the_reason() -> None:
+def test_asking_for_a_forward_that_cannot_be_rewritten_is_an_error_with_the_reason() -> None:
     with pytest.raises(flexact.FlexActError, match=r"for example through a table of functions"):
         flexact.convert(PlainFunction())
     with pytest.raises(flexact.FlexActError, match=r"relu in line [0-9]+ of .*test_rewriting\.py is not a site"):
@@ -295,7 +297,7 @@ def test_convert_draws_no_random_numbers() -> None:
     assert torch.equal(after_convert, torch.rand(()))
 
 
-def test_an_instance_with_a_forward_of_its_own_is_left_alone() -> None:
+def test_an_instance_with_a_forward_of_its_own_is_not_rewritten() -> None:
     model = Relu()
     model.forward = lambda x: F.relu(x)
     with pytest.raises(flexact.FlexActError, match="object alone"):
@@ -303,7 +305,7 @@ def test_an_instance_with_a_forward_of_its_own_is_left_alone() -> None:
 
 
 class Gate(nn.Module):
-    """`gate` is None by the module's own choice."""
+    """`gate` is None because the module sets it so."""
 
     def __init__(self, gated: bool) -> None:
         super().__init__()
@@ -329,7 +331,7 @@ class LearntSlope(Net):
         return torch.tanh(h) + torch.where(h > 0, h, self.slope * h)
 
 
-def test_what_is_no_activation_stays_in_the_rewritten_forward() -> None:
+def test_calls_that_are_no_activations_stay_in_the_rewritten_forward() -> None:
     plain = LearntSlope().eval()
     converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
     x = torch.randn(3, 4)
@@ -347,7 +349,7 @@ def test_math_functions_on_numbers_are_no_sites() -> None:
     assert list(flexact.selection(flexact.convert(MathOnNumbers())).picks) == ["relu"]
 
 
-def test_the_rewritten_class_says_which_class_it_is_of_and_keeps_its_file_and_lines() -> None:
+def test_the_rewritten_class_names_its_original_class_and_keeps_its_file_and_lines() -> None:
     converted = flexact.convert(Relu())
     assert type(converted).__qualname__ == "Relu"
     assert type(converted).flexact_first is Relu
@@ -416,12 +418,12 @@ print(caught[0].message)
 """
 
 
-def test_a_class_without_a_source_is_left_alone_and_named() -> None:
+def test_a_class_without_a_source_is_not_rewritten_and_is_named() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True)
     assert "  Net: gelu in line 12 of <stdin> is not a site" in done.stdout
 
 
-def test_a_source_that_is_not_what_runs_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_a_class_whose_source_has_changed_is_not_rewritten_and_is_named(tmp_path: Path) -> None:
     text = SCRIPT.partition("with warnings")[0]
     file = tmp_path / "net.py"
     file.write_text(text)
@@ -447,7 +449,7 @@ def test_a_pickle_of_a_class_that_changed_since_says_so(tmp_path: Path, monkeypa
         pickle.loads(pickled)
 
 
-def test_a_parametrization_that_comes_later_stays_when_the_class_is_given_back(pick: Callable) -> None:
+def test_a_parametrization_added_later_stays_when_the_class_is_restored(pick: Callable) -> None:
     model = flexact.convert(WithOwnParameter(), config=NEAR)
     parametrize.register_parametrization(model, "scale", nn.Softplus())
     x = torch.randn(3, 4)
@@ -465,16 +467,16 @@ def test_modules_of_one_class_share_one_rewritten_class() -> None:
 
 def test_a_copy_of_a_rewritten_module_works_on_its_own(pick: Callable) -> None:
     converted = flexact.convert(Relu()).eval()
-    twin = copy.deepcopy(converted)
+    duplicate = copy.deepcopy(converted)
     x = torch.randn(3, 4)
-    assert torch.equal(twin(x), converted(x))
-    pick(twin, "tanh")
-    assert not torch.equal(twin(x), converted(x))
-    assert twin.relu is not converted.relu
+    assert torch.equal(duplicate(x), converted(x))
+    pick(duplicate, "tanh")
+    assert not torch.equal(duplicate(x), converted(x))
+    assert duplicate.relu is not converted.relu
 
 
 class NamedLikeItsActivation(Net):
-    """Has the names that a site would take already."""
+    """Already has the names that a site would take."""
 
     relu = "taken"
 
@@ -493,7 +495,7 @@ def test_a_site_takes_no_name_that_the_module_has() -> None:
 
 
 class AttributeAndCalls(Net):
-    """The same function by an attribute and by its name."""
+    """Calls the same function by an attribute and by its name."""
 
     def __init__(self):
         super().__init__()
@@ -503,7 +505,7 @@ class AttributeAndCalls(Net):
         return torch.cos(F.relu(h)) + self.activation(-h)
 
 
-def test_a_function_attribute_and_direct_calls_are_apart(pick: Callable) -> None:
+def test_a_function_attribute_and_direct_calls_are_separate_sites(pick: Callable) -> None:
     plain = AttributeAndCalls().eval()
     x = torch.randn(3, 4)
     converted = flexact.convert(copy.deepcopy(plain), config=NEAR)
@@ -520,14 +522,14 @@ def test_a_function_attribute_and_direct_calls_are_apart(pick: Callable) -> None
 
 
 def test_an_extracted_rewritten_model_can_be_converted_again(pick: Callable) -> None:
-    """Twice rewritten: the first time one of two calls, the second time the other."""
+    """Rewritten twice: the first time one of two calls, the second time the other."""
     first = flexact.extract(flexact.commit(pick(flexact.convert(TwoKinds(), "tanh", PAPER), "sigmoid")))
     x = torch.randn(3, 4)
     expected = first.eval()(x)
     second = flexact.convert(copy.deepcopy(first), "relu", config=NEAR)
     assert list(flexact.selection(second).picks) == ["relu"]
-    for twin in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
-        torch.testing.assert_close(twin(x), expected, atol=1e-4, rtol=0)
+    for duplicate in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
+        torch.testing.assert_close(duplicate(x), expected, atol=1e-4, rtol=0)
     back = flexact.extract(flexact.commit(pick(second, None)))
     assert type(back) is type(first)
     assert torch.equal(back(x), expected)
@@ -538,7 +540,7 @@ class TwoKinds(Net):
         return F.relu(torch.tanh(h) + 0.1)
 
 
-def test_calls_of_two_functions_are_two_sites_and_can_be_chosen_apart() -> None:
+def test_calls_of_two_functions_are_two_sites_and_can_be_selected_separately() -> None:
     assert set(flexact.selection(flexact.convert(TwoKinds())).picks) == {"relu", "tanh"}
     model = flexact.convert(TwoKinds(), "tanh", flexact.FlexConfig(candidates=("relu", "identity"))).eval()
     x = torch.randn(3, 4)
@@ -546,7 +548,7 @@ def test_calls_of_two_functions_are_two_sites_and_can_be_chosen_apart() -> None:
     torch.testing.assert_close(model(x), model.second(F.relu((F.relu(h) + h) / 2 + 0.1)))
 
 
-def test_extraction_leaves_the_marker_class_only_where_a_call_picked_another_function(pick: Callable) -> None:
+def test_after_extraction_the_rewritten_class_stays_only_if_a_call_picked_another_function(pick: Callable) -> None:
     model = flexact.convert(nn.Sequential(Relu(), nn.Linear(3, 4), Relu()), config=NEAR)
     pick(model, None)
     pick(model[2], "tanh")
@@ -555,7 +557,7 @@ def test_extraction_leaves_the_marker_class_only_where_a_call_picked_another_fun
     assert isinstance(extracted[2], Rewritten)
 
 
-def test_nothing_is_said_about_models_without_functional_activations() -> None:
+def test_models_without_functional_activations_log_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         flexact.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Softmax(-1), nn.Identity()))

@@ -1,4 +1,4 @@
-"""Gates and output activations are skipped by where="all", hidden activations are not."""
+"""Tests that where="all" skips gates and output activations but not hidden activations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class HardSigmoid(nn.Module):
 
 
 class HardGate(Block):
-    """As MobileNetV3 is often written."""
+    """A spelling that is common for MobileNetV3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class MatrixProduct(Block):
 
 
 class TanhInALoop(Block):
-    """As networks for differential equations are often written."""
+    """A spelling that is common in networks for differential equations."""
 
     def forward(self, x: Tensor) -> Tensor:
         linears = [self.a, self.b, self.c]
@@ -394,7 +394,7 @@ def test_penultimate_is_the_last_hidden_activation() -> None:
     assert list(selection(convert(copy.deepcopy(model))).picks) == ["1", "3"]
 
 
-def test_a_model_with_nothing_else_is_an_error_that_names_what_was_skipped() -> None:
+def test_a_model_without_hidden_activations_is_an_error_that_names_what_was_skipped() -> None:
     with pytest.raises(FlexActError, match=r"name it in where:\n  1: a sigmoid"):
         convert(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()))
 
@@ -425,7 +425,7 @@ def test_the_recommended_call_keeps_the_output_of_an_efficientnet_finite() -> No
         ("mobilenet_v2", {"relu6"}),
     ],
 )
-def test_of_torchvisions_networks_the_hidden_activations_are_sites(name: str, functions: set[str]) -> None:
+def test_the_hidden_activations_of_torchvisions_networks_are_sites(name: str, functions: set[str]) -> None:
     torchvision = pytest.importorskip("torchvision")
     model = convert(torchvision.models.get_model(name), config=ORIGINAL)
     sites = [module for module in model.modules() if isinstance(module, flexact.FlexAct)]
@@ -449,7 +449,7 @@ def test_a_function_that_is_not_among_the_candidates_is_announced() -> None:
     assert convert(copy.deepcopy(model), config=kept)[1].candidates == ("relu", "gelu", "hardswish")
 
 
-def test_an_activation_that_computes_a_weight_is_no_hidden_one() -> None:
+def test_an_activation_that_computes_a_weight_is_not_hidden() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     parametrize.register_parametrization(model[2], "weight", nn.Softplus())
     model = flexact.convert(model)

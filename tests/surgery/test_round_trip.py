@@ -1,4 +1,4 @@
-"""Real models in and out: what goes in comes out without a trace."""
+"""Tests of conversion and extraction on real models: after a round trip the model is unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _gpt2(name: str) -> nn.Module:
     return _transformers(name, "GPT2Config", **sizes, bos_token_id=0, eos_token_id=0)
 
 
-# What makes the model, what it is called with, how many sites it has, and a part of what is said about the rest.
+# The constructor of each model, its inputs, its number of sites, and a part of the log about other activations.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
     "resnet18": (lambda: _torchvision("resnet18"), IMAGES, 9, None),
     "resnet50": (lambda: _torchvision("resnet50"), IMAGES, 17, None),
@@ -95,16 +95,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, int, str | None]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Any, int, str | None]:
-    """A plain model in eval mode whose batch norms have statistics like a trained one's, and its inputs."""
-    make, inputs, sites, told = MODELS[request.param]
+    """Returns a plain model in eval mode whose batch norms have statistics like a trained one's, and its inputs."""
+    make, inputs, sites, message = MODELS[request.param]
     torch.manual_seed(0)
     model = make()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum = None  # a running average, from the first batch on
+                module.momentum = None  # a cumulative average, from the first batch on
         outputs(model.train(), inputs)
-    return model.eval(), inputs, sites, told
+    return model.eval(), inputs, sites, message
 
 
 def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
@@ -132,26 +132,26 @@ def described(model: nn.Module) -> list[tuple[str, type]]:
     return [(name, type(module)) for name, module in model.named_modules(remove_duplicate=False)]
 
 
-@functools.lru_cache(maxsize=1)  # the tests of a model come one after another
-def _converted(model: nn.Module, told: str | None, probability: float) -> nn.Module:
+@functools.lru_cache(maxsize=1)  # the tests of a model run one after another
+def _converted(model: nn.Module, expected: str | None, probability: float) -> nn.Module:
     config = flexact.FlexConfig(init="original", init_probability=probability)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         copied = flexact.convert(copy.deepcopy(model), config=config)
     said = [str(warning.message) for warning in caught if "flexact" in str(warning.message)]
-    assert len(said) == (told is not None), said
-    assert all(told in one for one in said)
+    assert len(said) == (expected is not None), said
+    assert all(expected in one for one in said)
     return copied
 
 
-def converted(model: nn.Module, told: str | None, probability: float = 0.9) -> nn.Module:
-    """A converted copy; anything that is said about it must be expected."""
-    return copy.deepcopy(_converted(model, told, probability))
+def converted(model: nn.Module, message: str | None, probability: float = 0.9) -> nn.Module:
+    """Returns a converted copy. Every log message about it must be expected."""
+    return copy.deepcopy(_converted(model, message, probability))
 
 
-def test_committed_to_the_original_everywhere_the_untouched_model_comes_back(case: Any, pick: Callable) -> None:
-    plain, inputs, sites, told = case
-    model = converted(plain, told)
+def test_committed_to_the_original_everywhere_the_model_is_restored(case: Any, pick: Callable) -> None:
+    plain, inputs, sites, message = case
+    model = converted(plain, message)
     assert len(flexact.selection(model)) == sites
     flexact.commit(pick(model, None))
     back = flexact.extract(model)
@@ -168,9 +168,9 @@ def test_committed_to_the_original_everywhere_the_untouched_model_comes_back(cas
     assert same(outputs(fresh, inputs), outputs(plain, inputs))
 
 
-def test_another_pick_everywhere_is_extracted_to_the_bit_and_leaves_nothing_behind(case: Any, pick: Callable) -> None:
-    plain, inputs, sites, told = case
-    model = flexact.commit(pick(converted(plain, told), "tanh"))
+def test_another_pick_everywhere_is_extracted_bit_identically_and_leaves_no_trace(case: Any, pick: Callable) -> None:
+    plain, inputs, sites, message = case
+    model = flexact.commit(pick(converted(plain, message), "tanh"))
     extracted = flexact.extract(model)
     assert same(outputs(extracted, inputs), outputs(model, inputs))
     assert not same(outputs(extracted, inputs), outputs(plain, inputs))
@@ -184,8 +184,8 @@ def test_another_pick_everywhere_is_extracted_to_the_bit_and_leaves_nothing_behi
 
 
 def test_a_converted_model_trains(case: Any) -> None:
-    plain, inputs, sites, told = case
-    model = converted(plain, told).train()
+    plain, inputs, sites, message = case
+    model = converted(plain, message).train()
     result = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     sum(tensor.float().square().mean() for tensor in _tensors(result)).backward()
     gradients = [m.logits.grad for m in model.modules() if isinstance(m, flexact.FlexAct)]
@@ -194,14 +194,14 @@ def test_a_converted_model_trains(case: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("distilbert_classifier", "  DistilBertForSequenceClassification: relu in line"),
         ("deberta_classifier", "  pooler: gelu in line"),
     ],
 )
-def test_an_activation_that_a_forward_makes_is_named_when_it_first_runs(name: str, told: str) -> None:
+def test_an_activation_created_in_a_forward_is_named_when_it_first_runs(name: str, message: str) -> None:
     make, inputs, *_ = MODELS[name]
     model = flexact.convert(make())
-    with pytest.warns(UserWarning, match=told):
+    with pytest.warns(UserWarning, match=message):
         outputs(model, inputs)

@@ -1,4 +1,4 @@
-"""Execution order and channels, seen by running the model once on example inputs, which changes nothing."""
+"""Tests of execution order and channels: a dry run on example inputs shows them and does not change the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def order(model: nn.Module, example_inputs: object, **options: object) -> list[s
 
 
 class Backwards(nn.Module):
-    """Defined last to first."""
+    """Its modules are defined last to first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class CallsWithin(nn.Module):
         return F.gelu(x).sigmoid()
 
 
-def test_functional_calls_and_function_attributes_have_their_place_in_the_order() -> None:
+def test_functional_calls_and_function_attributes_have_their_position_in_the_order() -> None:
     expected = ["tanh", "child.1", "keep", "gelu", "sigmoid"]
     assert order(CallsWithin(), torch.randn(2, 4), where="*") == expected
     assert order(CallsWithin(), torch.randn(2, 4), where="penultimate") == ["gelu"]
@@ -89,7 +89,7 @@ def test_penultimate_counts_an_activations_last_call() -> None:
     assert order(LastIsShared(), torch.randn(2, 4), where="penultimate", per_call=True) == [per_call[2]]
 
 
-def test_calls_of_one_module_under_several_names_are_told_apart() -> None:
+def test_calls_of_one_module_under_several_names_are_distinguished() -> None:
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 7), relu)
     converted = flexact.convert(model, config=CHANNEL, example_inputs=torch.randn(2, 4), per_call=True)
@@ -128,11 +128,11 @@ def test_one_activation_at_two_widths_is_an_error_that_advises_per_call() -> Non
     [torch.randn(2, 4), (torch.randn(2, 4),), [torch.randn(2, 4)], {"input": torch.randn(2, 4)}],
     ids=["tensor", "tuple", "list", "dictionary"],
 )
-def test_example_inputs_are_what_the_model_is_called_with(inputs: object) -> None:
+def test_example_inputs_are_the_arguments_of_the_models_call(inputs: object) -> None:
     assert order(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), inputs) == ["1"]
 
 
-def test_inputs_that_do_not_fit_are_an_error_and_change_nothing() -> None:
+def test_unsuitable_inputs_are_an_error_and_change_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     before = repr(model)
     with pytest.raises(flexact.FlexActError, match=r"example_inputs.*RuntimeError"):
@@ -141,7 +141,7 @@ def test_inputs_that_do_not_fit_are_an_error_and_change_nothing() -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_dry_run_leaves_mode_statistics_gradients_and_random_numbers_alone() -> None:
+def test_the_dry_run_does_not_change_mode_statistics_gradients_and_random_state() -> None:
     class Restless(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -169,7 +169,7 @@ class Counter:
 
 
 class Stateful(nn.Module):
-    """Changes everything that it holds."""
+    """Its forward changes everything that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Stateful(nn.Module):
 
 
 @pytest.mark.parametrize("run", [flexact.convert, flexact.inspect])
-def test_the_dry_run_restores_what_the_model_holds(run: Callable[..., object]) -> None:
+def test_the_dry_run_restores_all_state_of_the_model(run: Callable[..., object]) -> None:
     model = Stateful()
     before, counter = model.state(), model.counter
     run(model, example_inputs=torch.randn(2, 4))
@@ -226,7 +226,7 @@ def test_a_site_that_was_not_reached_has_no_channels() -> None:
     assert [site.rows for site in (converted.act_a, converted.act_b, converted.act_c)] == [4, 4, 3]
 
 
-def test_a_dimension_that_is_not_there_is_an_error() -> None:
+def test_a_missing_channel_dimension_is_an_error() -> None:
     config = flexact.FlexConfig(granularity="channel", channel_dim=3)
     with pytest.raises(flexact.FlexActError, match="no dimension 3"):
         flexact.convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), config=config, example_inputs=torch.randn(2, 4))
@@ -239,7 +239,7 @@ def test_the_root_itself_can_be_run() -> None:
 
 
 class Hidden(nn.Module):
-    """Activations that no source shows."""
+    """Calls activations that are not in the source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Hidden(nn.Module):
         return x
 
 
-def test_activations_that_run_and_were_not_found_are_named() -> None:
+def test_activations_that_run_and_are_no_sites_are_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Hidden())
     with pytest.warns(UserWarning, match="left these as they are:\n  2: relu in line .*leaky_relu.*tanh in line"):
         flexact.convert(model, example_inputs=torch.randn(2, 4))
@@ -263,7 +263,7 @@ def test_activations_that_run_and_were_not_found_are_named() -> None:
         flexact.convert(Hidden(), example_inputs=torch.randn(2, 4))
 
 
-def test_nothing_is_said_where_every_activation_that_runs_was_found() -> None:
+def test_no_message_if_every_activation_that_runs_was_found() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for make in (Backwards, CallsWithin, LastIsShared):

@@ -1,4 +1,4 @@
-"""What conversion and extraction leave in place: copies of torch's own layers, hooks, parametrizations, caches."""
+"""Tests of what conversion and extraction keep: copies of torch's own layers, hooks, parametrizations, caches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def decoder_layer(**options: object) -> nn.TransformerDecoderLayer:
 
 
 def with_activation(layer: nn.TransformerDecoderLayer, function: Callable[[Tensor], Tensor]) -> nn.Module:
-    """The same layer of torch's, made with another activation: the oracle."""
-    twin = decoder_layer(activation=function)
-    twin.load_state_dict({name: value for name, value in layer.state_dict().items() if "activation" not in name})
-    return twin
+    """Returns the same torch layer made with another activation, as the oracle."""
+    duplicate = decoder_layer(activation=function)
+    duplicate.load_state_dict({name: value for name, value in layer.state_dict().items() if "activation" not in name})
+    return duplicate
 
 
 def pickled(model: nn.Module) -> nn.Module:
@@ -55,7 +55,7 @@ def test_copies_of_a_converted_decoder_layer_run_its_pick(
     assert extract(committed).state_dict().keys() == decoder_layer().state_dict().keys()
 
 
-def test_an_extracted_decoder_layer_that_kept_its_function_is_as_before(pick: Callable) -> None:
+def test_an_extracted_decoder_layer_that_kept_its_function_is_restored(pick: Callable) -> None:
     plain = decoder_layer(activation="gelu")
     back = extract(flexact.commit(pick(convert(copy.deepcopy(plain), config=ORIGINAL), None)))
     assert vars(back).keys() == vars(plain).keys()
@@ -69,13 +69,13 @@ def test_layers_cloned_from_a_converted_decoder_layer_have_sites_of_their_own(pi
     decoder = nn.TransformerDecoder(layer, 2)
     x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
     expected = nn.TransformerDecoder(with_activation(layer, torch.tanh), 2)(x, memory)
-    # torch's own clones of a decoder layer keep its function only in __dict__, as this one has it
+    # torch's own clones of a decoder layer keep its function only in __dict__, as this one does
     assert len({id(clone.activation) for clone in decoder.layers}) == 2
     assert all(clone.activation is clone._modules["activation"] for clone in decoder.layers)
     assert torch.equal(extract(flexact.commit(pick(decoder, "tanh")))(x, memory), expected)
 
 
-def test_a_transformer_is_the_same_after_a_round_trip_and_its_copies_run_what_was_picked(pick: Callable) -> None:
+def test_a_transformer_is_the_same_after_a_round_trip_and_its_copies_run_its_picks(pick: Callable) -> None:
     torch.manual_seed(0)
     plain = nn.Transformer(8, 2, 1, 2, 16, 0.0, batch_first=True)
     other = nn.Transformer(8, 2, 1, 2, 16, 0.0, batch_first=True, activation=F.silu)
@@ -91,7 +91,7 @@ def test_a_transformer_is_the_same_after_a_round_trip_and_its_copies_run_what_wa
 
 
 class Calls:
-    """Hooks of every kind on one module, which count how often they ran."""
+    """Adds hooks of every kind to one module, which count how often they ran."""
 
     def __init__(self, module: nn.Module) -> None:
         self.counts = dict.fromkeys(("before", "after", "gradient before", "gradient after"), 0)
@@ -173,7 +173,7 @@ def test_hooks_on_a_site_run_once_per_call_before_and_after_the_commitment(
 # Settings
 
 
-def test_settings_of_numpy_are_told_apart() -> None:
+def test_numpy_settings_are_distinguished() -> None:
     slopes = (np.float32(0.2), np.float32(0.9), np.float64(0.5), 0.1)
     model = nn.Sequential(*[nn.LeakyReLU(slope) for slope in slopes], nn.Linear(1, 1))
     near = dataclasses.replace(ORIGINAL, init_probability=1 - 1e-6)
@@ -184,13 +184,13 @@ def test_settings_of_numpy_are_told_apart() -> None:
         assert torch.equal(flexact.commit(site)(h), F.leaky_relu(h, float(slope)))
 
 
-def test_a_numpy_setting_that_is_only_near_a_candidates_is_another_function() -> None:
+def test_a_numpy_setting_that_is_only_close_to_a_candidates_is_another_function() -> None:
     site = convert(nn.Sequential(nn.LeakyReLU(np.float32(0.01)), nn.Linear(1, 1)), config=ORIGINAL)[0]
     assert "leaky_relu" not in site.keys
 
 
 @pytest.mark.parametrize("change", ["forward", "tensor"])
-def test_an_activation_that_was_changed_on_its_own_is_left_alone_with_a_warning(change: str) -> None:
+def test_an_activation_that_was_changed_on_its_own_is_kept_with_a_warning(change: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     if change == "forward":
         model[1].forward = lambda x: x * 3
@@ -214,7 +214,7 @@ class Neuron(nn.Linear):
 
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 @pytest.mark.parametrize("normalise", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_a_layer_parametrized_after_conversion_is_so_after_extraction(
+def test_a_parametrization_added_after_conversion_is_kept_by_extraction(
     name: str, normalise: Callable, pick: Callable
 ) -> None:
     torch.manual_seed(0)
@@ -238,7 +238,7 @@ def test_a_layer_parametrized_after_conversion_is_so_after_extraction(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_a_weight_normalised_by_a_hook_after_conversion_is_so_after_extraction(pick: Callable) -> None:
+def test_a_weight_norm_hook_added_after_conversion_is_kept_by_extraction(pick: Callable) -> None:
     model = convert(nn.Sequential(Neuron(4, 4), nn.Linear(4, 4)), config=ORIGINAL)
     nn.utils.weight_norm(model[0])
     x = torch.randn(3, 4)
@@ -253,7 +253,9 @@ def test_a_weight_normalised_by_a_hook_after_conversion_is_so_after_extraction(p
 
 
 class Caching(nn.Module):
-    """Keeps what it computed from its weight, with its history, as the attention biases of timm's levit are kept."""
+    """Caches a tensor computed from its weight, with its autograd history, like the attention biases of timm's
+    levit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +269,7 @@ class Caching(nn.Module):
         return self.act(x + self.cache["bias"])
 
 
-def test_a_model_that_caches_tensors_with_a_history_is_extracted(pick: Callable) -> None:
+def test_a_model_that_caches_tensors_with_autograd_history_can_be_extracted(pick: Callable) -> None:
     model = nn.Sequential(Caching(), nn.Linear(4, 4)).eval()
     x = torch.randn(3, 4)
     expected = model(x)

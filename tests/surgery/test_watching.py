@@ -1,4 +1,4 @@
-"""The first forwards of a converted model are watched: what is said, and that nothing else comes of it."""
+"""Tests of the hooks on the first forwards of a converted model: what they log, and that they have no other effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = {"relu": F.relu, "sigmoid": torch.sigmoid}
 
 
 class Hidden(nn.Module):
-    """Runs a function from a table, beside a module."""
+    """Runs a function from a table, next to a module."""
 
     def __init__(self, name: str = "relu", fails: bool = False) -> None:
         super().__init__()
@@ -36,38 +36,38 @@ class OnlyInEval(Hidden):
         return self.act(x) if self.training else super().forward(x)
 
 
-def told(model: nn.Module, training: bool = True) -> list[str]:
+def messages(model: nn.Module, training: bool = True) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.train(training)(torch.randn(2, 4))
     return [str(one.message) for one in caught if "flexact" in str(one.message)]
 
 
-def test_what_runs_and_is_no_site_is_named_once_with_its_line() -> None:
+def test_an_activation_that_runs_and_is_no_site_is_named_once_with_its_line() -> None:
     model = flexact.convert(nn.Sequential(Hidden()))
-    (text,) = told(model)
+    (text,) = messages(model)
     line = Hidden.forward.__code__.co_firstlineno + 3
     assert text.splitlines()[0] == "flexact.convert did not see these activations:"
     assert text.splitlines()[1].startswith(f"  0: relu in line {line} of {__file__} is not a site")
-    assert told(model) == told(model, training=False) == []
+    assert messages(model) == messages(model, training=False) == []
 
 
 def test_each_mode_is_watched_and_then_no_hook_is_left() -> None:
     model = flexact.convert(OnlyInEval())
     before = len(model._forward_pre_hooks)
-    assert told(model) == []
-    assert len(told(model, training=False)) == 1
+    assert messages(model) == []
+    assert len(messages(model, training=False)) == 1
     assert len(model._forward_pre_hooks) == before - 1
     assert not model._forward_hooks
     assert _get_current_function_mode_stack() == []
 
 
-def test_a_sigmoid_is_named_only_where_patterns_ask_for_all_functions() -> None:
-    assert told(flexact.convert(Hidden("sigmoid"))) == []
-    assert len(told(flexact.convert(Hidden("sigmoid"), "*"))) == 1
+def test_a_sigmoid_is_named_only_if_patterns_ask_for_all_functions() -> None:
+    assert messages(flexact.convert(Hidden("sigmoid"))) == []
+    assert len(messages(flexact.convert(Hidden("sigmoid"), "*"))) == 1
 
 
-def test_what_where_does_not_ask_for_is_not_named() -> None:
+def test_activations_that_where_does_not_ask_for_are_not_named() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -77,10 +77,10 @@ def test_what_where_does_not_ask_for_is_not_named() -> None:
             return self.other(F.gelu(self.act(x)))
 
     for where in ("act", "gelu", "other"):
-        assert told(flexact.convert(Two(), where)) == []
+        assert messages(flexact.convert(Two(), where)) == []
 
 
-def test_a_gate_and_missed_activations_on_one_line_are_told_apart() -> None:
+def test_a_gate_and_missed_activations_on_one_line_are_distinguished() -> None:
     class OneLine(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -89,7 +89,7 @@ def test_a_gate_and_missed_activations_on_one_line_are_told_apart() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.linear(F.leaky_relu(TABLE["relu"](self.act(self.linear(x))), self.slope)))
 
-    (text,) = told(flexact.convert(OneLine()))
+    (text,) = messages(flexact.convert(OneLine()))
     assert "leaky_relu in line" in text
     assert " relu in line" in text
     assert "tanh" not in text
@@ -105,56 +105,56 @@ class CallsBase(nn.GELU):
 
 
 def test_subclasses_of_activations_that_are_no_sites_are_named() -> None:
-    (text,) = told(flexact.convert(nn.Sequential(nn.Linear(4, 4), Inherits(), nn.ReLU(), CallsBase())))
+    (text,) = messages(flexact.convert(nn.Sequential(nn.Linear(4, 4), Inherits(), nn.ReLU(), CallsBase())))
     assert "  1: gelu of Inherits, a subclass of torch's type, is not a site" in text
     assert "  3: gelu of CallsBase" in text
 
 
 class Parts(nn.Module):
-    """Never called itself."""
+    """Its own forward is never called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = Hidden(), Hidden("sigmoid")
 
 
-def test_submodules_that_are_called_without_the_model_are_watched() -> None:
+def test_submodules_called_without_the_model_are_watched() -> None:
     model = flexact.convert(Parts())
-    (text,) = told(model.first)
+    (text,) = messages(model.first)
     assert "  first: relu in line" in text
-    assert told(model.first) == told(model.second) == told(model.second, training=False) == []
-    assert told(model.first, training=False) == []
+    assert messages(model.first) == messages(model.second) == messages(model.second, training=False) == []
+    assert messages(model.first, training=False) == []
     assert not any(module._forward_pre_hooks for module in model.modules() if module is not model)
 
 
-def test_submodules_that_run_in_the_model_are_not_watched_on_their_own() -> None:
+def test_submodules_called_by_the_model_are_not_watched_on_their_own() -> None:
     model = flexact.convert(nn.Sequential(nn.Linear(4, 4), Hidden()))
-    assert len(told(model)) == 1
+    assert len(messages(model)) == 1
     assert not model[1]._forward_pre_hooks
     assert _get_current_function_mode_stack() == []
 
 
-def test_a_forward_that_fails_ends_the_watch_and_shows_its_own_error() -> None:
+def test_a_forward_that_fails_ends_the_watch_and_raises_its_own_error() -> None:
     model = flexact.convert(Hidden(fails=True))
     with pytest.raises(ValueError, match="on purpose"):
         model(torch.randn(2, 4))
     assert _get_current_function_mode_stack() == []
     model.fails = False
-    told(model)
+    messages(model)
     assert not model._forward_hooks
 
 
 def test_copies_and_pickles_are_watched_on_their_own_and_an_extracted_network_is_not() -> None:
     model = flexact.convert(Hidden())
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
-        assert len(told(twin)) == 1
+    for duplicate in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        assert len(messages(duplicate)) == 1
     extracted = flexact.extract(flexact.convert(Hidden()), commit=True)
-    assert told(extracted) == []
+    assert messages(extracted) == []
     assert not extracted._forward_pre_hooks
 
 
 def _graphs(model: nn.Module) -> int:
-    """How many graphs three calls are compiled to."""
+    """Returns the number of graphs that three calls are compiled to."""
     graphs: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> object:
@@ -170,7 +170,7 @@ def _graphs(model: nn.Module) -> int:
     return len(graphs)
 
 
-def test_a_compiled_model_is_not_watched_and_compiled_as_often() -> None:
+def test_a_compiled_model_is_not_watched_and_not_recompiled() -> None:
     model = flexact.convert(Hidden()).eval()
     unwatched = copy.deepcopy(model)
     unwatch(unwatched)
@@ -189,7 +189,7 @@ def test_a_part_of_the_model_that_is_compiled_runs_in_the_watched_forward() -> N
         assert torch.equal(model(x), model(x))
 
 
-def test_the_first_evaluation_of_an_attention_layer_takes_the_fused_path() -> None:
+def test_the_first_evaluation_of_an_attention_layer_uses_the_fused_path() -> None:
     torch.manual_seed(0)
     model = flexact.convert(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), where="*").eval()
     flexact.commit(model)

@@ -1,7 +1,7 @@
-"""Declares torchvision's missing operators in a program that a test starts: put this folder on its PYTHONPATH.
+"""Declares torchvision's missing operators in a subprocess of a test: put this folder on its PYTHONPATH.
 
-Python runs a `sitecustomize` at its start, in the ranks that torchrun starts too. Why it is needed, and for which
-builds, is in tests/conftest.py, which does the same for the tests themselves.
+Python imports `sitecustomize` when it starts, also in the ranks that torchrun starts. tests/conftest.py says why and
+for which builds this is needed; it does the same for the tests themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if _SPEC is not None and _SPEC.origin is not None:
             torch.ops.load_library(str(_compiled))
         except (OSError, ImportError):
             continue
-    _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # the operators live as long as this
+    _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # the operators exist as long as this
     for _name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, _name):
             _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

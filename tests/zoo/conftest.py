@@ -1,5 +1,6 @@
-"""Lets this folder's files import each other, under names by which their classes can be pickled, and runs their tiny
-tensors in one thread, which is quicker."""
+"""Makes this folder's files importable under names by which their classes can be pickled. Sets one thread, which is
+faster for tiny tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Every animal of the zoo computes the same after conversion, in every way that can be seen from outside, or is left
-alone with a warning that names it."""
+"""Tests that every model of the zoo computes the same after conversion, or is left unchanged with a warning that
+names it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 class Cage(nn.Module):
-    """An animal beside an activation module, so that there always is something to convert."""
+    """A model of the zoo next to an activation module, so that there is always something to convert."""
 
     def __init__(self, animal: nn.Module) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Cage(nn.Module):
 
 
 class Instead(TorchFunctionMode):
-    """Runs softsign wherever an activation is called: what a network with another pick computes, by another way."""
+    """Runs softsign for every activation call: an independent way to compute a network with that pick."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
@@ -78,7 +79,7 @@ def _saved_and_loaded(model: nn.Module) -> nn.Module:
 
 
 def caged(cls: type[nn.Module]) -> Cage:
-    """The same animal every time."""
+    """Builds the same model every time."""
     seed()
     return Cage(cls())
 
@@ -90,7 +91,7 @@ def seed() -> None:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """The types, the tensors and the other values of a result or a state."""
+    """Returns the types, the tensors and the other values of a result or a state."""
     yield type(value)
     if isinstance(value, GeneratorType):
         value = list(value)
@@ -108,7 +109,7 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def effects(animal: nn.Module) -> dict[str, Any]:
-    """What a forward may have changed in an animal."""
+    """Returns everything that a forward may have changed in a model."""
     own = {name: value for name, value in vars(animal).items() if not name.startswith("_")}
     return {name: value for name, value in own.items() if not callable(value)} | dict(
         animal.named_buffers(recurse=False)
@@ -116,7 +117,7 @@ def effects(animal: nn.Module) -> dict[str, Any]:
 
 
 def seen(model: Cage, training: bool, backward: bool = True) -> list[Any]:
-    """Everything that can be seen of one forward and backward."""
+    """Returns everything observable of one forward and backward."""
     seed()
     model.train(training)
     model.zero_grad()
@@ -151,7 +152,7 @@ def same(left: list[Any], right: list[Any], tolerance: float = 0.0) -> bool:
 
 
 def calls_of_hooks(model: Cage, training: bool) -> list[tuple[str, str]]:
-    """Which hooks run in a forward, in what order; those of activations apart."""
+    """Records which hooks run in a forward, and in what order. Those of activations are separate."""
     calls: list[tuple[str, str]] = []
     handles = []
     for name, module in model.named_modules():
@@ -183,7 +184,7 @@ MODES = (True, False, True)
 
 @pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_conversion_changes_nothing_that_can_be_seen(cls: type[nn.Module]) -> None:
+def test_conversion_changes_nothing_observable(cls: type[nn.Module]) -> None:
     plain = caged(cls)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -206,7 +207,7 @@ def test_conversion_changes_nothing_that_can_be_seen(cls: type[nn.Module]) -> No
 
 @pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_changes(cls: type[nn.Module]) -> None:
+def test_committed_to_the_original_it_is_bit_identical_and_follows_later_changes(cls: type[nn.Module]) -> None:
     plain = caged(cls)
     converted = choose(convert(caged(cls)), None)
     extracted = flexact.extract(converted)
@@ -226,24 +227,24 @@ def test_committed_to_the_original_it_is_the_same_to_the_bit_and_follows_later_c
 
 @pytest.mark.parametrize("cls", ANIMALS, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_copies_and_pickles_compute_what_the_converted_one_does(cls: type[nn.Module]) -> None:
+def test_copies_and_pickles_compute_the_same_as_the_converted_model(cls: type[nn.Module]) -> None:
     for how, copied in COPIES.items():
         try:
             copied(caged(cls))
-        except Exception:  # the plain one cannot be copied in this way, so nothing is asked of the converted one
+        except Exception:  # the plain model cannot be copied in this way, so the converted one need not be
             continue
         for model in (convert(caged(cls)), choose(convert(caged(cls)), "softsign")):
-            twin = copied(model)
-            assert isinstance(twin.animal, cls), how
+            duplicate = copied(model)
+            assert isinstance(duplicate.animal, cls), how
             for training in (True, False):
-                assert same(seen(twin, training), seen(model, training)), how
+                assert same(seen(duplicate, training), seen(model, training)), how
 
 
 @pytest.mark.parametrize(
     "cls", [cls for cls, reason in EXPECTED.items() if reason is None], ids=lambda cls: cls.__name__
 )
 @pytest.mark.filterwarnings("ignore")
-def test_another_pick_is_what_the_plain_network_computes_with_that_function(cls: type[nn.Module]) -> None:
+def test_another_pick_computes_the_plain_network_with_that_function(cls: type[nn.Module]) -> None:
     plain = caged(cls)
     converted = choose(convert(caged(cls)), "softsign")
     extracted = flexact.extract(converted)
@@ -277,7 +278,7 @@ def test_inspect_lists_exactly_what_convert_converts_and_changes_nothing(cls: ty
         try:
             converted = flexact.convert(caged(cls), **given)
         except flexact.FlexActError:
-            if call["where"] in ("all", "penultimate", "*"):  # the cage has a ReLU, but no forward reaches it
+            if call["where"] in ("all", "penultimate", "*"):  # the wrapper has a ReLU, but no forward reaches it
                 assert call["where"] == "penultimate"
                 assert "example_inputs" in given
             assert flexact.inspect(caged(cls), **given).converted == []
@@ -291,7 +292,7 @@ def test_inspect_lists_exactly_what_convert_converts_and_changes_nothing(cls: ty
 
 
 def inner_state(model: nn.Module) -> list[Any]:
-    """The types, attributes and tensors of all submodules, and the random states."""
+    """Returns the types, attributes and tensors of all submodules, and the random states."""
     modules = {name: (id(type(module)), vars(module)) for name, module in model.named_modules()}
     states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
     return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts((modules, states))]

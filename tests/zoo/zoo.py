@@ -1,4 +1,4 @@
-"""What the animals of the zoo have in common: one idiom of writing a forward each, and what should become of it."""
+"""The base of the zoo's models: each has one idiom of writing a forward, and the expected result of its conversion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPECTED: dict[type[nn.Module], str | None] = {}
 
 
 class Animal(nn.Module):
-    """Two layers around whatever `act` says."""
+    """Two layers around the activation in `act`."""
 
     tolerance = 1e-3
     """How far a blend of the original and almost nothing else may be from the original."""
@@ -34,21 +34,21 @@ class Animal(nn.Module):
         return self.second(self.act(self.first(x)))
 
     def inputs(self) -> tuple[tuple, dict]:
-        """What the animal is called with."""
+        """Returns the inputs of the model."""
         return (torch.randn(5, 6),), {}
 
     def change(self) -> None:
-        """What a user changes after the conversion."""
+        """Makes a change that a user makes after the conversion."""
 
 
 def identical(cls: Kind) -> Kind:
-    """Every activation becomes a site, and the rest stays what it was."""
+    """Declares that every activation becomes a site, and everything else is unchanged."""
     EXPECTED[cls] = None
     return cls
 
 
 def left_alone(reason: str) -> Callable[[Kind], Kind]:
-    """An activation stays what it was, with a warning that names the module and this reason."""
+    """Declares that an activation is left unchanged, with a warning that names the module and this reason."""
 
     def note(cls: Kind) -> Kind:
         EXPECTED[cls] = reason

@@ -1,4 +1,4 @@
-"""Classes: inheritance, decorators, properties, metaclasses, and how they are copied and saved."""
+"""Models whose classes are unusual: inheritance, decorators, properties, metaclasses, copying and saving."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ class WithSlots(Animal):
 class OwnGetstate(Animal):
     def __init__(self):
         super().__init__()
-        self.handle = lambda: 3  # what no pickle takes
+        self.handle = lambda: 3  # cannot be pickled
 
     def __getstate__(self):
         return {name: value for name, value in self.__dict__.items() if name != "handle"}
@@ -387,11 +387,11 @@ class OwnReduce(Animal):
 @identical
 class OwnDeepcopy(Animal):
     def __deepcopy__(self, memo):
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
-        twin._copied = True
-        return twin
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__ = copy.deepcopy(self.__dict__, memo)
+        duplicate._copied = True
+        return duplicate
 
     def act(self, h):
         return F.relu(h)
@@ -508,7 +508,7 @@ class SubclassOfSequential(nn.Sequential):
 
 
 def made(factor):
-    """A class that encloses values of a function."""
+    """A class that closes over values of a function."""
     activation, state = F.relu, {"factor": factor}
 
     class Enclosing(Animal):
@@ -787,7 +787,7 @@ class OverridesClassMethods(WithClassMethods):
 
 
 class OfTheObject(classmethod):
-    """A class method that an object passes itself to."""
+    """A class method to which an object passes itself."""
 
     def __get__(self, holder, cls=None):
         return types.MethodType(self.__func__, cls if holder is None else holder)

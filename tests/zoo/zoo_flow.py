@@ -1,4 +1,4 @@
-"""Control flow, modes, side effects, and what changes after the conversion."""
+"""Models with unusual control flow, modes and side effects, or that change after the conversion."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Drop(nn.Module):
 
 
 class Counted(nn.Linear):
-    """Does something of its own when it is called."""
+    """Has a side effect when it is called."""
 
     def __init__(self):
         super().__init__(6, 6)

@@ -1,4 +1,4 @@
-"""Calls that overwrite their tensor."""
+"""Models with calls that overwrite their tensor."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class ReadInTheSameExpression(Animal):
 
 @identical
 class OfTheArgument(Animal):
-    """Overwrites what its caller holds."""
+    """Overwrites a tensor of its caller."""
 
     def forward(self, x):
         x = x * 1

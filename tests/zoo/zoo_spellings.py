@@ -1,4 +1,4 @@
-"""Ways of spelling an activation's call."""
+"""Models with different spellings of an activation's call."""
 
 from __future__ import annotations
 
@@ -565,7 +565,7 @@ class ClassMethodOfClassMethod(Animal):
 
 @identical
 class OwnFunctionOfTheSameName(Animal):
-    """Named like an activation, and not one; the real one is beside it."""
+    """Named like an activation, but none; the real one is next to it."""
 
     def act(self, h):
         return squared(self.gelu(h)) + F.relu(h)

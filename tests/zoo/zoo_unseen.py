@@ -1,4 +1,4 @@
-"""Activations that no source shows, and networks that look at their own modules."""
+"""Models with activations that are not in the source, and models that inspect their own modules."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ class AsksForTheNewName(Animal):
 
 
 class WithBlocks(Animal):
-    """Blocks with a call inside, which are rewritten, and with an activation module."""
+    """Blocks with a functional call, which are rewritten, and with an activation module."""
 
     def __init__(self):
         super().__init__()
@@ -630,7 +630,7 @@ class FunctionOfASetting(Animal):
 
 
 class Pair:
-    """A container with methods of the same names as a tensor."""
+    """A container with methods of the same names as a tensor's."""
 
     def __init__(self, left, right):
         self.left, self.right = left, right

@@ -1,4 +1,4 @@
-"""Compiling kernels for a GPU on a machine without one."""
+"""Fixtures that compile kernels for a GPU on a machine without one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-CARD = """
+FAKE_GPU = """
 import triton
 from triton.backends.compiler import GPUTarget
 
-class Card:
+class FakeGPU:
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
@@ -24,20 +24,22 @@ class Card:
     def get_current_stream(self, device):
         return 0
 
-triton.runtime.driver.set_active(Card())
+triton.runtime.driver.set_active(FakeGPU())
 """
 
 
 @pytest.fixture
-def printed_with_a_card(tmp_path: Path) -> Callable[..., str]:
-    """Runs a program whose kernels are compiled for an H100, in a process of its own, and returns what it prints. It
-    can import the modules in `tmp_path`."""
+def output_with_fake_gpu(tmp_path: Path) -> Callable[..., str]:
+    """Runs a program whose kernels are compiled for an H100 in a separate process, and returns its output.
+
+    The program can import the modules in `tmp_path`.
+    """
 
     def printed(program: str, *arguments: str) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
-        command = [sys.executable, "-c", CARD + program, *arguments]
+        command = [sys.executable, "-c", FAKE_GPU + program, *arguments]
         return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     return printed

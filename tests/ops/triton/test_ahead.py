@@ -1,4 +1,4 @@
-"""Builds in the background: once each, and without an error of theirs reaching the training."""
+"""Tests of background builds: each kernel is built once, and an error of a build does not reach the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nothing_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "AsyncCompileMode", object, raising=False)
 
 
-def test_a_build_runs_once_in_another_thread_and_can_be_waited_for() -> None:
+def test_a_build_runs_once_in_another_thread_and_can_be_awaited() -> None:
     threads: list[threading.Thread] = []
     for _ in range(3):
         ahead.start("a kernel", lambda: threads.append(threading.current_thread()))
@@ -33,7 +33,7 @@ def test_a_build_runs_once_in_another_thread_and_can_be_waited_for() -> None:
     assert threads[0] is not threading.current_thread()
 
 
-def test_a_build_that_fails_is_left_to_the_one_that_needs_it() -> None:
+def test_a_failed_build_in_the_background_does_not_raise() -> None:
     def fail() -> None:
         raise OSError("no compiler")
 
@@ -104,7 +104,7 @@ def test_threads_that_load_launchers_get_their_own(tmp_path: Path) -> None:
     assert wrong_launchers("safely") == 0
 
 
-def test_a_kernel_starts_the_builds_of_all_that_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_starts_the_builds_of_all_variants_that_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[tuple[str, tuple[torch.dtype, ...]]] = []
 
     def record(launch: Launch, device: int, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -1,4 +1,6 @@
-"""Triton's kernels as what autograd and torch.compile see, and what runs where a kernel cannot be built."""
+"""Tests of the Triton operators under autograd and torch.compile, and of the fallback where a kernel cannot be
+built.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def routed_arguments(h: Tensor, rows: int) -> tuple[Any, ...]:
 
 
 def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]:
-    """All arguments of the operator: a batch norm, what is added, its batch norm, the routing."""
+    """Returns all arguments of the operator: a batch norm, a residual, its batch norm, the routing."""
     y, other = (torch.randn(4, 3, 2, 2, device=device).requires_grad_() for _ in range(2))
     weights, biases = ([torch.rand(3, device=device).requires_grad_() for _ in range(2)] for _ in range(2))
     own, others = (
@@ -62,7 +64,7 @@ def normalised_arguments(residual: str, device: torch.device) -> tuple[Any, ...]
 
 
 def check_operator(operator: Any, arguments: tuple[Any, ...], device: torch.device) -> None:
-    """torch's own checks; those with fake tensors need a kernel that Triton compiles rather than interprets."""
+    """torch's own checks. Those with fake tensors need kernels that Triton compiles rather than interprets."""
     checks = ["test_schema", "test_autograd_registration"]
     if device.type == "cuda":
         checks += ["test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic"]
@@ -110,7 +112,7 @@ def test_opcheck_of_the_moments(track: bool, device: torch.device) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("per_channel", [False, True], ids=["layer", "channel"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_of_the_closed_form_on_a_card(layout: str, per_channel: bool) -> None:
+def test_opcheck_of_the_closed_form_on_a_gpu(layout: str, per_channel: bool) -> None:
     h = LAYOUTS[layout]().to("cuda")
     if per_channel and h.dim() == 0:
         pytest.skip("a number has no channels")
@@ -118,7 +120,7 @@ def test_opcheck_of_the_closed_form_on_a_card(layout: str, per_channel: bool) ->
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["layer", "channel"])
-def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) -> None:
+def test_the_operator_equals_the_autograd_function(rows: int, device: torch.device) -> None:
     h, logits, *rest = routed_arguments(torch.randn(3, 4, 2).to(device), rows)
     _, alive, channel_dim, statistics = rest[3:]
     blending = Blending(*rest[:3], NAMES, tuple(alive), channel_dim, statistics)
@@ -131,7 +133,7 @@ def test_the_operator_is_the_autograd_function(rows: int, device: torch.device) 
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
-def test_a_second_derivative_is_that_of_the_blend_written_plainly(device: torch.device) -> None:
+def test_a_second_derivative_equals_that_of_the_plain_blend(device: torch.device) -> None:
     h, logits, *rest = routed_arguments(torch.randn(6).to(device), 1)
     x, _ = triton_autograd.routed(h, logits, Blending(*rest[:3], NAMES, (0, 1, 2), 1, False))
     plain = sum(rest[0][0, k] * lookup(name).function(h) for k, name in enumerate(NAMES))
@@ -151,14 +153,14 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from triton.backends.compiler import GPUTarget
 
-class Card:
+class FakeGPU:
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
-triton.runtime.driver.set_active(Card())
+triton.runtime.driver.set_active(FakeGPU())
 os.environ["TRITON_INTERPRET"] = "1"  # what was imported is compiled all the same; CPU tensors may go there now
 flexact.ops.dispatch.use("triton")
-# The policy is not compiled, and there is no card to run it on.
+# The policy is not compiled, and there is no GPU to run it on.
 flexact.ops.triton.policy._draw_launch = flexact.ops.triton.policy._update_launch = lambda *_: lambda *_: None
 
 graphs = []
@@ -208,15 +210,15 @@ assert not any("flexact" in target for target in called), "the compiler cannot l
 """
 
 
-def test_the_compiler_sees_the_kernels_and_does_not_compile_again_as_the_temperature_anneals() -> None:
-    """Without a card: Triton compiles for one as far as torch wants it, and what the graphs would give is made up."""
+def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature_anneals() -> None:
+    """Without a GPU, Triton compiles for one as far as torch requires, and the results of the graphs are made up."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], env=environment, check=True)
 
 
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_a_candidate_without_a_form_compiles_in_one_piece(device: torch.device) -> None:
+def test_a_candidate_without_a_triton_form_compiles_without_graph_breaks(device: torch.device) -> None:
     flexact.register_candidate("wave", torch.sin)
     without_form.cache_clear()
     torch._dynamo.reset()
@@ -229,7 +231,7 @@ def test_a_candidate_without_a_form_compiles_in_one_piece(device: torch.device) 
     assert not schedule.committed
 
 
-# Where a kernel cannot be built
+# The fallback
 
 ERRORS = [
     TritonError("no such instruction"),
@@ -241,7 +243,7 @@ ERRORS = [
 
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exception], None]:
-    """A function that makes one of a module's raise; Triton is given up for this test alone."""
+    """Returns a function that makes a function of a module raise. Triton is disabled for this test only."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
     monkeypatch.setattr(dispatch, "_broken", {})
 
@@ -264,7 +266,7 @@ def routed_results(h: Tensor, rows: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     ("direction", "error"), [*(("forward", error) for error in ERRORS), ("backward", ERRORS[0])], ids=repr
 )
-def test_the_closed_form_takes_over_and_that_is_said_once(
+def test_the_closed_form_is_the_fallback_and_warns_once(
     direction: str, error: Exception, breaking: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(device)
@@ -298,7 +300,7 @@ def block(device: torch.device, residual: str) -> tuple[FlexAct, nn.BatchNorm2d,
 
 
 def block_results(device: torch.device, residual: str) -> dict[str, Tensor]:
-    """One training step of a site behind a batch norm: output, gradients and running statistics."""
+    """Makes one training step of a site after a batch norm. Returns output, gradients and running statistics."""
     site, norm, other, inputs = block(device, residual)
     x = normalised_site(site, norm, *inputs, *([] if other is None else [other]))
     x.square().sum().backward()
@@ -314,7 +316,7 @@ def block_results(device: torch.device, residual: str) -> dict[str, Tensor]:
     ("which", "residual"),
     [("moments", "none"), ("moments", "normalised"), ("forward", "plain"), ("backward", "normalised")],
 )
-def test_plain_batch_norm_takes_over_and_that_is_said_once(
+def test_plain_batch_norm_is_the_fallback_and_warns_once(
     which: str, residual: str, breaking: Callable, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -343,13 +345,13 @@ def test_other_errors_are_not_hidden(breaking: Callable, device: torch.device) -
     assert not dispatch._broken
 
 
-def test_a_model_goes_on_training_when_triton_breaks_in_the_middle(breaking: Callable, device: torch.device) -> None:
+def test_a_model_continues_training_when_triton_fails_in_the_middle(breaking: Callable, device: torch.device) -> None:
     site, norm, _, (y,) = block(device, "none")
-    twin, twin_norm = copy.deepcopy((site, norm))
+    duplicate, duplicate_norm = copy.deepcopy((site, norm))
     normalised_site(site, norm, y).sum().backward()
     breaking(moments, "moments", TritonError("now"))
     with pytest.warns(UserWarning, match="failed to build"):
         x = normalised_site(site, norm, y)
-    twin(twin_norm(y))
-    torch.testing.assert_close(x, twin(twin_norm(y)), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(norm.running_var, twin_norm.running_var)
+    duplicate(duplicate_norm(y))
+    torch.testing.assert_close(x, duplicate(duplicate_norm(y)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm.running_var, duplicate_norm.running_var)

@@ -1,7 +1,7 @@
-"""Batch norm, residual and routing in the same passes, against nn.BatchNorm2d and plain autograd in float64.
+"""Tests of fused batch norm, residual and routing, against nn.BatchNorm2d and autograd in float64.
 
-On the CPU under Triton's interpreter, which takes a tenth of a second a program, so tensors are small; on a card with
--m gpu.
+On the CPU, Triton's interpreter takes a tenth of a second per program, so tensors are small. -m gpu runs the tests on
+a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 
 
 def batch_norm_2d(channels: int, seed: int, affine: bool = True, **options: Any) -> nn.BatchNorm2d:
-    """A batch norm that is not as it begins."""
+    """A batch norm whose parameters and statistics differ from the initial ones."""
     torch.manual_seed(seed)
     norm = nn.BatchNorm2d(channels, affine=affine, **options)
     for name, tensor in (*norm.named_parameters(), *norm.named_buffers()):
@@ -44,7 +44,7 @@ def batch_norm_2d(channels: int, seed: int, affine: bool = True, **options: Any)
 
 @dataclass
 class Case:
-    """One site behind a batch norm. logits: (rows, K), in float64."""
+    """One site after a batch norm. logits: (rows, K), in float64."""
 
     y: Tensor
     delta: Tensor
@@ -55,7 +55,7 @@ class Case:
     terms: float = 0.0
 
     def exact(self) -> dict[str, Tensor]:
-        """Everything by torch's own modules and autograd, in float64."""
+        """Computes everything with torch's modules and autograd, in float64."""
         norm, other = copy.deepcopy(self.norm).double(), copy.deepcopy(self.residual_norm)
         y, logits = self.y.double().requires_grad_(), self.logits.clone().requires_grad_()
         leaves = {"y": y, "logits": logits, **{f"norm.{name}": leaf for name, leaf in norm.named_parameters()}}
@@ -71,8 +71,8 @@ class Case:
         x = reference.routed_activation(h, logits, torch.zeros_like(logits), TEMPERATURE, NAMES, alive)
         gradients = torch.autograd.grad(x, list(leaves.values()), self.delta.double())
         sensitivity = reference.mean_sensitivity(h, NAMES, logits.shape[0])
-        # The logits' gradient is a difference of inner products, which cancel. On a card, whose exponentials are off by
-        # some units in the last place, it is off by up to 2e-6 of itself, and by less than 1e-6 of those products.
+        # The gradient of the logits is a difference of inner products, which cancel. A GPU's exponentials are off by
+        # some units in the last place, so it is off by up to 2e-6 of itself, and by less than 1e-6 of those products.
         dims = (0, 1, 2, 3) if logits.shape[0] == 1 else (0, 2, 3)
         inner = torch.stack([(self.delta * lookup(name).function(h.detach())).sum(dims) for name in NAMES], -1)
         self.terms = float((self.probabilities().double() / TEMPERATURE * inner).norm())
@@ -85,7 +85,7 @@ class Case:
         return found | {f"to {name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
 
     def run(self) -> dict[str, Tensor]:
-        """The same by the kernels; running statistics are those after the forward."""
+        """Computes the same with the kernels. The running statistics are those after the forward."""
         norm, other = copy.deepcopy(self.norm), copy.deepcopy(self.residual_norm)
         own = normalises(norm, self.y)
         others = None if other is None or self.residual is None else normalises(other, self.residual)
@@ -118,7 +118,7 @@ class Case:
         assert ours.keys() == exact.keys()
         for name, found in ours.items():
             assert found.shape == exact[name].shape
-            # Sums are kept in float32 whatever the dtype of y, but a card evaluates with fewer bits in half precision.
+            # Sums are in float32 for any dtype of y, but a GPU evaluates with fewer bits in half precision.
             exactly = name not in ("x", "to y", "to residual") and (not self.y.is_cuda or "running" in name)
             allowed = min(tolerance, 3e-6) if exactly or tolerance < 1e-5 else tolerance
             least = self.terms if name == "to logits" and self.y.is_cuda else 0.0
@@ -138,7 +138,7 @@ def uses_batch(norm: nn.BatchNorm2d) -> bool:
 
 
 def normalises(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
-    """What a batch norm normalises y with."""
+    """Returns the statistics with which a batch norm normalises y."""
     tracked = norm.running_mean, norm.running_var, norm.num_batches_tracked
     running = None if norm.running_mean is None else tracked
     if not uses_batch(norm):
@@ -150,7 +150,7 @@ def normalises(norm: nn.BatchNorm2d, y: Tensor) -> Norm:
 
 
 def error(ours: Tensor, exact: Tensor, least: float = 0.0) -> float:
-    """Relative, in the Euclidean norm, to the exact tensor or to something larger."""
+    """Asserts a small relative error in the Euclidean norm, with respect to the exact tensor or a larger one."""
     return float((ours.double() - exact.double()).norm() / exact.double().norm().clamp(min=max(least, 1e-30)))
 
 
@@ -180,7 +180,7 @@ def case(
 
 
 MODES = list(itertools.product(LAYOUTS, RESIDUALS, [True, False]))
-# Every pair of choices occurs; all 48 combinations would take the interpreter a minute.
+# Every pair of choices occurs; all 48 combinations would take a minute under the interpreter.
 AFFINE_AND_ROWS = [((i // 6 + i // 2 + i) % 2 == 0, 1 if (i // 6 + i) % 2 else 3) for i in range(len(MODES))]
 
 
@@ -198,7 +198,7 @@ def test_values_gradients_and_running_statistics(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize(("layout", "residual", "training"), MODES)
-def test_more_tiles_and_combinations_on_a_card(layout: str, residual: str, training: bool, rows: int) -> None:
+def test_more_tiles_and_combinations_on_a_gpu(layout: str, residual: str, training: bool, rows: int) -> None:
     case(torch.device("cuda"), layout, residual, rows, training, shape=(16, 70, 9, 13)).check(2e-6)
 
 
@@ -216,7 +216,7 @@ def test_one_norm_with_parameters_and_one_without(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_norm_without_running_statistics_takes_the_batchs(training: bool, device: torch.device) -> None:
+def test_a_norm_without_running_statistics_uses_those_of_the_batch(training: bool, device: torch.device) -> None:
     case(device, "channels last", "plain", training=training, track_running_stats=False).check()
 
 
@@ -230,15 +230,15 @@ def test_a_norm_without_running_statistics_takes_the_batchs(training: bool, devi
         ((300, 2, 2, 1), "channels last"),
     ],
 )
-def test_shapes_that_tiles_do_not_fit(shape: tuple[int, ...], layout: str, device: torch.device) -> None:
-    # Of two values a channel, ŷ is ±1 whatever they are: the gradient to y is a difference of nearly equal numbers.
+def test_shapes_that_tiles_do_not_divide(shape: tuple[int, ...], layout: str, device: torch.device) -> None:
+    # With two values per channel, ŷ is always ±1: the gradient of y is a difference of nearly equal numbers.
     one = case(device, layout, shape=shape)
     if shape == (2, 2, 1, 1):
         one.norm.eps = 1.0
     one.check(2e-6)
 
 
-def test_a_program_takes_several_tiles(device: torch.device, tile_sizes: Callable) -> None:
+def test_a_program_processes_several_tiles(device: torch.device, tile_sizes: Callable) -> None:
     tile_sizes(64, 4)
     for layout in LAYOUTS:
         one = case(device, layout, "normalised", rows=2, shape=(12, 2, 4, 4))
@@ -261,7 +261,7 @@ def test_two_runs_are_bit_identical(device: torch.device) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_nothing_that_comes_in_is_written_to(device: torch.device) -> None:
+def test_inputs_are_never_overwritten(device: torch.device) -> None:
     for residual in RESIDUALS:
         one = case(device, "channels last", residual)
         tensors = [tensor for tensor in (one.y, one.delta, one.residual, one.norm.weight) if tensor is not None]
@@ -332,7 +332,7 @@ def test_moments_of_a_constant(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.5, 1.0, None])
-def test_running_statistics_go_on_as_torchs(momentum: float | None, device: torch.device) -> None:
+def test_running_statistics_continue_as_torchs(momentum: float | None, device: torch.device) -> None:
     ours, theirs = (batch_norm_2d(3, 0, momentum=momentum).to(device) for _ in range(2))
     for _ in range(3):
         y = torch.randn(4, 3, 5, 7).contiguous(memory_format=torch.channels_last).to(device)

@@ -1,4 +1,4 @@
-"""Triton forms of custom candidates: used like built-in ones, and refused by name if they are wrong."""
+"""Tests of Triton forms of custom candidates: they are used like built-in ones, and wrong forms are refused by name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def results(h: Tensor, keys: tuple[str, ...], rows: int, alive: tuple[int, ...])
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("alive", [(0, 1, 2, 3), (1, 2), (2,)])
-def test_a_form_gives_what_the_closed_form_gives(
+def test_a_form_gives_the_results_of_the_closed_form(
     rows: int, alive: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_candidate("bump", bump, triton=bump_form)
@@ -130,7 +130,7 @@ def test_a_form_that_does_not_compile_is_refused_by_name(device: torch.device) -
     assert dispatch.active(device).name == "triton"
 
 
-def test_what_is_no_form_is_refused_at_registration() -> None:
+def test_an_invalid_form_is_refused_at_registration() -> None:
     with pytest.raises(FlexActError, match=r"must be a function with the decorator triton\.jit"):
         register_candidate("bump", bump, triton=bump)
     with pytest.raises(FlexActError, match="must take one argument, the input; it takes x, y"):
@@ -154,7 +154,7 @@ def test_compiled_sites_use_the_closed_form(device: torch.device) -> None:
     assert not schedule.committed
 
 
-def test_a_candidate_travels_to_another_process_without_its_form() -> None:
+def test_a_candidate_is_sent_to_another_process_without_its_form() -> None:
     register_candidate("squared", torch.square, triton=square_form)
     travelled = pickle.loads(pickle.dumps(registered_candidates()["squared"]))
     assert travelled.triton is None
@@ -163,7 +163,7 @@ def test_a_candidate_travels_to_another_process_without_its_form() -> None:
     assert torch.equal(travelled.function(h), torch.square(h))
 
 
-def test_second_derivatives_are_those_of_the_torch_function(device: torch.device) -> None:
+def test_second_derivatives_match_the_torch_function(device: torch.device) -> None:
     register_candidate("bump", bump, triton=bump_form)
     h = torch.randn(6, device=device, requires_grad=True)
     p, one = torch.tensor([[0.25, 0.75]], device=device), torch.ones((), device=device)
@@ -175,7 +175,7 @@ def test_second_derivatives_are_those_of_the_torch_function(device: torch.device
     torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_closed_form_is_the_oracle_and_not_the_form(device: torch.device) -> None:
+def test_the_closed_form_and_not_the_triton_form_is_the_oracle(device: torch.device) -> None:
     register_candidate("bump", bump, triton=bump_form)
     one = torch.ones(1, 1, device=device)
     h = torch.randn(7, device=device)
@@ -237,12 +237,12 @@ def square_form(x):
 
 
 @pytest.mark.slow
-def test_the_kernels_build_for_a_card_and_an_edited_form_is_built_anew(
-    tmp_path: Path, printed_with_a_card: Callable[..., str]
+def test_the_kernels_build_for_a_gpu_and_an_edited_form_is_rebuilt(
+    tmp_path: Path, output_with_fake_gpu: Callable[..., str]
 ) -> None:
     def hashes(forms: str, *arguments: str) -> list[str]:
         (tmp_path / "forms.py").write_text(forms)
-        return printed_with_a_card(BUILD, *arguments).split()
+        return output_with_fake_gpu(BUILD, *arguments).split()
 
     every, again, edited = hashes(FORMS, "all"), hashes(FORMS), hashes(FORMS.replace("2 * x\n", "x + x\n"))
     assert every[: len(again)] == again

@@ -1,4 +1,4 @@
-"""Kernels as Triton's compiler takes them, which is less patient than its interpreter: built without a card."""
+"""Tests that the kernels build with Triton's compiler, which is stricter than its interpreter, without a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ built = []
 def build(launch, *tensors):
     kernel, arguments = launch.kernel, (*tensors, *launch.numbers)
     names = kernel.arg_names[len(arguments):]
-    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a card
+    constants = [name == "FAST" or value for name, value in zip(names, launch.constants, strict=True)]  # as on a GPU
     compiled = kernel.warmup(*arguments, *constants, grid=launch.grid, num_warps=launch.warps)
     built.append((kernel, len(compiled.asm["cubin"])))
 
@@ -65,7 +65,7 @@ from flexact.ops.triton import ahead, batch_norm, launch, routed
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
-class Card:
+class FakeGPU:
     launchers = 0
 
     def get_current_target(self):
@@ -80,8 +80,8 @@ class Card:
     def launcher_cls(self, source, metadata):
         self.launchers += 1
 
-card = Card()
-triton.runtime.driver.set_active(card)
+gpu = FakeGPU()
+triton.runtime.driver.set_active(gpu)
 waited_for = []
 
 def listen(src, cache_hit, **rest):
@@ -118,7 +118,7 @@ for pick in (0, 1):
     batch_norm.forward(h, fusing[True], blending(1, (pick,), False))
     batch_norm.backward(h, h, fusing[True], blending(1, (pick,), False), False)
 assert waited_for == ["_forward", "_sweep", "_forward"], waited_for
-assert [build.exception() for build in ahead._started.values()] == [None] * card.launchers
+assert [build.exception() for build in ahead._started.values()] == [None] * gpu.launchers
 assert warnings.filters == filters
 """
 
@@ -133,12 +133,12 @@ assert warnings.filters == filters
         ),
     ],
 )
-def test_every_kernel_builds_for_a_card(program: str, printed_with_a_card: Callable[..., str]) -> None:
-    printed_with_a_card(program)
+def test_every_kernel_builds_for_a_gpu(program: str, output_with_fake_gpu: Callable[..., str]) -> None:
+    output_with_fake_gpu(program)
 
 
 class Kernel(Launch):
-    """A kernel of which there is nothing but its launches."""
+    """A stand-in for a kernel that only records its launches."""
 
     def __init__(self) -> None:
         super().__init__(None, (3, 2), (7, 0.5), (True,), 4)
@@ -155,7 +155,7 @@ class Kernel(Launch):
         return run, (3, 2, 1), lambda device: "the stream", "the function", "the metadata"
 
 
-def test_a_kernel_is_built_once_and_then_run_with_addresses() -> None:
+def test_a_kernel_is_built_once_and_then_launched_with_addresses() -> None:
     kernel, one, other = Kernel(), torch.zeros(8), torch.zeros(8, dtype=torch.int64)
     kernel(one, other)
     assert (kernel.builds, kernel.runs) == (1, [])
@@ -166,7 +166,7 @@ def test_a_kernel_is_built_once_and_then_run_with_addresses() -> None:
     assert kernel.runs[0] == (*first, one.data_ptr(), other.data_ptr(), 7, 0.5, True)
 
 
-def test_a_kernel_is_built_anew_for_what_triton_specialises_it_on() -> None:
+def test_a_kernel_is_rebuilt_for_what_triton_specialises_it_on() -> None:
     kernel, memory = Kernel(), torch.zeros(16)
     aligned = memory[(-memory.data_ptr() % 16) // 4 :]
     kinds = [(aligned, aligned), (aligned[1:], aligned), (aligned, aligned[1:]), (aligned, aligned.double())]
@@ -176,7 +176,7 @@ def test_a_kernel_is_built_anew_for_what_triton_specialises_it_on() -> None:
 
 
 class Compiled:
-    """A kernel whose launches are counted, with a launcher of one's choice behind it."""
+    """A kernel with a given launcher that counts its launches."""
 
     __name__ = "compiled"
 
@@ -218,7 +218,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"run": fails, "function": "f", "packed_metadata": ()}, "4.0.0"),
     ],
 )
-def test_a_launcher_that_differs_is_done_without(
+def test_an_unknown_launcher_is_not_used(
     launcher: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
@@ -233,7 +233,7 @@ def test_a_launcher_that_differs_is_done_without(
 
 
 @pytest.mark.usefixtures("driver")
-def test_an_error_of_the_card_is_not_taken_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_gpu_is_not_mistaken_for_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "3.6.0")
 
     def lost(*arguments: Any) -> None:
@@ -248,7 +248,7 @@ def test_an_error_of_the_card_is_not_taken_for_another_launcher(monkeypatch: pyt
     assert kernel.launches == 1
 
 
-def test_a_plan_is_made_once_for_tiles_and_choices() -> None:
+def test_a_plan_is_cached_by_tiles_and_choices() -> None:
     made: list[tuple[Any, ...]] = []
 
     def make(walk: Tiles, *choices: Any) -> int:
@@ -259,13 +259,13 @@ def test_a_plan_is_made_once_for_tiles_and_choices() -> None:
     assert [walk.plan(make, choice) for walk in (one, same, other) for choice in (1, 2, 1)] == [1, 2, 1] * 2 + [3, 4, 3]
 
 
-def test_a_plan_for_sizes_that_have_no_hash_is_not_kept() -> None:
+def test_a_plan_for_sizes_without_a_hash_is_not_cached() -> None:
     walk = tiles.flat(torch.zeros(5), FLAT)
-    symbol: list[int] = []  # no hash either
+    symbol: list[int] = []  # not hashable either
     assert walk.plan(lambda _, size: [size], symbol) is not walk.plan(lambda _, size: [size], symbol)
 
 
-def test_plans_that_are_never_asked_for_again_are_given_up() -> None:
+def test_unused_plans_are_evicted() -> None:
     tiles = by_channel(torch.randn(2, 3, 4, 4), 1, MOMENTS)
     for number in range(3 * MOST_PLANS):
         assert tiles.plan(lambda _, number: number, number) == number

@@ -1,6 +1,6 @@
-"""The draw and the policy as Triton kernels, against the same in plain torch: under the interpreter, or on a card.
+"""Tests of the draw and the policy as Triton kernels, against plain torch: under the interpreter, or on a GPU.
 
-Both are run on the same sites: of different numbers of candidates, by layer and by channel, with some of them dropped.
+Both run on the same sites, with different numbers of candidates, by layer and by channel, some of them dropped.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain_torch() -> Iterator[None]:
 
 
 class Sites:
-    """A router's sites, set by a seed: two of one seed are twins."""
+    """Builds a router's sites from a seed: the same seed gives identical sites."""
 
     def __init__(self, device: torch.device, seed: int = 0, sizes: tuple[tuple[int, int], ...] = SITES, **changes: Any):
         self.generator = torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ class Sites:
         return torch.randn(*size, generator=self.generator).to(self.device)
 
     def drop(self) -> None:
-        """One or two candidates of some rows; the last of one site."""
+        """Drops random candidates of some sites, but never the first one."""
         for one in self.sites[1:4]:
             goes = self.normal(one.rows, one.k) > 0.7
             goes[:, 0] = False
@@ -100,7 +100,7 @@ class Sites:
         return self.router.pi, self.router.p
 
     def call(self, *numbers: int, scale: float = 1.0) -> None:
-        """Leave statistics of sites behind, as if these had been called in this order."""
+        """Writes statistics of sites, as if they had been called in this order."""
         for number in numbers:
             one = self.sites[number]
             self.router.gathered.add(one.view.first_row, scale * self.normal(one.rows, one.k).abs())
@@ -115,7 +115,7 @@ class Sites:
         policy.before_step(self.router, self.running, self.evidence, step, self.step, self.scaling)
 
     def state(self) -> list[Tensor]:
-        """All that a step changes; zeros for a gradient that is not there."""
+        """Returns everything that a step changes, with zeros for missing gradients."""
         logits = [one.logits for one in self.sites]
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in logits]
         tables = [*self.running.state_dict().values(), *self.evidence.state_dict().values()]
@@ -139,7 +139,7 @@ def assert_alike(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_the_draw_is_plain_torchs(noise: float, device: torch.device) -> None:
+def test_the_draw_equals_plain_torchs(noise: float, device: torch.device) -> None:
     ours, theirs = Sites(device, noise=noise), Sites(device, noise=noise)
     for step in range(2):
         fused = ours.draw(step)
@@ -153,7 +153,7 @@ def test_the_draw_is_plain_torchs(noise: float, device: torch.device) -> None:
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_the_draw_is_plain_torchs_whatever_the_logits(data: st.DataObject, device: torch.device) -> None:
+def test_the_draw_equals_plain_torchs_for_any_logits(data: st.DataObject, device: torch.device) -> None:
     number = st.floats(-1e4, 1e4, width=32)
     logits = torch.tensor(data.draw(st.lists(st.lists(number, min_size=5, max_size=5), min_size=1, max_size=3)))
     rows, k = logits.shape
@@ -174,7 +174,7 @@ def test_the_draw_is_plain_torchs_whatever_the_logits(data: st.DataObject, devic
     assert_alike([pi, p], [own.router.pi, own.router.p])
 
 
-def test_a_logit_that_is_no_number_spoils_its_own_row_alone(device: torch.device) -> None:
+def test_a_nan_logit_affects_its_own_row_only(device: torch.device) -> None:
     ours, theirs = Sites(device), Sites(device)
     for one in (ours, theirs):
         with torch.no_grad():
@@ -185,8 +185,8 @@ def test_a_logit_that_is_no_number_spoils_its_own_row_alone(device: torch.device
     assert ours.router.p.isnan().any(-1).sum() == 1
 
 
-def test_a_forward_keeps_what_an_earlier_one_drew(device: torch.device) -> None:
-    """Autograd still holds it."""
+def test_a_forward_keeps_an_earlier_draw(device: torch.device) -> None:
+    """Autograd still holds the earlier draw."""
     sites = Sites(device, noise=1.0)
     pi, p = sites.draw(0)
     before = p.clone()
@@ -200,7 +200,7 @@ def test_a_forward_keeps_what_an_earlier_one_drew(device: torch.device) -> None:
 
 
 def one_step(sites: Sites, step: int) -> None:
-    """With a site that is called twice and, in some steps, one that is not called or has no gradient."""
+    """Includes a site that is called twice and, in some steps, one that is not called or has no gradient."""
     sites.draw(step)
     sites.call(0, 1, 2, 4, 2, *([3] if step % 2 else []))
     sites.differentiate(0, 1, 3, 4, *([2] if step % 3 else []), scale=10.0**-step)
@@ -210,7 +210,7 @@ def one_step(sites: Sites, step: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "logit_step"), [*zip(POLICIES, ["schedule", "optimizer"] * 6, strict=True), ({}, "optimizer")], ids=str
 )
-def test_the_policy_is_plain_torchs(changes: dict[str, Any], logit_step: str, device: torch.device) -> None:
+def test_the_policy_equals_plain_torchs(changes: dict[str, Any], logit_step: str, device: torch.device) -> None:
     ours, theirs = (Sites(device, logit_step=logit_step, **changes) for _ in range(2))
     for step in range(4):
         one_step(ours, step)
@@ -230,7 +230,7 @@ def test_the_policy_is_plain_torchs(changes: dict[str, Any], logit_step: str, de
     ("scaled", "share", "logit_step"),
     [(False, "site", "schedule"), (True, "model", "schedule"), (True, "site", "optimizer")],
 )
-def test_the_step_of_an_optimizer_that_maximizes_or_holds_a_part_of_the_sites_is_plain_torchs(
+def test_the_step_of_an_optimizer_that_maximizes_or_holds_some_of_the_sites_equals_plain_torchs(
     scaled: bool, share: str, logit_step: str, device: torch.device
 ) -> None:
     ours, theirs = (Sites(device, logit_step=logit_step, share=share) for _ in range(2))
@@ -255,7 +255,7 @@ def test_the_step_of_an_optimizer_that_maximizes_or_holds_a_part_of_the_sites_is
     statistics=st.sampled_from([0.0, 1e-30, 1.0, 1e6, torch.nan]),
     called=st.lists(st.integers(0, 1), max_size=5),
 )
-def test_the_policy_is_plain_torchs_whatever_it_meets(
+def test_the_policy_equals_plain_torchs_for_any_input(
     seed: int,
     changes: dict[str, Any],
     logit_step: str,
@@ -279,7 +279,7 @@ def test_the_policy_is_plain_torchs_whatever_it_meets(
 
 
 @pytest.mark.parametrize("changes", [{}, {"correction": "none"}], ids=str)
-def test_of_several_ranks_the_statistics_are_averaged_once_a_step(
+def test_statistics_are_averaged_over_ranks_once_a_step(
     changes: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -302,7 +302,7 @@ def test_of_several_ranks_the_statistics_are_averaged_once_a_step(
         asked.clear()
 
 
-def test_a_saved_running_gradient_goes_on_where_it_was(device: torch.device) -> None:
+def test_a_saved_running_gradient_resumes(device: torch.device) -> None:
     ours, resumed = Sites(device), Sites(device)
     for sites in (ours, resumed):
         one_step(sites, 1)
@@ -315,7 +315,7 @@ def test_a_saved_running_gradient_goes_on_where_it_was(device: torch.device) -> 
     assert all(torch.equal(own, other) for own, other in zip(ours.state(), resumed.state(), strict=True))
 
 
-def test_a_whole_training_is_plain_torchs(device: torch.device) -> None:
+def test_a_whole_training_equals_plain_torchs(device: torch.device) -> None:
     states = []
     x, y = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).to(device)
     for forced in ("triton", "closed_form"):
@@ -339,15 +339,15 @@ def test_a_whole_training_is_plain_torchs(device: torch.device) -> None:
                 schedule.step()
         assert schedule.committed
         states.append(list(model.state_dict().values()))
-    off = 1e-4 if device.type == "cpu" else 1e-2  # each step's last bits are taken up by the next
+    off = 1e-4 if device.type == "cpu" else 1e-2  # rounding differences of each step reach the next
     for ours, theirs in zip(*states, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=off, atol=off, equal_nan=True)
 
 
-# When they run
+# When the kernels run
 
 
-def test_kernels_take_what_they_have_room_for_and_nobody_looks_at() -> None:
+def test_kernels_are_used_for_float32_logits_with_up_to_16_candidates_outside_of_tracing() -> None:
     logits = nn.Parameter(torch.zeros(5))
     assert policy_kernels.takes(logits, 16)
     assert not policy_kernels.takes(logits, 17)
@@ -356,7 +356,7 @@ def test_kernels_take_what_they_have_room_for_and_nobody_looks_at() -> None:
         assert not policy_kernels.takes(nn.Parameter(torch.zeros(5)), 5)
 
 
-def test_plain_torch_is_what_the_compiler_sees(device: torch.device) -> None:
+def test_under_the_compiler_plain_torch_is_used(device: torch.device) -> None:
     sites, launched = Sites(device, noise=1.0), mock.Mock()
     sites.draw(0)
     expected = sites.router.p
@@ -373,7 +373,7 @@ def test_plain_torch_is_what_the_compiler_sees(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore:a Triton kernel failed to build")
 @pytest.mark.parametrize("what", ["draw", "update"])
-def test_plain_torch_takes_over_where_a_kernel_cannot_be_built(
+def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(
     what: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = Sites(device), Sites(device)
@@ -386,11 +386,11 @@ def test_plain_torch_takes_over_where_a_kernel_cannot_be_built(
     monkeypatch.setattr(dispatch, "_broken", {})
 
 
-# What they cost
+# Launches
 
 
 def launched(device: torch.device, run: Callable[[], object]) -> int:
-    """Kernels on a card; without one, torch's operators and the kernels that would be launched between them."""
+    """Counts kernels on a GPU; without one, torch's operators and the kernels that would be launched between them."""
     if device.type == "cuda":
         return count(run, device)
     counts_only = mock.patch.object(policy_kernels, "is_traced", return_value=False)  # the counting mode is no tracer
@@ -399,13 +399,13 @@ def launched(device: torch.device, run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("changes", POLICIES, ids=str)
-def test_a_draw_has_two_launches_and_the_policy_three(changes: dict[str, Any], device: torch.device) -> None:
+def test_a_draw_takes_two_launches_and_the_policy_three(changes: dict[str, Any], device: torch.device) -> None:
     for logit_step in ("schedule", "optimizer"):
         sites, every = Sites(device, logit_step=logit_step, **changes), range(len(SITES))
         draw = functools.partial(sites.router.refresh, True)
-        step_size = torch.tensor(0.1, device=device)  # before the counting: on a card it is a copy
+        step_size = torch.tensor(0.1, device=device)  # before the counting: on a GPU it is a copy
         act = functools.partial(sites.act, step_size)
-        for _ in range(2):  # the first time lays out where the statistics are, and builds
+        for _ in range(2):  # the first call allocates the statistics and builds the kernels
             drawing = launched(device, draw)
             sites.call(*every, 0)
             sites.differentiate(*every)
@@ -418,7 +418,7 @@ def test_the_launches_of_the_policy_do_not_depend_on_depth(share: str, device: t
     counted = set()
     for depth in (2, 40):
         sites = Sites(device, sizes=((5, 1),) * depth, share=share)
-        for _ in range(2):  # the first time lays out where the statistics are, and builds
+        for _ in range(2):  # the first call allocates the statistics and builds the kernels
             sites.router.refresh(True)
             sites.call(*range(depth))
             sites.differentiate(*range(depth))
@@ -429,7 +429,7 @@ def test_the_launches_of_the_policy_do_not_depend_on_depth(share: str, device: t
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_graph_of_both_reads_what_the_schedule_writes() -> None:
+def test_a_cuda_graph_of_both_reads_what_the_schedule_writes() -> None:
     device = torch.device("cuda")
     eager, captured = Sites(device, noise=1.0, lam="temperature"), Sites(device, noise=1.0, lam="temperature")
     step_size = torch.tensor(0.1, device=device)
@@ -467,7 +467,7 @@ def test_a_graph_of_both_reads_what_the_schedule_writes() -> None:
             assert all(torch.equal(a, b) for a, b in zip(eager.state(), captured.state(), strict=True))
 
 
-# As Triton's compiler takes them, which is less patient than its interpreter
+# With Triton's compiler, which is stricter than its interpreter
 
 
 BUILD = """
@@ -506,5 +506,5 @@ assert all(size for _, size in built)
 
 
 @pytest.mark.slow
-def test_both_build_for_a_card(printed_with_a_card: Callable[..., str]) -> None:
-    printed_with_a_card(BUILD)
+def test_both_build_for_a_gpu(output_with_fake_gpu: Callable[..., str]) -> None:
+    output_with_fake_gpu(BUILD)

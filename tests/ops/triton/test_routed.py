@@ -1,7 +1,7 @@
-"""Triton's kernels against the readable twin in float64: on the CPU under Triton's interpreter, on a card with -m gpu.
+"""Tests of the Triton kernels against the reference implementation in float64: under the interpreter, or on a GPU.
 
-The interpreter takes about a tenth of a second a program, so tensors are small; what needs many programs makes them by
-lowering how many a launch may have.
+The interpreter takes about a tenth of a second per program, so tensors are small. Tests that need many programs lower
+the number that a launch may have. -m gpu runs the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Case:
         return self.logits.shape[0]
 
     def probabilities(self) -> Tensor:
-        """p in float64, without noise."""
+        """Returns p in float64, without noise."""
         log_pi = torch.log_softmax(self.logits.double().masked_fill(~self.alive, -torch.inf), -1)
         return torch.softmax(log_pi / self.temperature, -1)
 
@@ -84,7 +84,9 @@ class Case:
         return Result(x.detach(), gathered, to_h, to_logits.view(self.logits.shape))
 
     def exact(self) -> Result:
-        """The same by the twin and plain autograd, in float64; statistics of those still in somewhere."""
+        """Computes the same with the reference implementation and autograd, in float64. Statistics are those of
+        candidates that are alive in some row.
+        """
         h, logits = self.h.detach().double().requires_grad_(), self.logits.double().requires_grad_()
         x = reference.routed_activation(
             h, logits, torch.zeros_like(logits), self.temperature, self.names, self.alive, self.hard, self.channel_dim
@@ -94,7 +96,7 @@ class Case:
         return Result(x.detach(), sensitivity * self.alive.any(0), to_h, to_logits)
 
     def largest_inner_product(self) -> float:
-        """max |⟨δ, a_k⟩|/τ: what the gradient to the logits is a difference of."""
+        """Returns max |⟨δ, a_k⟩|/τ: the gradient of the logits is a difference of such terms."""
         h, delta = self.h.double(), self.delta.double()
         products = [self._by_row(delta * lookup(name).function(h)).sum(1) for name in self.names]
         return float(torch.stack(products).abs().max()) / self.temperature
@@ -108,19 +110,23 @@ class Case:
         assert (result.to_h.dtype, result.to_h.shape) == (self.h.dtype, self.h.shape)
         assert error(result.x, exact.x) < HALF.get(self.h.dtype, 1e-6)
         assert error(result.to_h, exact.to_h) < HALF.get(self.h.dtype, 1e-6)
-        # Sums are kept in float32 whatever the dtype of h, but a card evaluates with fewer bits in half precision.
+        # Sums are in float32 for any dtype of h, but a GPU evaluates with fewer bits in half precision.
         summed = 1e-2 if self.h.dtype in HALF and self.h.is_cuda else 1e-6
         assert error(result.statistics, exact.statistics) < summed
         assert float((result.to_logits - exact.to_logits).abs().max()) < summed * self.largest_inner_product()
 
 
 def error(ours: Tensor, exact: Tensor) -> float:
-    """Relative, in the Euclidean norm; to numbers of 0.1 where there is little but tails, as of gelu left of −4."""
+    """Asserts a small relative error in the Euclidean norm, with 0.1 as the least reference (tails such as gelu
+    below −4).
+    """
     return float((ours.double() - exact).norm() / exact.norm().clamp(min=max(0.1 * exact.numel() ** 0.5, 1e-30)))
 
 
 def case(h: Tensor, names: tuple[str, ...], rows: int = 1, dropped: float = 0.0, seed: int = 0, **options: Any) -> Case:
-    """A case with random logits and upstream gradient, each candidate of each row dropped with some probability."""
+    """Returns a case with random logits and upstream gradient. Each candidate of each row is dropped with some
+    probability.
+    """
     generator = torch.Generator().manual_seed(seed)
     delta = torch.randn(h.shape, generator=generator) + 0.5  # so that no inner product is a small difference
     alive = torch.rand(rows, len(names), generator=generator) >= dropped
@@ -130,14 +136,14 @@ def case(h: Tensor, names: tuple[str, ...], rows: int = 1, dropped: float = 0.0,
 
 
 def spread(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers from −9 to 9, in random order."""
+    """Returns numbers from −9 to 9, in random order."""
     size = torch.Size(shape).numel()
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     return torch.linspace(-9, 9, size)[order].reshape(shape)
 
 
 def partner(name: str) -> str:
-    """Another candidate: the next in the list."""
+    """Returns another candidate: the next in the list."""
     return ALL[(ALL.index(name) + 1) % len(ALL)]
 
 
@@ -156,19 +162,19 @@ def test_a_candidate_and_its_neighbour_in_half_precision(name: str, dtype: torch
 
 @pytest.mark.parametrize("names", [SIXTEEN, MORE], ids=["sixteen", "more"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-def test_as_many_candidates_together_as_a_site_can_have(
+def test_the_maximum_number_of_candidates_of_a_site(
     dtype: torch.dtype, names: tuple[str, ...], device: torch.device
 ) -> None:
     case(spread(17, 11).to(device, dtype), names).check()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_subset_of_candidates_left(seed: int, device: torch.device) -> None:
+def test_any_subset_of_candidates_alive(seed: int, device: torch.device) -> None:
     case(spread(9, 8).to(device), (SIXTEEN, MORE)[seed % 2], dropped=0.6, seed=seed).check()
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["soft", "hard"])
-def test_each_channel_has_its_own_candidates_left(hard: bool, device: torch.device) -> None:
+def test_each_channel_has_its_own_alive_candidates(hard: bool, device: torch.device) -> None:
     case(spread(21, 3).to(device), MORE if hard else SIXTEEN, rows=3, dropped=0.6, hard=hard).check()
 
 
@@ -190,7 +196,7 @@ def test_temperatures(temperature: float, device: torch.device) -> None:
 
 
 def alone(name: str, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The value and the derivative of a candidate that is the only one left."""
+    """Returns the value and the derivative of a candidate that is the only one alive."""
     h, one = h.detach().requires_grad_(), torch.ones(1, 1, device=h.device)
     x, _ = routed_activation(h, one.flatten(), one, one, torch.ones((), device=h.device), (name,), (0,))
     (slope,) = torch.autograd.grad(x.sum(), h)
@@ -205,7 +211,7 @@ def torchs_own(name: str, h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_kinks_have_the_derivative_of_torchs_own_backward(name: str, device: torch.device) -> None:
+def test_kinks_have_the_derivative_of_torchs_backward(name: str, device: torch.device) -> None:
     h = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, -2.0, 3.0, -3.0, 6.0, 10.0], device=device)
     for ours, theirs in zip(alone(name, h), torchs_own(name, h.double()), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=5e-7)
@@ -220,14 +226,14 @@ def test_extreme_values_do_not_overflow(name: str, device: torch.device) -> None
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_a_sine_is_right_however_many_turns_away(device: torch.device) -> None:
+def test_a_sine_is_accurate_after_any_number_of_periods(device: torch.device) -> None:
     h = torch.tensor([3.0, 105.0, 1e5, 106000.0, -1e6, 3e7, -1e12, 1e30], device=device)
     for ours, theirs in zip(alone("sine", h), torchs_own("sine", h.double()), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_a_sine_in_half_precision_is_right_to_11_bits_for_thousands_of_turns(
+def test_a_sine_in_half_precision_is_accurate_to_11_bits_for_thousands_of_periods(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     sizes = torch.logspace(-4, 4.8, 301, dtype=torch.float64)
@@ -240,7 +246,7 @@ def test_a_sine_in_half_precision_is_right_to_11_bits_for_thousands_of_turns(
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-def test_a_square_that_overflows_is_infinite_and_its_slope_is_not(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_square_that_overflows_is_infinite_and_its_slope_is_finite(dtype: torch.dtype, device: torch.device) -> None:
     above = 300.0 if dtype == torch.float16 else 2e19
     h = torch.tensor([above, -above, 2.0], device=device, dtype=dtype)
     value, slope = alone("relu_squared", h)
@@ -324,9 +330,9 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", [*DENSE, *GAPPED])
-def test_dense_tensors_are_not_copied_and_others_once(layout: str, device: torch.device) -> None:
+def test_dense_tensors_are_not_copied_and_others_are_copied_once(layout: str, device: torch.device) -> None:
     h, p, temperature = laid_out(layout, device), torch.full((1, 2), 0.5, device=device), torch.ones((), device=device)
-    delta = torch.ones_like(h)  # as dense as the output: what comes back from the next layer
+    delta = torch.ones_like(h)  # the upstream gradient is as dense as the output
     blending = Blending(p, p, temperature, ("relu", "tanh"), (0, 1), 1, False)
     with Copies(h.numel()) as forward:
         triton.forward(h, blending)
@@ -367,7 +373,7 @@ def test_the_channels_of_a_vector(channel_dim: int, device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("size", [1024, 2047, 2048, 2049, 4097])
-def test_sizes_around_that_of_a_tile(size: int, device: torch.device) -> None:
+def test_sizes_around_the_tile_size(size: int, device: torch.device) -> None:
     case(spread(size).to(device), ("relu", "tanh")).check()
 
 
@@ -375,7 +381,7 @@ def test_sizes_around_that_of_a_tile(size: int, device: torch.device) -> None:
     ("shape", "channel_dim"),
     [((2, 2, 1030), 1), ((3, 2, 1024), 1), ((20, 33), 1), ((33, 2), 0)],
 )
-def test_channels_around_the_size_of_a_tile(
+def test_numbers_of_channels_around_the_tile_size(
     shape: tuple[int, ...], channel_dim: int, device: torch.device, tile_sizes: Callable
 ) -> None:
     tile_sizes(512, 1000)
@@ -389,7 +395,7 @@ def test_channels_around_the_size_of_a_tile(
     [((9, 1024), 1, 1024, 1), ((64, 3, 8), 3, 64, 6), ((64, 3), 3, 64, 3)],
     ids=["layer", "inner", "last"],
 )
-def test_a_program_takes_several_tiles(
+def test_a_program_processes_several_tiles(
     shape: tuple[int, ...], rows: int, tile: int, programs: int, device: torch.device, tile_sizes: Callable
 ) -> None:
     tile_sizes(tile, programs)
@@ -421,11 +427,11 @@ def test_any_shape_layout_dtype_and_candidates(data: st.DataObject, device: torc
     data.draw(cases(device)).check()
 
 
-# What is gathered, saved and asked for
+# Statistics, saved tensors and requested gradients
 
 
 @pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])
-def test_statistics_are_left_out_unless_asked_for_and_change_nothing(rows: int, device: torch.device) -> None:
+def test_statistics_are_optional_and_change_nothing_else(rows: int, device: torch.device) -> None:
     one = case(spread(7, 3).to(device), ("relu", "tanh"), rows)
     without, result = one.run(False), one.run()
     assert torch.equal(result.x, without.x)
@@ -442,7 +448,7 @@ def test_two_runs_are_bit_identical(rows: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3], ids=["layer", "channel"])
-def test_the_gradient_to_the_logits_is_left_out_where_nobody_asks(rows: int, device: torch.device) -> None:
+def test_the_gradient_of_the_logits_is_skipped_if_it_is_not_needed(rows: int, device: torch.device) -> None:
     one = case(spread(7, 3).to(device), ("relu", "tanh"), rows)
     expected, p = one.run(), one.probabilities().float()
     temperature = torch.tensor(one.temperature, device=device)
@@ -464,7 +470,7 @@ def test_only_the_logits_may_need_a_gradient(device: torch.device) -> None:
     assert torch.equal(to_logits, one.run().to_logits.flatten())
 
 
-def test_nothing_is_saved_but_the_input_and_small_tensors(device: torch.device) -> None:
+def test_only_the_input_and_small_tensors_are_saved(device: torch.device) -> None:
     one = case(spread(40, 25).to(device), FIVE)
     h, logits, p = one.h.requires_grad_(), one.logits.flatten().requires_grad_(), one.probabilities().float()
     saved: list[Tensor] = []
@@ -483,7 +489,7 @@ def test_input_and_upstream_gradient_are_never_written_to(dtype: torch.dtype, de
     assert torch.equal(one.delta, before[1])
 
 
-# What the closed form takes instead
+# Fallback to the closed form
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -496,7 +502,7 @@ def closed(one: Case) -> Result:
         return one.run()
 
 
-def test_float64_takes_the_closed_form(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_uses_the_closed_form(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "forward", refuse)
     one = case(spread(20).double().to(device), FIVE)
     result, exact = one.run(), one.exact()
@@ -505,7 +511,7 @@ def test_float64_takes_the_closed_form(device: torch.device, monkeypatch: pytest
     assert result.x.dtype == torch.float64
 
 
-def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once_whatever_stands_beside_it(
+def test_a_candidate_without_a_triton_form_uses_the_closed_form_and_warns_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(triton, "forward", refuse)
@@ -520,11 +526,11 @@ def test_a_candidate_without_a_form_takes_the_closed_form_and_is_said_once_whate
     assert "closed form" in record.message
 
 
-# At the ends of the range
+# Extreme values
 
 
 @pytest.mark.parametrize("name", ["tanh", "elu", "selu"])
-def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device) -> None:
+def test_small_inputs_are_as_accurate_as_large_ones(name: str, device: torch.device) -> None:
     h = 1e-3 * spread(101).to(device)
     exact = torchs_own(name, h.double())[0]
     assert float((alone(name, h)[0] - exact).norm() / exact.norm()) < 1e-6
@@ -532,7 +538,7 @@ def test_small_inputs_are_as_exact_as_large_ones(name: str, device: torch.device
 
 @pytest.mark.parametrize("lead", [5.0, 12.0, 25.0])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_gradient_to_the_logits_of_a_site_that_is_sure_is_exact(
+def test_the_gradient_of_the_logits_of_a_site_that_is_sure_is_exact(
     rows: int, lead: float, device: torch.device
 ) -> None:
     torch.manual_seed(0)
@@ -543,7 +549,9 @@ def test_the_gradient_to_the_logits_of_a_site_that_is_sure_is_exact(
 
 
 @pytest.mark.parametrize("unbounded", ["identity", "relu", "silu", "gelu", "mish", "softplus", "hardswish", "sine"])
-def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(unbounded: str, device: torch.device) -> None:
+def test_a_candidate_with_weight_0_does_not_contribute_even_where_it_overflows(
+    unbounded: str, device: torch.device
+) -> None:
     h = torch.tensor([[torch.inf, 1.0]], device=device).requires_grad_()
     p = torch.tensor([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3]], device=device)
     logits = torch.zeros(6, device=device, requires_grad=True)
@@ -556,7 +564,7 @@ def test_a_candidate_without_weight_has_no_part_even_where_it_overflows(unbounde
     assert to_logits[0].item() == 0.0
 
 
-def test_a_candidate_that_was_dropped_has_no_part_even_where_it_overflows(device: torch.device) -> None:
+def test_a_dropped_candidate_does_not_contribute_even_where_it_overflows(device: torch.device) -> None:
     h = torch.tensor([[1e25, 2.0]], device=device).requires_grad_()  # relu_squared is infinite there
     p = torch.tensor([[0.0, 0.5, 0.5]], device=device)
     logits, one = torch.zeros(3, device=device, requires_grad=True), torch.ones((), device=device)
@@ -567,7 +575,7 @@ def test_a_candidate_that_was_dropped_has_no_part_even_where_it_overflows(device
     assert to_logits.isfinite().all()
 
 
-def test_what_is_still_in_decides_and_there_is_room_for_sixteen_columns(device: torch.device) -> None:
+def test_only_alive_candidates_count_and_there_is_room_for_sixteen_columns(device: torch.device) -> None:
     without_form.cache_clear()
     for k in range(15):
         register_candidate(f"wave_{k}", torch.sin)

@@ -1,4 +1,4 @@
-"""How the kernels walk over a tensor: over every element once, also where a number of elements needs 64 bits."""
+"""Tests of how the kernels tile a tensor: every element is visited once, also where offsets need 64 bits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from flexact.ops.triton.tiles import Cut, Tiles, by_channel, columns, dense, flat, places
 
 
-@triton.jit(do_not_specialize=["tile", "row_tile"])  # a 1 would become a constant, as no program's number does
+@triton.jit(do_not_specialize=["tile", "row_tile"])  # a 1 would become a constant, which a program's number is not
 def _visit(
     found_ptr, tile, row_tile, numel, outer, channels, inner,
     LAST: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Where the elements of one tile are, and −1 where there is none; then the channels of its columns."""
+    """Writes the offset of each element of a tile, −1 where there is none, and then the channels of its columns."""
     channel, column, inside = columns(tile, channels, inner, LAST, BLOCK_J)
     offset, mask = places(row_tile, column, inside, numel, outer, channels, inner, BLOCK_A)
     j = tl.arange(0, BLOCK_J)
@@ -25,14 +25,14 @@ def _visit(
 
 
 def visited(walk: Tiles, tile: int, row_tile: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The offsets (rows, columns) and the channels (columns,) of a tile."""
+    """Returns the offsets (rows, columns) and the channels (columns,) of a tile."""
     found = torch.empty(walk.block_a + 1, walk.block_j, dtype=torch.int64, device=device)
     _visit[(1,)](found, tile, row_tile, *walk.sizes, walk.last, walk.block_a, walk.block_j)
     return found[:-1].cpu(), found[-1].cpu()
 
 
 def expected(walk: Tiles, tile: int, row_tile: int) -> tuple[Tensor, Tensor]:
-    """The same in Python's own numbers."""
+    """Computes the same with Python integers."""
     per_channel = 1 if walk.last else -(-walk.inner // walk.block_j)
     j = torch.arange(walk.block_j)
     channel = tile * walk.block_j + j if walk.last else torch.full_like(j, tile // per_channel)
@@ -75,7 +75,7 @@ def test_every_element_is_visited_once_and_knows_its_channel(layout: str, by_lay
 
 
 @pytest.mark.parametrize("layout", TENSORS)
-def test_no_tile_hangs_over_the_edge_where_that_is_said(layout: str, device: torch.device) -> None:
+def test_tiles_are_even_if_none_exceeds_the_tensor(layout: str, device: torch.device) -> None:
     h = TENSORS[layout]()
     for walk in (flat(h, CUT), by_channel(h, 1, CUT)):
         last = walk.columns - 1, triton.cdiv(walk.outer, walk.block_a) - 1
@@ -108,12 +108,12 @@ def test_offsets_beyond_32_bits(walk: Tiles, device: torch.device) -> None:
     assert int(expected(walk, *last)[0].max()) == walk.numel - 1
 
 
-def test_a_tensor_in_any_dense_order_stays_where_it_is() -> None:
+def test_a_dense_tensor_is_not_copied() -> None:
     for h in (torch.empty(2, 3, 4), torch.empty(2, 3, 4).permute(2, 0, 1), torch.empty(()), torch.empty(0, 3)):
         assert dense(h) is h
 
 
-def test_others_are_copied() -> None:
+def test_other_tensors_are_copied() -> None:
     for h in (torch.rand(4, 6)[:, ::2], torch.rand(4, 1).expand(4, 3), torch.rand(4, 6)[:, 1:].t()):
         copied = dense(h)
         assert torch.equal(copied, h)

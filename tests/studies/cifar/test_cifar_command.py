@@ -1,4 +1,4 @@
-"""`flexact reproduce cifar` from end to end, with the real trainer on a small data set."""
+"""End-to-end tests of `flexact reproduce cifar`, with the real trainer on a small data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED = ("seconds", "step_ms", "date")
 
 @pytest.fixture
 def command(tmp_path: Path, write_cifar: Callable[..., Path]) -> list[str]:
-    """A grid of two methods and two seeds, without its --out."""
+    """The arguments of a grid of two methods and two seeds, without its --out."""
     write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
     words = "reproduce cifar --datasets cifar10 --methods relu,flexact-all --seeds 2 --epochs 3 --batch 50 --width 4"
     more = f"--partial --data {tmp_path / 'data'} --device cpu --checkpoint-minutes 0"
@@ -31,13 +31,13 @@ def command(tmp_path: Path, write_cifar: Callable[..., Path]) -> list[str]:
 
 
 def results(folder: Path) -> list[dict[str, object]]:
-    """The rows without what a clock says."""
+    """Returns the rows without measured times."""
     rows = Store(folder).results().values()
     return [{name: value for name, value in row._asdict().items() if name not in TIMED} for row in rows]
 
 
 @pytest.mark.slow
-def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(
+def test_a_killed_and_resumed_grid_has_the_results_of_an_uninterrupted_one(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -64,7 +64,7 @@ def test_a_grid_killed_and_gone_on_with_has_the_results_of_one_that_was_not(
     assert results(killed) == results(whole)
 
 
-def test_a_machine_without_the_pages_packages_trains_and_prints_the_table(
+def test_without_the_packages_of_the_report_it_trains_and_prints_the_table(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "markdown_it", None)
@@ -93,7 +93,7 @@ def ran(*arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_resume_alone_goes_on_with_what_was_asked_for(
+def test_resume_alone_uses_the_settings_of_the_first_call(
     tmp_path: Path, write_cifar: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cifar(tmp_path / "data", "cifar10", train=100, test=50)
@@ -116,7 +116,7 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--methods", "reluu"], "unknown method 'reluu'; did you mean 'relu'?"),
         (["--models", "resnet50"], "unknown model 'resnet50';"),
@@ -136,12 +136,12 @@ def test_resume_alone_goes_on_with_what_was_asked_for(
     ],
 )
 def test_bad_input_is_one_line_with_a_suggestion(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "cifar", "--out", str(tmp_path / "out"), *arguments])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -150,7 +150,7 @@ def test_help_names_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"({', '.join(RECTIFIERS)};" in " ".join(capsys.readouterr().out.replace("│", "").split())
 
 
-def test_an_interrupt_before_a_grid_begins_does_not_tell_to_resume(
+def test_an_interrupt_before_a_grid_starts_does_not_advise_resume(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -158,7 +158,7 @@ def test_an_interrupt_before_a_grid_begins_does_not_tell_to_resume(
 
     monkeypatch.setattr("flexact.studies.cifar.study.load", interrupted)
     assert ran(*command[5:], "--out", str(tmp_path / "out")) == 130
-    told = capsys.readouterr().err
-    assert "nothing was started" in told
-    assert "--resume" not in told
+    output = capsys.readouterr().err
+    assert "nothing was started" in output
+    assert "--resume" not in output
     assert not (tmp_path / "out").exists()

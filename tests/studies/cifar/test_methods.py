@@ -1,4 +1,4 @@
-"""The networks of the image study: what each method changes and what its optimizer decays."""
+"""Tests of the networks of the image study: what each method changes and which parameters have weight decay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexact.studies.cifar_resnets import BasicBlock, ResNet
 
 
 def extra_parameters(network: nn.Module) -> int:
-    """The number of trained parameters of activations."""
+    """Returns the number of trained parameters of activations."""
     learn = [*picking_sites(network), *(module for module in network.modules() if isinstance(module, Learnable))]
     return sum(parameter.numel() for module in learn for parameter in module.parameters())
 
@@ -41,7 +41,7 @@ def test_without_relu_among_the_candidates_other_activations_are_not_sites() -> 
     ("method", "parameters"),
     [("relu", 0), ("mish", 0), ("prelu", 8), ("swish_beta", 8), ("affine", 24), ("parametric", 32), ("deu", 40)],
 )
-def test_rivals_have_one_set_of_parameters_a_block(method: str, parameters: int) -> None:
+def test_baselines_have_one_set_of_parameters_per_block(method: str, parameters: int) -> None:
     assert extra_parameters(build("resnet18", method, classes=10, width=4)) == parameters
 
 
@@ -55,7 +55,7 @@ def test_every_method_starts_from_the_same_weights(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_activations_learn_is_not_decayed_and_everything_else_is(method: str) -> None:
+def test_parameters_of_activations_have_no_weight_decay_and_all_others_do(method: str) -> None:
     network = build("resnet18", method, classes=10, width=4)
     groups = optimizer_groups(network, weight_decay=5e-4)
     trained = [(p, group["weight_decay"]) for group in groups for p in group["params"] if p.requires_grad]
@@ -97,8 +97,8 @@ def test_picks_can_be_made_by_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "told"), [("resnet81", "relu", "resnet18"), ("resnet18", "flexact-al", "flexact-all")]
+    ("model", "method", "message"), [("resnet81", "relu", "resnet18"), ("resnet18", "flexact-al", "flexact-all")]
 )
-def test_unknown_names_are_refused_with_the_nearest_known_one(model: str, method: str, told: str) -> None:
-    with pytest.raises(FlexActError, match=f"did you mean '{told}'"):
+def test_unknown_names_are_refused_with_the_nearest_known_one(model: str, method: str, message: str) -> None:
+    with pytest.raises(FlexActError, match=f"did you mean '{message}'"):
         build(model, method, classes=10)

@@ -1,4 +1,4 @@
-"""Cells and protocols: what they refuse, and that they survive JSON."""
+"""Tests of cells and protocols: what they refuse, and that they round-trip through JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexact import FlexActError, FlexConfig
 from flexact.studies.cifar.protocol import BUDGETS, RECTIFIERS, Cell, Protocol
 
 
-def test_the_default_is_the_papers_protocol() -> None:
+def test_the_default_equals_the_papers_protocol() -> None:
     protocol = Protocol()
     assert (protocol.epochs, protocol.batch, protocol.lr, protocol.momentum) == (200, 128, 0.1, 0.9)
     assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3)  # the shipped policy
@@ -19,7 +19,7 @@ def test_the_default_is_the_papers_protocol() -> None:
     assert BUDGETS["short"] == 30
 
 
-def test_a_protocol_survives_json_and_names_a_policy() -> None:
+def test_a_protocol_round_trips_through_json_and_names_a_policy() -> None:
     protocol = Protocol(epochs=30, policy="paper", candidates=("relu", "gelu"), changes={"commit_at": 0.6}, width=8)
     again = Protocol.from_dict(json.loads(json.dumps(protocol.to_dict())))
     assert again == protocol
@@ -28,7 +28,7 @@ def test_a_protocol_survives_json_and_names_a_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"epochs": 0}, "epochs"),
         ({"batch": 1.5}, "batch"),
@@ -43,13 +43,13 @@ def test_a_protocol_survives_json_and_names_a_policy() -> None:
         ({"changes": {"pick_by": "trial"}}, "pick_by='trial' has no checkpoints"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_an_invalid_protocol_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         Protocol(**fields)
 
 
 @pytest.mark.parametrize("data", [{}, {"flexact_protocol": 2}, {"flexact_protocol": 1, "epoch": 3}, []])
-def test_what_is_no_protocol_is_refused(data: Any) -> None:
+def test_a_dictionary_that_is_no_protocol_is_refused(data: Any) -> None:
     with pytest.raises(FlexActError):
         Protocol.from_dict(data)
 

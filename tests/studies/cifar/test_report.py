@@ -1,4 +1,4 @@
-"""The figures and the page of a grid."""
+"""Tests of the figures and the report of a grid."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> Non
     assert line.get_ydata()[0] == 65.0
 
 
-def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> None:
+def test_selection_is_by_site_and_epoch_with_a_panel_per_seed(store: Store) -> None:
     histories = {
         cell: found["history.jsonl"].records
         for cell in store.results()
@@ -78,7 +78,7 @@ def test_selection_is_by_site_and_epoch_a_panel_for_each_seed(store: Store) -> N
     assert [text.get_text() for text in ax.get_yticklabels()] == ["layer1.0.relu", "layer4.1.relu"]
 
 
-def test_a_grid_with_nothing_done_has_a_page_too(store: Store) -> None:
+def test_a_grid_without_finished_cells_has_a_report_too(store: Store) -> None:
     (store.folder / "results.csv").unlink()
     for path in store.folder.glob("cells/*/*"):
         path.unlink()

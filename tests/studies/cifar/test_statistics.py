@@ -1,4 +1,4 @@
-"""What the cells say together: averages, costs, and the table with the paper's figures."""
+"""Tests of the statistics over cells: averages, costs, and the table with the paper's figures."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_the_table_has_the_papers_rows_beside_ours_and_says_what_is_missing() ->
     assert "Not done yet, 3 of 9: cifar100-resnet18-splash-1, cifar100-resnet18-flexact-all-2" in text
 
 
-def test_without_times_the_table_says_why() -> None:
+def test_without_times_the_table_gives_the_reason() -> None:
     untimed = [row("relu", 0, 70.0, math.nan), row("flexact-all", 0, 71.0, math.nan)]
     assert "Cells shared a device, so times are left out." in table(untimed, Protocol(), [])
     assert "times are left out" not in table([*untimed, row("splash", 0, 60.0)], Protocol(), [])
 
 
-def test_one_seed_has_no_p_value_and_the_table_says_why() -> None:
+def test_one_seed_has_no_p_value_and_the_table_gives_the_reason() -> None:
     text = table([row("relu", 0, 70.0), row("prelu", 0, 69.0)], Protocol(), [])
     assert "no p-value for PReLU, ResNet-18 on CIFAR-100: one seed" in text
     assert "200 epochs (as here)" in text

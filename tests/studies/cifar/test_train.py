@@ -1,4 +1,4 @@
-"""The trainer of the image study: what it trains, what it leaves behind, and that a stopped run goes on bit for bit."""
+"""Tests of the trainer of the image study: its training, its files, and that a resumed run is bit-identical."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RELU = Cell("cifar10", "resnet18", "relu", 0)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Rounding depends on the number of threads, and a busy machine is slow with several."""
+    """Uses one thread: rounding depends on the number of threads, and a busy machine is slow with several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Path:
-    """A small part of a set in the official layout: 45 images, of which an epoch of batches of 8 leaves out 5."""
+    """A small part of a data set in the official layout: 45 images, so an epoch with batches of 8 drops 5."""
     return write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=45, test=30)
 
 
@@ -72,7 +72,7 @@ def training_of(method: str, images: Images, protocol: Protocol = PROTOCOL) -> T
 
 
 def lines(folder: Path) -> list[dict[str, str]]:
-    """A curve.csv without its times."""
+    """Returns a curve.csv without its times."""
     with (folder / "curve.csv").open(newline="") as file:
         return [{k: v for k, v in row.items() if k not in ("seconds", "step_ms")} for row in csv.DictReader(file)]
 
@@ -85,7 +85,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 class After:
-    """A `stop` that says so after so many steps."""
+    """Returns a `stop` callback that returns True after this many steps."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -97,13 +97,13 @@ class After:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, images: Images) -> tuple[Path, Outcome]:
-    """The folder and the outcome of a run that nothing interrupted."""
+    """The folder and the outcome of an uninterrupted run."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("straight")
     return folder, trained(PICKS, images, folder)
 
 
-# What is trained
+# Training
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -122,7 +122,7 @@ def test_every_method_trains(method: str, images: Images) -> None:
 
 
 @mock.patch.dict(BLOCKS, SMALL)
-def test_the_first_step_is_that_of_a_loop_written_by_hand(images: Images) -> None:
+def test_the_first_step_equals_that_of_a_loop_written_by_hand(images: Images) -> None:
     training = training_of("relu", images)
     torch.manual_seed(0)
     network = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width))
@@ -145,7 +145,7 @@ def test_the_first_step_is_that_of_a_loop_written_by_hand(images: Images) -> Non
         assert torch.allclose(training.network.get_parameter(name), parameter, atol=1e-6)
 
 
-def test_the_order_is_another_one_each_epoch_and_seed_and_the_incomplete_batch_is_dropped(images: Images) -> None:
+def test_the_order_differs_by_epoch_and_seed_and_the_incomplete_batch_is_dropped(images: Images) -> None:
     orders = [epoch_order(45, seed, epoch).tolist() for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
     assert all(sorted(order) == list(range(45)) for order in orders)
     assert orders[0] == orders[3]
@@ -154,7 +154,7 @@ def test_the_order_is_another_one_each_epoch_and_seed_and_the_incomplete_batch_i
 
 
 @mock.patch.dict(BLOCKS, SMALL)
-def test_the_accuracy_is_that_of_the_plain_network(straight: tuple[Path, Outcome], images: Images) -> None:
+def test_the_accuracy_equals_that_of_the_plain_network(straight: tuple[Path, Outcome], images: Images) -> None:
     folder, outcome = straight
     plain = extract(build("resnet18", "relu", images.classes, None, PROTOCOL.width)).eval()
     for site, pick in outcome.picks.items():
@@ -167,7 +167,7 @@ def test_the_accuracy_is_that_of_the_plain_network(straight: tuple[Path, Outcome
     assert list(outcome.picks) == ["layer1.0.relu", "layer2.0.relu"]
 
 
-def test_a_run_leaves_a_curve_and_the_history_of_its_picks(straight: tuple[Path, Outcome]) -> None:
+def test_a_run_writes_a_curve_and_the_history_of_its_picks(straight: tuple[Path, Outcome]) -> None:
     folder, _ = straight
     curve = lines(folder)
     assert [line["epoch"] for line in curve] == ["1", "2", "3", "4"]
@@ -179,7 +179,7 @@ def test_a_run_leaves_a_curve_and_the_history_of_its_picks(straight: tuple[Path,
     assert sorted(path.name for path in folder.iterdir()) == ["curve.csv", "history.jsonl", "network.safetensors"]
 
 
-def test_a_graph_is_captured_anew_when_candidates_are_dropped(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_captured_again_when_candidates_are_dropped(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     captures: list[int] = []
 
     def captured(work: Callable[[], None], *_: Any) -> tuple[Callable[[], None], list[Any]]:
@@ -193,16 +193,16 @@ def test_a_graph_is_captured_anew_when_candidates_are_dropped(images: Images, mo
     while not eager.is_done:
         eager.step()
         graphed.step()
-    assert captures == [3, 12, 21]  # rounds end at 9 and 18 of 38 steps; three direct steps come after each
+    assert captures == [3, 12, 21]  # rounds end at 9 and 18 of 38 steps; three uncaptured steps follow each
     ours, theirs = graphed.network.state_dict(), eager.network.state_dict()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
-# Picking, then training as if the picks had been known
+# Picking, then training as with picks that were known from the start
 
 
 @pytest.mark.parametrize("candidates", [("relu", "leaky_relu", "gelu", "silu"), ("silu", "gelu")])
-def test_the_final_network_is_that_of_the_cell_with_the_picked_activation(
+def test_the_final_network_equals_that_of_the_cell_with_the_picked_activation(
     candidates: tuple[str, ...], images: Images, tmp_path: Path
 ) -> None:
     protocol = _changed({"candidates": candidates})
@@ -214,7 +214,7 @@ def test_the_final_network_is_that_of_the_cell_with_the_picked_activation(
     assert (outcome.accuracy, outcome.losses) == (fixed.accuracy, fixed.losses)
 
 
-def test_a_penultimate_pick_is_trained_as_if_it_had_been_known(images: Images) -> None:
+def test_a_penultimate_pick_is_trained_as_if_it_had_been_known_from_the_start(images: Images) -> None:
     protocol = _changed({"candidates": ("silu", "gelu")})
     picking, known = (training_of("flexact-penultimate", images, protocol) for _ in range(2))
     while not picking.is_done:
@@ -228,7 +228,7 @@ def test_a_penultimate_pick_is_trained_as_if_it_had_been_known(images: Images) -
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_picking_comes_on_top_of_the_epochs_and_is_counted(images: Images, tmp_path: Path) -> None:
+def test_picking_is_added_to_the_epochs_and_counted(images: Images, tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="after step 27 of 28"):
         trained(PICKS, images, tmp_path, stop=After(27))
     picking_ms = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["picking_ms"]
@@ -248,7 +248,7 @@ def test_picking_longer_than_the_epochs_repeats_them(images: Images, tmp_path: P
     assert_same_run(tmp_path / "picked", tmp_path / "fixed")
 
 
-def test_a_blend_that_diverges_keeps_relu_and_starts_again(
+def test_a_blend_that_diverges_keeps_relu_and_restarts(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -268,7 +268,7 @@ def test_a_blend_that_diverges_keeps_relu_and_starts_again(
     assert_same_run(tmp_path / "picked", tmp_path / "fixed")
 
 
-# Going on
+# Resuming
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_blend_that_diverges_keeps_relu_and_starts_again(
         ("flexact-all", {"changes": {**SHORT_ROUNDS, "granularity": "channel"}}),
     ],
 )
-def test_a_run_stopped_in_the_middle_of_epochs_goes_on_bit_for_bit(
+def test_a_run_resumed_in_the_middle_of_epochs_is_bit_identical(
     method: str, changes: dict[str, Any], images: Images, tmp_path: Path
 ) -> None:
     cell, protocol = Cell("cifar10", "resnet18", method, 3), _changed(changes)
@@ -296,11 +296,11 @@ def _changed(changes: dict[str, Any]) -> Protocol:
     return Protocol.from_dict({**PROTOCOL.to_dict(), **changes})
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize("file", ["checkpoint.pt", "curve.csv"])
-def test_a_full_disk_stops_the_run_and_spoils_nothing(
+def test_a_full_disk_stops_the_run_and_damages_no_file(
     file: str, straight: tuple[Path, Outcome], images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [3]
@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(images: Images, tmp_path: Path)
     trained(RELU, images, tmp_path)
 
 
-def test_a_run_gone_on_with_on_another_device_names_both_and_no_time(images: Images, tmp_path: Path) -> None:
+def test_a_run_resumed_on_another_device_names_both_and_reports_no_time(images: Images, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         trained(RELU, images, tmp_path, stop=After(2))
     path = tmp_path / "checkpoint.pt"
@@ -345,7 +345,7 @@ def test_a_run_gone_on_with_on_another_device_names_both_and_no_time(images: Ima
     assert math.isnan(found["step_ms"])
 
 
-def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpoint(
+def test_a_nan_loss_stops_the_cell_and_keeps_the_last_good_checkpoint(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Stopped):
@@ -369,7 +369,7 @@ def test_a_loss_that_is_no_number_stops_the_cell_and_keeps_the_last_good_checkpo
     trained(RELU, images, tmp_path)
 
 
-def test_what_cannot_be_trained_is_refused(images: Images, tmp_path: Path) -> None:
+def test_an_invalid_cell_is_refused(images: Images, tmp_path: Path) -> None:
     with pytest.raises(FlexActError, match="cifar10"):
         trained(Cell("cifar100", "resnet18", "relu", 0), images, tmp_path)
     with pytest.raises(FlexActError, match="batch of 64"):

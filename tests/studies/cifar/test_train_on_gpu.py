@@ -1,4 +1,6 @@
-"""The trainer on a GPU: the whole step is one graph, which changes nothing, and a stopped run goes on bit for bit."""
+"""Tests of the trainer on a GPU: the step is one CUDA graph with unchanged results, and a resumed run is
+bit-identical.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., 
 
 
 @pytest.mark.parametrize("method", [*METHODS, "flexact-all after a warm-up", "flexact-all of the paper"])
-def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Images) -> None:
+def test_a_replayed_step_equals_the_step_that_was_captured(method: str, images: Images) -> None:
     states, losses = [], []
     method, _, waits = method.partition(" ")
     protocol = PROTOCOL
@@ -65,7 +67,7 @@ def test_a_replayed_step_is_the_step_that_was_captured(method: str, images: Imag
 
 
 @pytest.mark.parametrize("method", ["relu", "flexact-all"])
-def test_a_stopped_run_goes_on_bit_for_bit(method: str, images: Images, tmp_path: Path) -> None:
+def test_a_resumed_run_is_bit_identical(method: str, images: Images, tmp_path: Path) -> None:
     cell = Cell("cifar10", "resnet18", method, 0)
     train_cell(cell, PROTOCOL, images, tmp_path / "straight", CUDA)
     for steps in (12, 8, 20):  # in the middle of a round, at the rewind, and after it
@@ -77,7 +79,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(method: str, images: Images, tmp_path
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_the_final_network_is_that_of_the_cell_with_the_picked_activation(images: Images, tmp_path: Path) -> None:
+def test_the_final_network_equals_that_of_the_cell_with_the_picked_activation(images: Images, tmp_path: Path) -> None:
     protocol = dataclasses.replace(PROTOCOL, precision="float32", lr=0.002)
     picked = train_cell(Cell("cifar10", "resnet18", "flexact-all", 0), protocol, images, tmp_path / "picked", CUDA)
     (pick,) = set(picked.picks.values())

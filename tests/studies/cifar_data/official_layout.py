@@ -1,4 +1,4 @@
-"""Small data sets in the official binary layout, for tests that read one."""
+"""Writes small data sets in the official binary layout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from flexact.studies.cifar_data.data import LAYOUTS, PIXELS, SIDE
 def write_cifar(
     folder: Path, name: str, train: int = 500, test: int = 200, seed: int = 0, learnable: bool = True
 ) -> Path:
-    """Write every file of a set below a folder and return where: so many images, classes of about one size.
+    """Writes every file of a data set below a folder, with about equally many images per class. Returns the folder.
 
-    A learnable set has an upper and a lower colour a class, under noise: neither crop nor flip hides them, and a small
-    network tells ten classes apart after a few epochs. The other kind is noise alone.
+    A learnable set has an upper and a lower colour per class, under noise. Neither crop nor flip hides them, and a
+    small network separates ten classes after a few epochs. The other kind of set is noise only.
     """
     layout, generator = LAYOUTS[name], torch.Generator().manual_seed(seed)
     colours = torch.randint(40, 216, (layout.classes, 3, 2), generator=generator)
@@ -33,7 +33,7 @@ def write_cifar(
 
 
 def _pictures(colours: Tensor, generator: torch.Generator) -> Tensor:
-    """Images (N, 3, 32, 32) from the colours of their halves (N, 3, 2)."""
+    """Returns images (N, 3, 32, 32) from the colours of their halves (N, 3, 2)."""
     halves = colours.repeat_interleave(SIDE // 2, 2).unsqueeze(3)
     noise = 30 * torch.randn(len(colours), 3, SIDE, SIDE, generator=generator)
     return (halves + noise).round().clamp(0, 255).to(torch.uint8)

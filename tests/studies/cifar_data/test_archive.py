@@ -1,4 +1,4 @@
-"""Downloads from a server that this test starts: whole, cut off, wrong, hostile."""
+"""Tests of downloads from a local server: complete, truncated, wrong and hostile archives."""
 
 import dataclasses
 import errno
@@ -23,7 +23,7 @@ NAME = "cifar-10-binary.tar.gz"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one content, and does to it what a test sets."""
+    """Serves one archive, with the failure that a test asks for."""
 
     content = b""
     cut_after: int | None = None
@@ -67,7 +67,7 @@ def server(monkeypatch) -> Iterator[Server]:
 
 
 def packed(place: Path) -> bytes:
-    """The archive of a folder."""
+    """Returns the archive of a folder."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as tar:
         tar.add(place, place.name)
@@ -75,7 +75,7 @@ def packed(place: Path) -> bytes:
 
 
 def publish(server: Server, monkeypatch, content: bytes) -> bytes:
-    """Serve an archive as the official one."""
+    """Serves an archive as the official one."""
     layout = cifar.LAYOUTS["cifar10"]
     official = dataclasses.replace(
         layout,
@@ -100,11 +100,11 @@ def official(server, monkeypatch, original) -> bytes:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too."""
+    """Returns everything below a folder, including hidden files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_download_brings_the_files_and_leaves_nothing_else(server, official, original, tmp_path):
+def test_a_download_leaves_the_expected_files_and_nothing_else(server, official, original, tmp_path):
     place = download("cifar10", tmp_path / "new" / "data")
     assert place == tmp_path / "new" / "data" / "cifar-10-batches-bin"
     assert files(place) == files(original)
@@ -119,7 +119,9 @@ def test_a_file_of_another_size_is_not_downloaded(server, official, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_cut_connection_and_a_wrong_checksum_are_told_and_nothing_is_unpacked(server, official, original, tmp_path):
+def test_a_truncated_download_and_a_wrong_checksum_are_reported_and_nothing_is_unpacked(
+    server, official, original, tmp_path
+):
     server.cut_after = len(official) // 3
     with pytest.raises(FlexActError, match=r"MD5 checksum|cannot download"):
         download("cifar10", tmp_path / "data")
@@ -132,20 +134,20 @@ def test_a_cut_connection_and_a_wrong_checksum_are_told_and_nothing_is_unpacked(
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_an_error_of_the_server_is_told(server, official, tmp_path, status):
+def test_an_error_of_the_server_is_reported(server, official, tmp_path, status):
     server.status = status
     with pytest.raises(FlexActError, match=f"HTTP Error {status}: .* without a network, copy the file into"):
         download("cifar10", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
-def test_no_server_is_told(official, monkeypatch, tmp_path):
+def test_a_missing_server_is_reported(official, monkeypatch, tmp_path):
     monkeypatch.setattr(cifar, "SITE", "http://nowhere.invalid/")
     with pytest.raises(FlexActError, match=r"cannot download http://nowhere.invalid/cifar-10-binary.tar.gz: "):
         download("cifar10", tmp_path / "data")
 
 
-def test_an_archive_at_hand_is_unpacked_and_kept(server, official, original, tmp_path):
+def test_a_local_archive_is_unpacked_and_kept(server, official, original, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / NAME).write_bytes(official)
     assert files(download("cifar10", tmp_path / "data")) == files(original)
@@ -153,7 +155,7 @@ def test_an_archive_at_hand_is_unpacked_and_kept(server, official, original, tmp
     assert server.asked == []
 
 
-def test_a_wrong_archive_at_hand_is_told_and_kept(official, tmp_path):
+def test_a_wrong_local_archive_is_reported_and_kept(official, tmp_path):
     wrong = official[:-1] + b"\xff"
     (tmp_path / NAME).write_bytes(wrong)
     with pytest.raises(FlexActError, match=r"MD5 checksum.*Remove it"):
@@ -161,7 +163,7 @@ def test_a_wrong_archive_at_hand_is_told_and_kept(official, tmp_path):
     assert (tmp_path / NAME).read_bytes() == wrong
 
 
-def test_files_that_are_there_are_not_touched(server, official, original, tmp_path):
+def test_existing_files_are_not_touched(server, official, original, tmp_path):
     place = tmp_path / "data" / "cifar-10-batches-bin"
     place.mkdir(parents=True)
     (place / "data_batch_1.bin").write_bytes(b"mine")
@@ -218,13 +220,13 @@ def test_an_archive_without_a_file_is_refused(server, monkeypatch, original, tmp
         download("cifar10", tmp_path / "data")
 
 
-def test_a_folder_that_cannot_be_made_is_told(official, tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(official, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FlexActError, match="file/data: Not a directory"):
         download("cifar10", tmp_path / "file" / "data")
 
 
-def test_a_full_disk_is_told(official, monkeypatch, tmp_path):
+def test_a_full_disk_is_reported(official, monkeypatch, tmp_path):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,7 +235,7 @@ def test_a_full_disk_is_told(official, monkeypatch, tmp_path):
         download("cifar10", tmp_path)
 
 
-def test_the_command_downloads_and_says_what_came(server, official, capsys, tmp_path):
+def test_the_command_downloads_and_prints_the_files(server, official, capsys, tmp_path):
     for number in range(2):
         with pytest.raises(SystemExit) as exit_:
             main(["data", "cifar10", "--data", str(tmp_path / "data")])
@@ -244,24 +246,24 @@ def test_the_command_downloads_and_says_what_came(server, official, capsys, tmp_
     assert len(server.asked) == 1
 
 
-def test_an_archive_at_hand_that_is_refused_is_not_called_a_download(server, official, capsys, tmp_path):
+def test_a_refused_local_archive_is_not_called_a_download(server, official, capsys, tmp_path):
     (tmp_path / NAME).write_bytes(b"short")
     with pytest.raises(SystemExit) as exit_:
         main(["data", "cifar10", "--data", str(tmp_path)])
     assert exit_.value.code == 2
-    told = capsys.readouterr().err
-    assert "MD5 checksum" in told
-    assert "downloading" not in told
+    output = capsys.readouterr().err
+    assert "MD5 checksum" in output
+    assert "downloading" not in output
 
 
-def test_a_download_that_brings_nothing_leaves_no_folder(server, official, tmp_path):
+def test_a_failed_download_leaves_no_folder(server, official, tmp_path):
     server.status = 404
     with pytest.raises(FlexActError, match="HTTP Error 404"):
         download("cifar10", tmp_path / "new" / "data")
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_brings_back_what_was_removed(server, official, original, capsys, tmp_path):
+def test_the_command_restores_removed_files(server, official, original, capsys, tmp_path):
     place = download("cifar10", tmp_path)
     (place / "data_batch_3.bin").unlink()
     with pytest.raises(SystemExit) as exit_:
@@ -271,7 +273,7 @@ def test_the_command_brings_back_what_was_removed(server, official, original, ca
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_published_about_the_archives():
+def test_published_sizes_and_checksums_of_the_archives():
     ten, hundred = (cifar.LAYOUTS[name] for name in ("cifar10", "cifar100"))
     assert cifar.SITE == "https://www.cs.toronto.edu/~kriz/"
     assert (ten.archive, ten.archive_md5) == ("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")

@@ -1,4 +1,4 @@
-"""Crop, flip and scaling against torchvision's transforms."""
+"""Tests of crop, flip and scaling against torchvision's transforms."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def pictures(count: int, height: int = 32, width: int = 32) -> torch.Tensor:
 
 
 def possible(image: torch.Tensor) -> list[torch.Tensor]:
-    """All that RandomCrop(32, padding=4) and RandomHorizontalFlip can make of an image."""
+    """Returns all results of RandomCrop(32, padding=4) and RandomHorizontalFlip for an image."""
     from torchvision.transforms import functional
 
     padded = functional.pad(image, [4])
@@ -28,7 +28,7 @@ def possible(image: torch.Tensor) -> list[torch.Tensor]:
     return [one for crop in crops for one in (crop, functional.hflip(crop))]
 
 
-def test_every_draw_is_one_of_torchvisions_crops_and_flips_and_none_is_missing():
+def test_every_draw_is_one_of_torchvisions_crops_and_flips_and_all_occur():
     image = pictures(1)
     made = cropped(image.expand(DRAWS, -1, -1, -1), torch.arange(DRAWS))
     expected = torch.stack(possible(image[0]))
@@ -43,7 +43,7 @@ def test_each_image_of_a_batch_gets_its_own_draw():
         assert torch.equal(result, possible(image)[one])
 
 
-def test_the_whole_pipeline_is_torchvisions():
+def test_the_whole_pipeline_equals_torchvisions():
     from torchvision.transforms import Normalize
     from torchvision.transforms.functional import convert_image_dtype
 
@@ -60,7 +60,7 @@ def test_places_and_flips_are_uniform():
     assert chisquare(epoch_draws(200_000, seed=5, epoch=7).bincount(minlength=DRAWS).numpy()).pvalue > 1e-3
 
 
-def test_draws_of_an_epoch_depend_on_seed_and_epoch_alone():
+def test_draws_of_an_epoch_depend_on_seed_and_epoch_only():
     state = torch.get_rng_state()
     drawn = epoch_draws(1000, seed=1, epoch=2)
     assert torch.equal(drawn, epoch_draws(1000, seed=1, epoch=2))
@@ -76,7 +76,7 @@ def test_two_halves_are_the_whole():
     assert torch.equal(torch.cat(halves), augmented(batch, MEAN, STD, drawn))
 
 
-def test_result_is_channels_last_and_of_the_type_asked_for():
+def test_the_result_is_channels_last_and_of_the_requested_dtype():
     batch = pictures(4)
     made = augmented(batch, MEAN, STD, DRAWN, dtype=torch.bfloat16)
     assert made.dtype is torch.bfloat16
@@ -91,7 +91,7 @@ def test_mean_and_std_may_be_tensors():
     assert torch.equal(made, augmented(batch, MEAN, STD, drawn))
 
 
-def test_the_batch_itself_is_left_alone_and_may_have_any_strides():
+def test_the_batch_is_not_modified_and_may_have_any_strides():
     batch = pictures(8)
     before, drawn = batch.clone(), epoch_draws(8, seed=0, epoch=0)
     made = augmented(batch, MEAN, STD, drawn)
@@ -114,13 +114,13 @@ def test_images_need_not_be_square():
         (pictures(2), MEAN, torch.zeros(3).long(), "2 images and \\(3,\\) draws"),
     ],
 )
-def test_bad_input_is_told(batch, mean, drawn, message):
+def test_bad_input_is_reported(batch, mean, drawn, message):
     with pytest.raises(FlexActError, match=message):
         augmented(batch, mean, STD, drawn)
 
 
-def test_no_operation_waits_for_the_host():
-    """Fake tensors have no values: whatever read one, or had a shape that depends on one, would fail."""
+def test_no_operation_synchronizes_with_the_host():
+    """Fake tensors have no values: an operation that reads one, or whose shape depends on one, would fail."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -129,7 +129,7 @@ def test_no_operation_waits_for_the_host():
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_holds_it():
+def test_it_can_be_captured_in_a_cuda_graph():
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     batches = pictures(128 * 3).view(3, 128, 3, 32, 32).cuda()

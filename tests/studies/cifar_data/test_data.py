@@ -1,4 +1,4 @@
-"""Reading CIFAR from the official binary files, whole sets and small ones."""
+"""Tests of reading CIFAR from the official binary files, complete and small data sets."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from flexact.studies.cifar_data.data import NAMES, is_there, load
 
 @pytest.fixture
 def small(monkeypatch):
-    """Both sets with 100 images a file, so that a small set is a complete one."""
+    """Sets both data sets to 100 images per file, so that a small set is a complete one."""
     for name, layout in layouts.LAYOUTS.items():
         records = dict.fromkeys(layout.files, 100)
         monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, records=records))
@@ -52,7 +52,7 @@ def test_records_become_planes_and_classes(tmp_path, write_cifar, name):
     assert images.train_x.is_contiguous()
     assert (images.train_x.dtype, images.train_y.dtype) == (torch.uint8, torch.int64)
     assert images.classes == {"cifar10": 10, "cifar100": 100}[name]
-    # The pages of the sets: one label byte, or the coarse and the fine one, then red, green and blue, row by row.
+    # The layout of the data sets: one label byte, or the coarse and the fine one, then red, green and blue, row by row.
     labels = {"cifar10": 1, "cifar100": 2}[name]
     record = labels + 3072
     raw = (place / {"cifar10": "test_batch.bin", "cifar100": "test.bin"}[name]).read_bytes()
@@ -67,21 +67,21 @@ def test_batches_are_read_in_their_order(tmp_path, write_cifar):
     assert load("cifar10", place, complete=False).train_y.tolist() == list(raw[::3073])
 
 
-def test_means_and_deviations_are_those_of_the_training_images(tmp_path, write_cifar):
+def test_means_and_deviations_match_the_training_images(tmp_path, write_cifar):
     images = load("cifar100", write_cifar(tmp_path, "cifar100"), complete=False)
     scaled = images.train_x.double() / 255
     torch.testing.assert_close(torch.tensor(images.mean, dtype=torch.float64), scaled.mean((0, 2, 3)))
     torch.testing.assert_close(torch.tensor(images.std, dtype=torch.float64), scaled.std((0, 2, 3), correction=0))
 
 
-def test_a_set_is_known_by_the_bytes_of_its_files(tmp_path, write_cifar):
+def test_a_data_set_is_identified_by_the_bytes_of_its_files(tmp_path, write_cifar):
     place = write_cifar(tmp_path, "cifar10", train=43)
     files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     whole = b"".join((place / file).read_bytes() for file in files)
     assert load("cifar10", place, complete=False).sha256 == hashlib.sha256(whole).hexdigest()
 
 
-def test_moving_keeps_everything(tmp_path, write_cifar):
+def test_moving_to_a_device_keeps_everything(tmp_path, write_cifar):
     images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
     moved = images.to("meta")
     assert {part.device.type for part in (moved.train_x, moved.train_y, moved.test_x, moved.test_y)} == {"meta"}
@@ -105,7 +105,7 @@ def test_a_part_of_a_set_is_read_only_when_asked_for(tmp_path, write_cifar):
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_a_file_cut_off_is_named(small, tmp_path, write_cifar, partial):
+def test_a_truncated_file_is_named(small, tmp_path, write_cifar, partial):
     place = complete(write_cifar, tmp_path, "cifar10")
     os.truncate(place / "data_batch_4.bin", 3073 * 50 + 1)
     with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it, and download it"):
@@ -118,7 +118,7 @@ def test_an_empty_file_is_refused_also_in_a_part(tmp_path, write_cifar):
         load("cifar100", tmp_path, complete=False)
 
 
-def test_missing_files_are_named_and_what_brings_them(tmp_path, write_cifar):
+def test_missing_files_are_named_with_the_command_that_downloads_them(tmp_path, write_cifar):
     place = write_cifar(tmp_path / "my data", "cifar10")
     (place / "data_batch_2.bin").unlink()
     (place / "test_batch.bin").unlink()
@@ -160,14 +160,14 @@ def test_pickles_are_refused_and_never_opened(capsys, tmp_path, files, given):
     assert "pickle" in refused(capsys, "cifar10", "--data", str(tmp_path / given), "--partial")
 
 
-def test_pickles_beside_the_binary_files_do_not_matter(tmp_path, write_cifar):
+def test_pickles_next_to_the_binary_files_are_ignored(tmp_path, write_cifar):
     (tmp_path / "cifar-10-batches-py").mkdir()
     write_cifar(tmp_path, "cifar10")
     assert load("cifar10", tmp_path, complete=False).classes == 10
 
 
 @pytest.mark.parametrize(("name", "byte", "value"), [("cifar10", 0, 10), ("cifar100", 0, 20), ("cifar100", 1, 100)])
-def test_a_label_out_of_range_is_told_with_its_record(tmp_path, write_cifar, name, byte, value):
+def test_a_label_out_of_range_is_reported_with_its_record(tmp_path, write_cifar, name, byte, value):
     place = write_cifar(tmp_path, name)
     file = place / layouts.LAYOUTS[name].test_files[0]
     raw = bytearray(file.read_bytes())
@@ -190,7 +190,7 @@ def test_a_learnable_set_can_be_learned(tmp_path, write_cifar):
     assert (nearest == images.test_y).float().mean() > 0.95
 
 
-def test_the_command_says_what_is_there(small, capsys, tmp_path, write_cifar):
+def test_the_command_prints_what_the_folder_contains(small, capsys, tmp_path, write_cifar):
     folder = complete(write_cifar, tmp_path, "cifar10")
     out = run(capsys, "cifar10", "--data", str(tmp_path))
     assert out.startswith(
@@ -201,7 +201,7 @@ def test_the_command_says_what_is_there(small, capsys, tmp_path, write_cifar):
     assert run(capsys, "cifar10", "--data", str(folder), "--quiet") == ""
 
 
-def test_the_command_takes_a_part_of_a_set_when_told(capsys, tmp_path, write_cifar):
+def test_the_command_reads_a_part_of_a_data_set_if_asked_to(capsys, tmp_path, write_cifar):
     write_cifar(tmp_path, "cifar100", train=150)
     assert "bytes, not 153,700,000" in refused(capsys, "cifar100", "--data", str(tmp_path))
     assert "150 images, 1 to 2 per class" in run(capsys, "cifar100", "--data", str(tmp_path), "--partial")

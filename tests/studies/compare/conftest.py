@@ -1,4 +1,4 @@
-"""The small training, under a name by which worker processes and the command find it too."""
+"""Fixtures: the small training, under a name by which worker processes and the command find it too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def comparing(small: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Compared]]:
-    """`flexact.compare` with the small training in this process, unless options say otherwise."""
+    """Runs `flexact.compare` on the small training, in this process unless options say otherwise."""
 
     def compared(train: Any = small.train, build: Any = small.build, **options: Any) -> Compared:
         usual = {"candidates": small.CANDIDATES, "seeds": 3, "out": tmp_path / "out", "engine": "inline"}

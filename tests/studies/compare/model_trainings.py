@@ -1,6 +1,6 @@
 """A digits MLP, a tiny timm model and a tiny transformers model, each with its own training.
 
-The text of this file is also a cell of a notebook, so that what it defines is in no module.
+The text of this file is also executed as a notebook cell, where its definitions belong to no module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def train_mlp(model, seed, make_schedule):
 
 
 def build_timm():
-    import timm  # here, because it takes longer than the training
+    import timm  # imported here, because it takes longer than the training
 
     return timm.create_model("resnet10t", pretrained=False, in_chans=1, num_classes=10)
 
@@ -62,7 +62,7 @@ def build_bert():
 
 
 def train_bert(model, seed, make_schedule):
-    """transformers' own loop: a callback takes the place of the schedule."""
+    """Uses transformers' own loop: a callback replaces the schedule."""
     from transformers import Trainer, TrainingArguments
 
     from flexact.integrations.transformers import FlexActCallback

@@ -1,4 +1,4 @@
-"""A network and trainings that take a fraction of a second, in a module that worker processes and the command import.
+"""A network and trainings that take a fraction of a second, which worker processes and the command can import.
 
 FLEXACT_TEST_LOG: a file to which each training appends a line, so that tests see what was trained.
 """

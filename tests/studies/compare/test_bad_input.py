@@ -1,4 +1,4 @@
-"""What a comparison says of functions, seeds and folders that it cannot use; one bad run does not end the others."""
+"""Tests of a comparison with invalid functions, seeds and folders. One failing run does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Comparing = Callable[..., Compared]
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         (None, "train returned None for seed 1. It must return the score as a number"),
         (float("nan"), "train returned nan for seed 1: the training diverged"),
@@ -36,8 +36,8 @@ Comparing = Callable[..., Compared]
         (torch.ones(2), r"train returned tensor([1., 1.]) for seed 1"),
     ],
 )
-def test_a_run_without_a_score_fails_and_the_others_go_on(
-    comparing: Comparing, small: ModuleType, bad: Any, told: str
+def test_a_run_without_a_score_fails_and_the_others_continue(
+    comparing: Comparing, small: ModuleType, bad: Any, message: str
 ) -> None:
     def train(model: nn.Module, seed: int, make_schedule: Any) -> Any:
         return bad if seed == 1 and isinstance(model[1], nn.Tanh) else small.train(model, seed, make_schedule)
@@ -45,7 +45,7 @@ def test_a_run_without_a_score_fails_and_the_others_go_on(
     found = comparing(train, methods=["original", "fixed"])
     rows = {(row.method, row.seed): row for row in found.runs}
     assert rows["fixed-tanh", 1].state == "failed"
-    assert rows["fixed-tanh", 1].error.startswith(told)
+    assert rows["fixed-tanh", 1].error.startswith(message)
     assert [row.state for key, row in rows.items() if key != ("fixed-tanh", 1)] == ["done"] * 8
     summary = next(one for one in found.summaries if one.method == "fixed-tanh")
     assert summary.failed == 1
@@ -53,7 +53,7 @@ def test_a_run_without_a_score_fails_and_the_others_go_on(
     assert summary.against is not None
     assert summary.against.seeds == 2
     assert "2 (1 failed)" in str(found)
-    assert f"- fixed-tanh-1: {told}" in str(found)
+    assert f"- fixed-tanh-1: {message}" in str(found)
 
 
 def test_a_generator_that_yields_nothing_fails(comparing: Comparing) -> None:
@@ -82,7 +82,7 @@ def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
     assert rows["flexact-alone-1"].error.startswith("there are no picks to train: flexact-1 failed or did not commit.")
 
     again = {row.cell.name: row.state for row in comparing(small.fails_on_seed_1, **options).runs}
-    assert again["original-1"] == "failed"  # without being asked, it is not tried again
+    assert again["original-1"] == "failed"  # failed runs are retried only on request
     (tmp_path / "corrected").touch()
     retried = comparing(small.fails_on_seed_1, **options, retry_failed=True)
     assert {row.state for row in retried.runs} == {"done"}
@@ -91,7 +91,7 @@ def test_an_error_of_train_is_recorded_with_its_traceback_and_can_be_retried(
     assert [row.score for row in retried.runs] == [row.score for row in whole.runs]
 
 
-def test_a_train_that_exits_fails_like_any_other_and_the_rest_goes_on(
+def test_a_train_that_exits_fails_like_any_other_and_the_rest_continues(
     comparing: Comparing, small: ModuleType, tmp_path: Path
 ) -> None:
     def exiting(model: nn.Module, seed: int, make_schedule: Any) -> float:
@@ -105,7 +105,7 @@ def test_a_train_that_exits_fails_like_any_other_and_the_rest_goes_on(
     assert "in exiting" in (tmp_path / "out" / "cells" / "original-0" / "traceback.txt").read_text()
 
 
-def test_the_same_error_of_several_runs_is_told_once(comparing: Comparing) -> None:
+def test_the_same_error_of_several_runs_is_reported_once(comparing: Comparing) -> None:
     def failing(model: nn.Module, seed: int, make_schedule: Any) -> float:
         raise RuntimeError("no data")
 
@@ -128,7 +128,7 @@ def test_a_train_that_ignores_the_schedule_leaves_sites_not_committed(comparing:
     assert found.picks == {}
 
 
-def test_a_schedule_that_is_not_run_to_its_commitment_leaves_sites_not_committed(comparing: Comparing) -> None:
+def test_a_schedule_stopped_before_its_commitment_leaves_sites_not_committed(comparing: Comparing) -> None:
     def short(model: nn.Module, seed: int, make_schedule: Any) -> float:
         if make_schedule is not None:
             optimizer = torch.optim.AdamW(flexact.param_groups(model))
@@ -161,7 +161,7 @@ def test_a_train_that_stops_after_the_commitment_has_a_note(comparing: Comparing
     assert f"Note on flexact-0, flexact-1: {note}." in str(found)
 
 
-def test_too_few_steps_are_a_note_and_the_warning_is_of_the_line_that_made_the_schedule(
+def test_too_few_steps_are_a_note_and_the_warning_points_to_the_line_that_made_the_schedule(
     comparing: Comparing, small: ModuleType
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -174,7 +174,7 @@ def test_too_few_steps_are_a_note_and_the_warning_is_of_the_line_that_made_the_s
     assert "Note on flexact-0: 90 steps are few for a pick from 3 candidates" in found.page.read_text()
 
 
-def test_a_policy_that_never_commits_is_done_and_says_so(comparing: Comparing, small: ModuleType) -> None:
+def test_a_policy_that_never_commits_finishes_with_a_note(comparing: Comparing, small: ModuleType) -> None:
     config = flexact.FlexConfig(commit_at=None, eliminate="none", pick_by="blend")
     (row,) = comparing(config=config, seeds=1, methods=["flexact"]).runs
     assert (row.state, row.picks) == ("done", "")
@@ -194,7 +194,7 @@ def test_a_train_that_extracts_the_network_in_place_keeps_its_picks(comparing: C
     assert picks[0]
 
 
-def test_a_build_with_another_architecture_each_time_is_refused(comparing: Comparing, tmp_path: Path) -> None:
+def test_a_build_with_a_different_architecture_each_time_is_refused(comparing: Comparing, tmp_path: Path) -> None:
     widths = itertools.count(4)
 
     def growing() -> nn.Module:
@@ -222,7 +222,7 @@ def test_a_build_that_returns_one_network_is_refused(comparing: Comparing, small
         comparing(build=lambda: model)
 
 
-def test_a_build_that_does_not_follow_the_seed_is_warned_of(comparing: Comparing, small: ModuleType) -> None:
+def test_a_build_that_ignores_the_seed_gives_a_warning(comparing: Comparing, small: ModuleType) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drifting() -> nn.Module:
@@ -246,7 +246,7 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"seeds": [0, 3, 3]}, "a sequence of distinct seeds; got [0, 3, 3]"),
         ({"seeds": []}, "seeds must be a number of seeds or a sequence"),
@@ -271,12 +271,12 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
         ({"build": lambda: 1 / 0}, "build() raised ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
-    comparing: Comparing, tmp_path: Path, options: dict[str, Any], told: str
+def test_invalid_arguments_are_refused_before_anything_is_trained(
+    comparing: Comparing, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(FlexActError) as refused:
         comparing(**options)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -285,9 +285,9 @@ def test_the_folder_of_another_comparison_is_refused(comparing: Comparing, small
     before = (tmp_path / "out" / "results.csv").read_bytes()
     with pytest.raises(
         FlexActError, match=r"another configuration \(config.candidates: relu,tanh,gelu → relu,elu"
-    ) as told:
+    ) as caught:
         comparing(seeds=1, candidates=("relu", "elu"))
-    assert str(told.value).endswith("Pass another folder to --out, or give --overwrite to start again.")
+    assert str(caught.value).endswith("Pass another folder to --out, or give --overwrite to start again.")
     with pytest.raises(FlexActError, match=r"train: small_training:train → small_training:slowly"):
         comparing(small.slowly, seeds=1)
     with pytest.raises(FlexActError, match="architecture: "):
@@ -295,7 +295,7 @@ def test_the_folder_of_another_comparison_is_refused(comparing: Comparing, small
     assert (tmp_path / "out" / "results.csv").read_bytes() == before
 
 
-def test_a_folder_of_something_else_is_refused_and_left_alone(comparing: Comparing, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused_and_unchanged(comparing: Comparing, tmp_path: Path) -> None:
     other, theses = tmp_path / "picks", tmp_path / "theses"
     other.mkdir()
     (other / "config.json").write_text(json.dumps({"flexact_study": 1, "study": "picks"}))
@@ -310,10 +310,10 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(comparing: Compari
     assert [path.name for path in theses.iterdir()] == ["mine.txt"]
 
 
-def test_functions_that_cannot_be_sent_are_refused_with_the_engine_that_takes_them(
+def test_functions_that_cannot_be_pickled_are_refused_with_the_engine_that_accepts_them(
     comparing: Comparing, small: ModuleType
 ) -> None:
-    lock = threading.Lock()  # what no pickle takes
+    lock = threading.Lock()  # cannot be pickled
 
     def train(model: nn.Module, seed: int, make_schedule: Any) -> float:
         with lock:
@@ -324,7 +324,7 @@ def test_functions_that_cannot_be_sent_are_refused_with_the_engine_that_takes_th
     assert comparing(train, seeds=1, methods=["original"]).runs[0].state == "done"
 
 
-def test_a_script_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, flexact\n"
@@ -333,9 +333,9 @@ def test_a_script_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
         "flexact.compare(build, train, ('relu', 'tanh'), ['original'], seeds=4, out='out', device='cpu')\n"
     )
     ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    told = ended.stderr.splitlines()[-1]
-    assert f"a worker process could not import {script}; its error is printed above." in told
-    assert "Put the call under if __name__ == '__main__':" in told
+    output = ended.stderr.splitlines()[-1]
+    assert f"a worker process could not import {script}; its error is printed above." in output
+    assert "Put the call under if __name__ == '__main__':" in output
     assert ended.stderr.count("was called while a worker process imports your script") == 1  # not once per run
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1
 
@@ -344,5 +344,5 @@ def test_no_warning_of_convert_is_lost(comparing: Comparing) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         comparing(candidates=("tanh", "gelu"), seeds=1, methods=["original", "flexact"])
-    told = [str(one.message) for one in caught if "not among the candidates" in str(one.message)]
-    assert len(told) == 1  # before the first run, and not again in each
+    shown = [str(one.message) for one in caught if "not among the candidates" in str(one.message)]
+    assert len(shown) == 1  # before the first run, and not again in each

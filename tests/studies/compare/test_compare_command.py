@@ -1,4 +1,4 @@
-"""`flexact compare` from end to end: resuming, stopping, engines, and what it is given."""
+"""End-to-end tests of `flexact compare`: resume, stopping, engines, and invalid input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = ("--candidates", "relu,tanh,gelu", "--seeds", "2", "--device", "cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a user's module, which is on no path."""
+    """The folder of a user's module, which is not on sys.path."""
     shutil.copy(HERE / "small_training.py", tmp_path)
     return tmp_path
 
@@ -49,7 +49,7 @@ def called(*words: str, cwd: Path, **settings: str) -> subprocess.CompletedProce
 
 
 def results(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows by cell, without times and commit."""
+    """Returns the rows by cell, without times and commit."""
     with (folder / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {
@@ -59,7 +59,7 @@ def results(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def table_without_costs(folder: Path) -> list[str]:
-    """The lines of table.md; those of the table of methods without their last column."""
+    """Returns the lines of table.md, without the last column in the table of methods."""
     lines = (folder / "table.md").read_text().splitlines()
     return ["|".join(line.split("|")[:6]) if line.count("|") == 7 else line for line in lines]
 
@@ -71,7 +71,7 @@ def ran(*arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_comparison_killed_and_resumed_has_the_table_of_one_that_was_not(folder: Path, small: ModuleType) -> None:
+def test_a_killed_and_resumed_comparison_has_the_table_of_an_uninterrupted_one(folder: Path, small: ModuleType) -> None:
     whole = called(*FUNCTIONS, *OPTIONS, "--out", "whole", cwd=folder)
     assert whole.returncode == 0, whole.stderr
     assert "| flexact-alone |" in whole.stdout
@@ -101,9 +101,9 @@ def test_a_comparison_killed_and_resumed_has_the_table_of_one_that_was_not(folde
 
 
 @pytest.mark.slow
-def test_ray_and_two_processes_give_the_results_of_one(folder: Path) -> None:
+def test_ray_and_two_processes_give_the_results_of_one_process(folder: Path) -> None:
     pytest.importorskip("ray")
-    # A token of this test's own, or Ray leaves one in the home folder.
+    # A separate token for this test; otherwise Ray writes one to the home folder.
     settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     for name, words in {"one": [], "two": ["--jobs", "2"], "ray": ["--engine", "ray"]}.items():
         words = [*words, "--methods", "original,flexact,flexact-alone", "--out", name]
@@ -117,7 +117,7 @@ def test_ray_and_two_processes_give_the_results_of_one(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "inline"])
-def test_a_signal_stops_a_training_that_knows_nothing_of_it(folder: Path, engine: str) -> None:
+def test_a_signal_stops_a_training_that_does_not_handle_it(folder: Path, engine: str) -> None:
     words = command("small_training:build", "small_training:endless", *OPTIONS, "--out", "out", "--engine", engine)
     process = subprocess.Popen(words, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
@@ -125,10 +125,10 @@ def test_a_signal_stops_a_training_that_knows_nothing_of_it(folder: Path, engine
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; 0 of 10 cells kept; the others start again." in told
-    assert "Continue with: " in told
+    assert "stopped by SIGTERM; 0 of 10 cells kept; the others start again." in output
+    assert "Continue with: " in output
     assert results(folder / "out") == {}
 
 
@@ -143,16 +143,16 @@ def test_failed_runs_are_counted_and_retried(
     error = capsys.readouterr().err
     assert "flexact: 2 cells failed; --status shows the errors, --retry-failed runs them again." in error
     assert ran("--out", "out", "--status") == 0
-    told = capsys.readouterr().out
-    assert "build small_training:build; train small_training:fails_on_seed_1; candidates relu, tanh" in told
-    assert "4 cells: 2 done, 2 failed." in told
-    assert "train raised RuntimeError: the disk of the user is missing" in told
+    output = capsys.readouterr().out
+    assert "build small_training:build; train small_training:fails_on_seed_1; candidates relu, tanh" in output
+    assert "4 cells: 2 done, 2 failed." in output
+    assert "train raised RuntimeError: the disk of the user is missing" in output
     (folder / "corrected").touch()
     assert ran(*words, "--retry-failed", "--quiet") == 0
     assert {row["state"] for row in results(folder / "out").values()} == {"done"}
 
 
-def test_settings_come_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType) -> None:
+def test_settings_are_read_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, small: ModuleType) -> None:
     monkeypatch.chdir(folder)
     config = flexact.FlexConfig(candidates=("relu", "silu"), pick_by="blend", share="site")
     (folder / "config.json").write_text(config.to_json())
@@ -160,14 +160,14 @@ def test_settings_come_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch
     words += ["--config", "config.json", "--where", "3", "--methods", "flexact"]
     assert ran(*words, "--seeds", "1") == 0
     assert ran(*words, "--resume", "--seeds", "2") == 0
-    told = json.loads((folder / "out" / "config.json").read_text())["protocol"]
-    assert flexact.FlexConfig.from_dict(told["config"]) == config
-    assert (told["where"], told["sites"]) == ("3", ["3"])
+    shown = json.loads((folder / "out" / "config.json").read_text())["protocol"]
+    assert flexact.FlexConfig.from_dict(shown["config"]) == config
+    assert (shown["where"], shown["sites"]) == ("3", ["3"])
     assert list(results(folder / "out")) == ["flexact-0", "flexact-1"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "a function is missing. Give both, as in: flexact compare my_module:build my_module:train"),
         (["small_training", "x"], "got 'small_training' as a function. Give module:name"),
@@ -179,17 +179,17 @@ def test_settings_come_from_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch
         (["--status"], "holds no grid of `flexact compare`"),
     ],
 )
-def test_what_the_command_cannot_use_is_told_in_one_line(
+def test_invalid_input_is_reported_in_one_line(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(folder)
     assert ran(*words) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (folder / "runs").exists()
 

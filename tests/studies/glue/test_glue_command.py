@@ -1,4 +1,4 @@
-"""`flexact reproduce glue` from end to end, with a tiny encoder on small files."""
+"""End-to-end tests of `flexact reproduce glue`, with a tiny encoder on small files."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_a_grid_runs_and_is_reported(
     before, lines = Store(out).config(), (out / "results.csv").read_text().splitlines(keepends=True)
     (out / "results.csv").write_text("".join(lines[:-1]))
     here = ["--out", str(out), "--device", "cpu", "--jobs", "1"]
-    assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the data, the model and the settings of before
+    assert run(["reproduce", "glue", *here, "--resume"]) == 0  # with the previous data, model and settings
     assert len(Store(out).results()) == 4
     assert Store(out).config() == before
-    assert run(["reproduce", "glue", *here, "--resume", "--tasks", "rte", "--seeds", "2"]) == 0  # the methods of before
+    assert run(["reproduce", "glue", *here, "--resume", "--tasks", "rte", "--seeds", "2"]) == 0  # the previous methods
     assert sorted(cell.name for cell in Store(out).results())[2:] == [
         "rte-fixed-0", "rte-fixed-1", "rte-flexact-all-0", "rte-flexact-all-1",
     ]  # fmt: skip
     glue_folder = glue_folder.rename(tmp_path / "moved")
     assert run(["reproduce", "glue", *here, "--resume", "--seeds", "3"]) == 2
     assert f"there is no folder {tmp_path / 'glue'}" in capsys.readouterr().err
-    arguments = command(glue_folder, tiny_encoder, out)  # what is given overrides the grid's own
+    arguments = command(glue_folder, tiny_encoder, out)  # new options override the grid's own
     assert run([*arguments, "--resume"]) == 0
     dev = glue_folder / "RTE" / "dev.tsv"
     dev.write_text(dev.read_text().replace("\tnot_entailment\n", "\tentailment\n", 1))
@@ -77,7 +77,7 @@ def test_a_grid_runs_and_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--tasks", "rtee"], "unknown task 'rtee'; did you mean 'rte'?"),
         (["--methods", "flexact-al"], "unknown method 'flexact-al'; did you mean 'flexact-all'?"),
@@ -96,7 +96,7 @@ def test_a_grid_runs_and_is_reported(
 )
 def test_bad_input_is_one_line_with_what_to_do(
     arguments: list[str],
-    told: str,
+    message: str,
     glue_folder: Path,
     tiny_encoder: Path,
     tmp_path: Path,
@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_with_what_to_do(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert run(command(glue_folder, tiny_encoder, tmp_path / "out", *arguments)) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_bad_file_stops_the_grid_before_any_cell(

@@ -1,4 +1,4 @@
-"""GLUE's metrics against their formulas, and against scikit-learn and scipy on the same predictions."""
+"""Tests of GLUE's metrics against their formulas, and against scikit-learn and scipy on the same predictions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_scores_are_measured_as_scipy_and_the_formulas_do() -> None:
     assert found["spearman"] == 100 * spearmanr(SCORES, answers)[0]
 
 
-def test_one_answer_for_all_rows_is_no_agreement() -> None:
+def test_the_same_answer_for_all_rows_has_a_correlation_of_0() -> None:
     outputs = np.tile([1.0, 0.0], (60, 1))
     assert measured(TASKS["cola"], outputs, LABELS) == {"matthews": 0.0}
     assert math.isnan(measured(TASKS["stsb"], np.ones((60, 1)), SCORES)["pearson"])

@@ -1,4 +1,4 @@
-"""The table of the text study: averages as the paper's, paired gains, and the paper's own figures."""
+"""Tests of the table of the text study: averages as in the paper, paired gains, and the paper's own figures."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_the_average_is_over_metrics_and_over_seeds_that_have_every_task() -> No
     assert averages(RESULTS, "fixed") == {0: 70.0, 1: 72.0}
     assert averages(RESULTS, "flexact-all") == {0: 73.0}  # the second seed lacks MRPC
     split = [*RESULTS, row("qnli", "fixed", 0, accuracy=0.0, split="of dev.tsv")]
-    assert averages(split, "fixed") == {0: 70.0, 1: 72.0}  # what is no official split is not in it
+    assert averages(split, "fixed") == {0: 70.0, 1: 72.0}  # splits that are not official are excluded
 
 
-def test_the_table_has_ours_the_papers_the_gains_and_the_costs() -> None:
+def test_the_table_has_our_and_the_papers_scores_gains_and_costs() -> None:
     grid = Grid(("mrpc", "rte"), ("fixed", "flexact-all"), seeds=2)
     text = " ".join(table(RESULTS, Protocol(model="tiny"), grid.cells).split())
     assert "# GLUE with tiny" in text
@@ -52,7 +52,7 @@ def test_the_table_has_ours_the_papers_the_gains_and_the_costs() -> None:
     assert "Not done yet, 1 of 8: mrpc-flexact-all-1." in text
 
 
-def test_the_majority_class_stands_beside_every_accuracy() -> None:
+def test_the_majority_class_is_next_to_every_accuracy() -> None:
     text = " ".join(table(RESULTS, Protocol(), []).split())
     assert "| method | seeds | MRPC F1 | MRPC Acc | RTE Acc | average |" in text
     assert "| majority class | | | 68.38 | 52.71 | |" in text
@@ -62,7 +62,7 @@ def test_the_majority_class_stands_beside_every_accuracy() -> None:
 
 
 @pytest.mark.parametrize("name", ["cola", "mrpc", "qnli", "rte", "wnli"])
-def test_the_majority_rates_are_those_of_the_dev_files(name: str) -> None:
+def test_the_majority_rates_match_the_dev_files(name: str) -> None:
     folder = Path(__file__).parents[4] / "shared" / "data" / "glue"
     if not folder.is_dir():
         pytest.skip("GLUE is not part of the repository")
@@ -74,7 +74,7 @@ def test_the_majority_rates_are_those_of_the_dev_files(name: str) -> None:
     assert majority(name, "accuracy", load(name, folder).split) == f"{rate:.2f}"
 
 
-def test_the_verdict_leaves_wnli_out() -> None:
+def test_the_conclusion_excludes_wnli() -> None:
     rows = []
     for seed in range(7):
         for method, gain in (

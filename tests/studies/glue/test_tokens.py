@@ -1,4 +1,4 @@
-"""Tokens: what the network gets is what its tokenizer makes, in batches of rows of like length."""
+"""Tests of tokens: the network receives the tokenizer's output, in batches of rows of similar length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexact.studies.glue.encoder import encoded, find_encoder, tokenizer_of
 from flexact.studies.glue.trainer import ByLength
 
 
-def test_rows_are_what_the_tokenizer_makes_of_them(glue_folder: Path, tiny_encoder: Path) -> None:
+def test_rows_equal_the_tokenizers_output(glue_folder: Path, tiny_encoder: Path) -> None:
     encoder, data = find_encoder(str(tiny_encoder)), load("rte", glue_folder)
     train, dev = encoded(data, encoder, 128)
     assert train[3] == {**tokenizer_of(encoder)(*data.train.texts[3]), "label": data.train.labels[3]}
@@ -23,12 +23,12 @@ def test_rows_are_what_the_tokenizer_makes_of_them(glue_folder: Path, tiny_encod
     assert isinstance(encoded(load("stsb", glue_folder), encoder, 128)[0][0]["label"], float)
 
 
-def test_long_rows_are_cut(glue_folder: Path, tiny_encoder: Path) -> None:
+def test_long_rows_are_truncated(glue_folder: Path, tiny_encoder: Path) -> None:
     train, _ = encoded(load("rte", glue_folder), find_encoder(str(tiny_encoder)), 8)
     assert max(len(row["input_ids"]) for row in train) == 8
 
 
-def test_an_epoch_has_every_row_once_in_batches_of_like_length() -> None:
+def test_an_epoch_has_every_row_once_in_batches_of_similar_length() -> None:
     lengths = torch.randint(4, 120, (1000,), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [{"input_ids": [0] * length} for length in lengths]
     sampler = ByLength(rows, 32, seed=0)

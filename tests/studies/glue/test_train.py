@@ -1,4 +1,4 @@
-"""A cell of the text study: what it comes to, how it is gone on with, and plain transformers as its oracle."""
+"""Tests of a cell of the text study: its result, resuming it, and plain transformers as its oracle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def protocol(tiny_encoder: Path) -> Protocol:
 
 
 def batch(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Rows as the network's inputs."""
+    """Returns rows as the network's inputs."""
     found = tokenizer.pad([{name: one[name] for name in one if name != "label"} for one in rows], return_tensors="pt")
     return {**found, "labels": torch.tensor([row["label"] for row in rows])}
 
@@ -42,7 +42,7 @@ def comparable(outcome: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(outcome).items() if name not in ("seconds", "step_ms")}
 
 
-def test_a_fixed_cell_is_plain_fine_tuning(tiny_encoder: Path, glue_folder: Path, tmp_path: Path) -> None:
+def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: Path, tmp_path: Path) -> None:
     """The same losses and metrics as a loop written by hand: AdamW, warm-up, linear decay, clipping."""
     still = Path(shutil.copytree(tiny_encoder, tmp_path / "still"))
     config = json.loads((still / "config.json").read_text())
@@ -83,7 +83,7 @@ def test_a_fixed_cell_is_plain_fine_tuning(tiny_encoder: Path, glue_folder: Path
 
 
 @pytest.mark.parametrize("task", ["cola", "mrpc", "stsb", "qnli", "wnli"])
-def test_every_task_trains_and_is_measured(task: str, protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
+def test_every_task_is_trained_and_measured(task: str, protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     data = load(task, glue_folder)
     outcome = train_cell(Cell(task, "flexact-all", 0), protocol, data, tmp_path, CPU)
     assert tuple(outcome.metrics) == data.task.metrics
@@ -102,7 +102,7 @@ def test_penultimate_is_the_poolers_activation(protocol: Protocol, glue_folder: 
 
 @pytest.mark.parametrize("method", ["fixed", "flexact-all"])
 @pytest.mark.parametrize("at", [4, 15])
-def test_a_stopped_cell_goes_on_to_the_same_end(
+def test_a_resumed_cell_has_the_result_of_an_uninterrupted_one(
     at: int, method: str, protocol: Protocol, glue_folder: Path, tmp_path: Path
 ) -> None:
     cell, data = Cell("rte", method, 0), load("rte", glue_folder)
@@ -116,7 +116,7 @@ def test_a_stopped_cell_goes_on_to_the_same_end(
 
     with pytest.raises(FlexActError, match=f"{at} of 18 steps"):
         train_cell(cell, protocol, data, tmp_path / "cut", CPU, stop=stop)
-    saved = bool(list((tmp_path / "cut").glob(STUDY.checkpoint)))  # by which --status knows that it can be resumed
+    saved = bool(list((tmp_path / "cut").glob(STUDY.checkpoint)))  # tells --status that it can be resumed
     assert saved == (at > 6)  # an epoch has 6 steps
     resumed = train_cell(cell, protocol, data, tmp_path / "cut", CPU)
     assert comparable(resumed) == comparable(whole)
@@ -138,7 +138,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
         ({"limit": -1}, "limit must be a whole number of at least 1"),
@@ -154,12 +154,12 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"changes": 3}, "changes must be a dictionary"),
     ],
 )
-def test_a_protocol_that_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_an_invalid_protocol_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         Protocol(**fields)
 
 
-def test_a_pretrained_start_is_every_policys() -> None:
+def test_every_policy_can_start_from_the_pretrained_network() -> None:
     for policy in ("default", "paper"):
         config = Protocol(policy=policy, candidates=("relu", "tanh")).config(seed=4)
         assert (config.init, config.seed, config.candidates) == ("original", 4, ("relu", "tanh"))
@@ -171,7 +171,7 @@ def test_a_pretrained_start_is_every_policys() -> None:
     assert Protocol().logit_lr is None
 
 
-def test_what_was_trained_in_bf16_is_measured_in_float32(
+def test_a_network_trained_in_bf16_is_measured_in_float32(
     protocol: Protocol, glue_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = transformers.TrainingArguments
@@ -182,7 +182,7 @@ def test_what_was_trained_in_bf16_is_measured_in_float32(
     cell = Cell("stsb", "fixed", 0)
     found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path)
     assert found.accelerator.mixed_precision == "bf16"
-    found.accelerator.prepare_model(network)  # as training does: its forward has autocast around it from here on
+    found.accelerator.prepare_model(network)  # as training does: from here on, its forward runs under autocast
     scores = torch.from_numpy(found.predict(dev).predictions)
     assert not torch.equal(scores, scores.bfloat16().float())
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""A trainer that takes no time, for tests of the grid: it keeps `train_cell`'s promises, and fails where it is told to.
+"""A trainer that takes no time, for tests of the grid. It keeps `train_cell`'s contract, and fails on request.
 
-What it does is read from behaviour.json in the data folder: lists of cell names under "fail", "die", "full",
-seconds an epoch under "pace", whether it goes on after its first epoch only to be stopped under "waits", and the data's
-digest under "sha256". A cell that dies does so once, in the middle of its run.
+Its behaviour is read from behaviour.json in the data folder: lists of cell names under "fail", "die" and "full",
+seconds per epoch under "pace", whether it waits after its first epoch until it is stopped under "waits", and the
+data's digest under "sha256". A cell under "die" dies once, in the middle of its run.
 
 As a program, it runs a grid: ``python fake_training.py OUT DATA METHODS [local|ray] [--resume]``.
 """
@@ -40,24 +40,24 @@ def load(name: str, folder: Path, partial: bool) -> Any:
 
 
 def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any, stop: Any) -> Any:
-    told, checkpoint = images.behaviour, folder / STUDY.checkpoint
+    script, checkpoint = images.behaviour, folder / STUDY.checkpoint
     curve = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
     with (folder / "starts").open("a") as starts:
         starts.write(f"{len(curve)}\n")
     while len(curve) < protocol.epochs:
-        while told.get("waits") and curve and not stop():
+        while script.get("waits") and curve and not stop():
             time.sleep(0.05)
         if stop():
             write_whole(checkpoint, json.dumps(curve))
             raise FlexActError("stopped")
-        if cell.name in told.get("fail", []):
+        if cell.name in script.get("fail", []):
             raise FlexActError("the loss is nan,\nnot finite")
-        if cell.name in told.get("full", []) and len(curve) == 2:
+        if cell.name in script.get("full", []) and len(curve) == 2:
             raise FlexActError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if cell.name in told.get("die", []) and len(curve) == 2 and not (folder / "died").exists():
+        if cell.name in script.get("die", []) and len(curve) == 2 and not (folder / "died").exists():
             (folder / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(told.get("pace", 0.0))
+        time.sleep(script.get("pace", 0.0))
         epoch = len(curve) + 1
         accuracy = accuracy_of(cell, epoch, protocol.epochs)
         curve.append({"epoch": epoch, "loss": 1 / epoch, "test_accuracy": accuracy, "seconds": float(epoch)})
@@ -85,12 +85,14 @@ def sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
 
 
 def store_in(folder: Path) -> Store[Any]:
-    """A grid of the image study that is trained here."""
+    """A grid of the image study with the fake trainer."""
     return Store(folder, dataclasses.replace(STUDY, train=train, load=load, sha256=sha256))
 
 
 def accuracy_of(cell: Cell, epoch: int = EPOCHS, epochs: int = EPOCHS) -> float:
-    """Rises with the epochs; Flex-Act's is a bit higher, by an amount that depends on the seed."""
+    """Returns an accuracy that rises with the epochs. Flex-Act's is a bit higher, by an amount that depends on the
+    seed.
+    """
     gain = 0.5 + 0.1 * (cell.seed % 3) if cell.method == "flexact-all" else 0.0
     return 70.0 + cell.seed + gain - (epochs - epoch)
 
@@ -118,6 +120,6 @@ def main(out: str, data: str, methods: str, name: str = "local", *flags: str) ->
 
 
 if __name__ == "__main__":
-    import fake_training  # what a worker finds by its name
+    import fake_training  # looked up by name in a worker
 
     sys.exit(fake_training.main(*sys.argv[1:]))

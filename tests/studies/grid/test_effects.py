@@ -1,4 +1,6 @@
-"""Effect sizes, corrected p-values and numbers of seeds against closed forms, quadrature and published tables."""
+"""Tests of effect sizes, corrected p-values and numbers of seeds against closed forms, quadrature and published
+tables.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_wilcoxons_p_is_counted_over_all_signs_of_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(0.6, 3), (1.25, 7), (-0.4, 10), (0.0, 5), (6.0, 4), (60.0, 3)])
-def test_the_ends_of_the_interval_leave_two_and_a_half_percent_on_either_side(size: float, seeds: int) -> None:
+def test_each_tail_of_the_interval_has_two_and_a_half_percent(size: float, seeds: int) -> None:
     low, high = interval_of(size, seeds)
     t, root = size * math.sqrt(seeds), math.sqrt(seeds)
     assert noncentral_t(t, seeds - 1, low * root) == pytest.approx(0.975, abs=1e-6)
@@ -55,8 +57,8 @@ def test_the_ends_of_the_interval_leave_two_and_a_half_percent_on_either_side(si
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15)])
-def test_the_number_of_seeds_is_that_of_the_published_power_tables(size: float, seeds: int) -> None:
-    """Paired t-test, two-sided, 5 %, 80 %: what G*Power gives for Cohen's small, medium and large effects."""
+def test_the_number_of_seeds_matches_published_power_tables(size: float, seeds: int) -> None:
+    """Paired t-test, two-sided, 5 %, 80 %: G*Power's numbers for Cohen's small, medium and large effects."""
     assert seeds_needed(1 / size, gain=1.0) == seeds
 
 
@@ -69,8 +71,8 @@ def test_power_is_the_noncentral_t_beyond_the_critical_value() -> None:
     assert seeds_needed(1000.0) is None
 
 
-def test_holm_is_the_step_down_procedure() -> None:
-    """Sorted, 0.001·4, 0.012·3, 0.03·2 and 0.04·1, of which the last may not be below the one before it."""
+def test_holm_equals_the_step_down_procedure() -> None:
+    """Sorted: 0.001·4, 0.012·3, 0.03·2 and 0.04·1, of which the last may not be below the one before it."""
     assert holm([0.04, 0.001, 0.03, 0.012]) == pytest.approx([0.06, 0.004, 0.06, 0.036])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
     assert holm([None, 0.02, None]) == [None, 0.02, None]

@@ -1,4 +1,4 @@
-"""The table of evidence in a grid's page."""
+"""Tests of the table of evidence in a grid's report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(*cells: object) -> str:
     return "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def test_sites_that_picked_together_share_a_row_and_undecided_ones_stand_back() -> None:
+def test_sites_that_picked_together_share_a_row_and_undecided_ones_are_muted() -> None:
     found = evidence({CELLS[0]: [record(("a", "b"), True)], CELLS[1]: [record(("a",), False)]}, lambda _: "All layers")
     assert "<h3>Evidence: All layers</h3>" in found
     assert "<tr>" + row(0, "2 sites", "tanh", "0.50 ± 0.20", "2.5", 40, "relu", "relu (9)") in found
@@ -36,7 +36,7 @@ def test_runs_without_decisions_have_no_table() -> None:
     assert evidence({CELLS[0]: [{"step": 0, "sites": {"a": {"relu": 0.5, "tanh": 0.5}}}]}, lambda _: "All") == ""
 
 
-def test_names_that_are_shortened_for_a_figure_are_so_in_drops_and_decisions_too() -> None:
+def test_names_shortened_for_a_figure_are_shortened_in_drops_and_decisions_too() -> None:
     short = _shortened(record(("encoder.layer.3.act", "encoder.layer.4.act"), True))
     for part in ("sites", "drops", "decisions"):
         assert list(short[part]) == ["layer 3", "layer 4"]

@@ -1,4 +1,4 @@
-"""One writer at a time."""
+"""Tests of the lock of a grid's folder, which has one writer at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexact import FlexActError
 from flexact.studies.grid.cell_task import is_locked, locked
 
 
-def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+def test_only_one_process_holds_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, ""):
         assert is_locked(path)

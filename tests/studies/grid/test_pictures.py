@@ -1,4 +1,6 @@
-"""The colours of a report: one a method or candidate in all its figures, and apart for colour-blind readers too."""
+"""Tests of the colours of a report: one per method or candidate in all figures, distinct for colour-blind readers
+too.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ XYZ = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193,
 
 
 def lab(colour: str, seen: Sequence[Sequence[float]]) -> torch.Tensor:
-    """CIE L*a*b* of a colour as it is seen."""
+    """Returns CIE L*a*b* of a colour as a colour-blind reader sees it."""
     values = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = torch.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     xyz = XYZ @ (torch.tensor(seen) @ linear).clamp(0, 1) / XYZ.sum(1)
@@ -55,14 +57,14 @@ def lab(colour: str, seen: Sequence[Sequence[float]]) -> torch.Tensor:
     ],
     ids=["images", "text", "candidates"],
 )
-def test_colours_stay_apart_for_colour_blind_readers(colours: dict[str, str]) -> None:
+def test_colours_are_distinct_for_colour_blind_readers(colours: dict[str, str]) -> None:
     for (one, first), (other, second) in combinations(colours.items(), 2):
         for eyes, seen in SEEN.items():
             apart = (lab(first, seen) - lab(second, seen)).norm().item()
-            assert apart > 15, f"{one} and {other}, {eyes}"  # Okabe and Ito's own are 16 apart at least
+            assert apart > 15, f"{one} and {other}, {eyes}"  # Okabe and Ito's own are at least 16 apart
 
 
-def test_what_is_compared_most_is_told_apart_at_a_glance() -> None:
+def test_the_most_compared_methods_have_clearly_distinct_colours() -> None:
     compared = [pictures.COLOURS[method] for method in ("relu", "flexact-penultimate", "flexact-all")]
     for first, second in combinations(compared, 2):
         assert min((lab(first, seen) - lab(second, seen)).norm().item() for seen in SEEN.values()) > 35

@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster that the test starts."""
+"""Tests of cells on a Ray cluster that the test starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster() -> Iterator[tuple[str, dict[str, str]]]:
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
-    # A token of this test's own, or Ray leaves one in the home folder.
+    # A separate token for this test; otherwise Ray writes one to the home folder.
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before.get("PYTHONPATH")])])
@@ -47,15 +47,15 @@ def cluster() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_a_killed_workers_cell_is_retried_and_goes_on_from_its_checkpoint(
+def test_a_killed_workers_cell_is_retried_and_resumes_from_its_checkpoint(
     cluster: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     address, environment = cluster
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     cells = [Cell("cifar10", "resnet18", method, seed) for seed in (0, 1) for method in ("relu", "prelu")]
-    told = {"die": [cells[0].name], "fail": [cells[3].name]}
-    (data / "behaviour.json").write_text(json.dumps(told))
+    behaviour = {"die": [cells[0].name], "fail": [cells[3].name]}
+    (data / "behaviour.json").write_text(json.dumps(behaviour))
     command = [sys.executable, str(HERE / "fake_training.py"), str(out), str(data), "relu,prelu", "ray", address]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -92,12 +92,12 @@ def test_sigterm_stops_the_cells_on_the_cluster_with_a_checkpoint(
     assert Store(out).results() == {}
 
 
-def test_a_cluster_that_is_not_there_is_told_with_its_address() -> None:
+def test_a_missing_cluster_is_reported_with_its_address() -> None:
     with pytest.raises(FlexActError, match=r"127.0.0.1:1 .*ray start --head"):
         engine("ray", "cpu", None, "127.0.0.1:1")([], print, lambda: False)
 
 
-def test_any_error_of_ray_is_told_in_our_words() -> None:
+def test_any_error_of_ray_becomes_an_error_of_ours() -> None:
     class Ray:
         def init(self, **_: Any) -> None:
             raise Exception("The current node timed out during startup.")  # as Ray does
@@ -106,6 +106,6 @@ def test_any_error_of_ray_is_told_in_our_words() -> None:
         _connect(Ray(), None)
 
 
-def test_rays_own_options_are_checked_before_a_cluster_is_asked_for() -> None:
+def test_rays_options_are_checked_before_connecting_to_a_cluster() -> None:
     with pytest.raises(FlexActError, match="Ray"):
         engine("ray", "cuda:1", None, None)

@@ -1,4 +1,4 @@
-"""The grid: which cells run, what is kept, and what a stop, a kill or a failure leaves behind."""
+"""Tests of the grid: which cells run, which results are kept, and what a stop, a kill or a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TWO = Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all"), seeds=2)
 
 
 def in_this_process(tasks: Any, ended: Any, beat: Any) -> None:
-    """An engine for tests: one cell after another, with no process to start."""
+    """An engine for tests: runs one cell after another in this process."""
     for task in tasks:
         if beat():
             return
@@ -42,13 +42,13 @@ def in_this_process(tasks: Any, ended: Any, beat: Any) -> None:
 
 @pytest.fixture
 def go(fake_training: ModuleType, tmp_path: Path) -> Any:
-    """Run a grid with the fake trainer, told what to do."""
+    """Runs a grid with the fake trainer and a given behaviour."""
     data = tmp_path / "data"
     data.mkdir()
 
     def go(grid: Grid = TWO, behaviour: dict[str, Any] | None = None, **options: Any) -> Store:
         (data / "behaviour.json").write_text(json.dumps(behaviour or {}))
-        cell_task.loaded.cache_clear()  # what a worker keeps is the test's own process' here
+        cell_task.loaded.cache_clear()  # a worker's cache belongs to the test's own process here
         chosen = {"engine": in_this_process, "protocol": Protocol(epochs=fake_training.EPOCHS), **options}
         store: Store = fake_training.store_in(tmp_path / "out")
         run(store, [grid], chosen.pop("protocol"), data, **{"partial": False, **chosen})
@@ -61,7 +61,7 @@ def rows(store: Store) -> list[tuple[str, str, float, int, str]]:
     return [(cell.name, r.state, r.accuracy, r.epochs, r.picks) for cell, r in store.results().items()]
 
 
-def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> None:
+def test_cells_run_seed_by_seed_so_that_a_partial_grid_can_be_compared() -> None:
     assert [(cell.method, cell.seed) for cell in TWO.cells] == [
         ("relu", 0),
         ("flexact-all", 0),
@@ -70,7 +70,7 @@ def test_cells_come_seed_by_seed_so_that_a_grid_cut_short_can_be_compared() -> N
     ]
 
 
-def test_what_options_leave_open_is_as_it_was_in_the_folder() -> None:
+def test_options_that_are_not_given_are_read_from_the_folder() -> None:
     begun = [Grid(("cifar10",), methods=("relu",), seeds=1), Grid(("cifar100",), methods=("gelu",), seeds=2)]
     before = {"grids": [grid.to_dict() for grid in begun]}
     grown = Grid.asked_for({"seeds": 2}, before)
@@ -88,7 +88,7 @@ def test_what_options_leave_open_is_as_it_was_in_the_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"methods": ("flexact-al",)}, "unknown method 'flexact-al'; did you mean 'flexact-all'"),
         ({"models": ("resnet19",)}, "unknown model 'resnet19'; did you mean 'resnet18'"),
@@ -99,13 +99,13 @@ def test_what_options_leave_open_is_as_it_was_in_the_folder() -> None:
         ({"first_seed": -1}, "--first-seed must be a whole number from 0"),
     ],
 )
-def test_what_there_is_none_of_is_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_unknown_names_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         Grid(**fields)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("lokal", None, None, None), "unknown engine 'lokal'; did you mean 'local'"),
         (("local", None, None, "here:1"), "give it with --engine ray"),
@@ -114,12 +114,12 @@ def test_what_there_is_none_of_is_refused(fields: dict[str, Any], told: str) -> 
         (("ray", "cuda:0", None, None), "Ray chooses the GPU"),
     ],
 )
-def test_an_engine_that_there_is_none_of_is_refused(arguments: Any, told: str) -> None:
-    with pytest.raises(FlexActError, match=told):
+def test_an_unknown_engine_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(FlexActError, match=message):
         engine(*arguments)
 
 
-def test_every_cell_is_one_line_and_one_folder(go: Any, fake_training: ModuleType) -> None:
+def test_every_cell_has_one_line_and_one_folder(go: Any, fake_training: ModuleType) -> None:
     store = go()
     assert [name for name, *_ in rows(store)] == [cell.name for cell in TWO.cells]
     assert all(row.accuracy == fake_training.accuracy_of(cell) for cell, row in store.results().items())
@@ -128,7 +128,7 @@ def test_every_cell_is_one_line_and_one_folder(go: Any, fake_training: ModuleTyp
     assert store.results()[TWO.cells[1]].picks == "layer1.0.relu=relu layer4.1.relu=tanh"
 
 
-def test_lines_are_in_the_order_of_the_cells_whatever_the_engine_finished_first(go: Any) -> None:
+def test_lines_are_in_the_order_of_the_cells_however_the_engine_finished_them(go: Any) -> None:
     def backwards(tasks: Any, ended: Any, beat: Any) -> None:
         in_this_process(tasks[::-1], ended, beat)
 
@@ -139,19 +139,19 @@ def test_lines_are_in_the_order_of_the_cells_whatever_the_engine_finished_first(
     assert (store.folder / "results.csv").read_text() == lines
 
 
-def test_a_failed_cell_is_recorded_and_the_grid_goes_on(go: Any) -> None:
+def test_a_failed_cell_is_recorded_and_the_grid_continues(go: Any) -> None:
     bad = TWO.cells[1]
     store = go(behaviour={"fail": [bad.name]})
     assert [row.state for row in store.results().values()] == ["done", "failed", "done", "done"]
     assert store.results()[bad].error == "the loss is nan, not finite"
     go(resume=True)
-    assert store.results()[bad].state == "failed"  # not tried again unless asked to
+    assert store.results()[bad].state == "failed"  # failed cells are retried only on request
     go(retry_failed=True)
     assert store.results()[bad].state == "done"
     assert len((store.folder / "results.csv").read_text().splitlines()) == 5  # one line per cell
 
 
-def test_done_cells_are_skipped_and_a_grid_can_grow(go: Any) -> None:
+def test_done_cells_are_skipped_and_a_grid_can_be_extended(go: Any) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1))
     before = (store.folder / "results.csv").read_text()
     go(resume=True)
@@ -188,18 +188,18 @@ def test_other_data_of_the_same_name_are_refused(go: Any, tmp_path: Path) -> Non
     assert len(go(behaviour={"sha256": "22bb"}, overwrite=True).results()) == 4
 
 
-def test_a_grid_of_before_digests_were_kept_is_gone_on_with_and_gets_them(go: Any) -> None:
+def test_an_old_grid_without_digests_can_be_resumed_and_gets_them(go: Any) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu",)))
     path, known = store.folder / "config.json", store.config()
     path.write_text(json.dumps(known | {"data": {"partial": False}}))
     old = path.read_text()
     go(Grid(("cifar10",), ("resnet18",), ("relu",)), resume=True)
-    assert path.read_text() == old  # nothing was left to read
+    assert path.read_text() == old  # there was no file to read
     go(resume=True)
     assert store.config()["data"] == known["data"]
 
 
-def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_unchanged(go: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     with pytest.raises(FlexActError, match=r"thesis\.tex"):
@@ -208,7 +208,7 @@ def test_a_folder_of_something_else_is_left_alone(go: Any, tmp_path: Path) -> No
     assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
 
 
-def test_a_full_disk_stops_the_grid_and_what_was_written_stays_valid(go: Any) -> None:
+def test_a_full_disk_stops_the_grid_and_written_results_stay_valid(go: Any) -> None:
     full = TWO.cells[1]
     with pytest.raises(FlexActError, match=r"full.*1 of 4 cells.*--resume"):
         go(behaviour={"full": [full.name]})
@@ -222,7 +222,7 @@ def test_failed_cells_do_not_count_as_kept(go: Any) -> None:
         go(behaviour={"fail": [TWO.cells[0].name], "full": [TWO.cells[2].name]})
 
 
-def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_of_itself(
+def test_a_line_that_does_not_fit_on_the_disk_is_not_half_written(
     go: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "out" / "results.csv"
@@ -241,7 +241,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_of_itself(
     assert len(go(resume=True).results()) == 4
 
 
-def test_what_a_kill_left_of_a_line_is_cut_off(go: Any) -> None:
+def test_an_incomplete_last_line_is_removed(go: Any) -> None:
     store = go()
     path = store.folder / "results.csv"
     whole = path.read_text()
@@ -252,7 +252,7 @@ def test_what_a_kill_left_of_a_line_is_cut_off(go: Any) -> None:
     assert len(path.read_text().splitlines()) == 5
 
 
-def test_a_damaged_line_is_told_with_its_number(go: Any) -> None:
+def test_a_damaged_line_is_reported_with_its_number(go: Any) -> None:
     store = go()
     path = store.folder / "results.csv"
     path.write_text(path.read_text().replace(",done,", ",perhaps,", 1))
@@ -284,7 +284,7 @@ def test_a_folder_without_a_grid_cannot_be_resumed(go: Any, tmp_path: Path, flag
     assert not (tmp_path / "out").exists()
 
 
-def test_a_grid_from_a_source_tree_says_so(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_run_from_a_source_tree_records_it(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -298,14 +298,14 @@ def test_a_grid_from_a_source_tree_says_so(go: Any, monkeypatch: pytest.MonkeyPa
         go(resume=True)
 
 
-def test_one_cell_is_told_in_the_singular(go: Any) -> None:
+def test_one_cell_is_reported_in_the_singular(go: Any) -> None:
     alone = Grid(("cifar10",), ("resnet18",), ("relu",), seeds=1)
     with pytest.raises(FlexActError, match="0 of 1 cell"):
         go(alone, {"full": [alone.cells[0].name]})
     assert "\n1 cell: 1 done." in table(go(alone, resume=True))
 
 
-def test_data_that_cannot_be_read_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
+def test_unreadable_data_stop_the_grid_before_any_cell(tmp_path: Path) -> None:
     def nothing(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
         raise FlexActError("there is no CIFAR-10 here")
 
@@ -331,7 +331,7 @@ def test_the_local_engine_survives_a_worker_that_dies_and_one_that_fails(go: Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
+def test_a_stopped_or_killed_grid_resumes_to_the_same_results(
     number: signal.Signals, go: Any, tmp_path: Path, fake_training: ModuleType
 ) -> None:
     (tmp_path / "data" / "behaviour.json").write_text(json.dumps({"pace": 0.3}))
@@ -355,7 +355,7 @@ def test_a_grid_that_is_stopped_or_killed_goes_on_to_the_same_results(
     assert rows(Store(out)) == rows(go())
 
 
-def test_status_tells_where_every_cell_stands(go: Any) -> None:
+def test_status_shows_the_progress_of_every_cell(go: Any) -> None:
     store = go(Grid(("cifar10",), ("resnet18",), ("relu", "flexact-all")), {"fail": [TWO.cells[1].name]})
     lines = (store.folder / "results.csv").read_text().splitlines(keepends=True)
     (store.folder / "results.csv").write_text("".join(lines[:4]))

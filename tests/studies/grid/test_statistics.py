@@ -1,4 +1,4 @@
-"""Two methods compared over the seeds that both have."""
+"""Tests of comparing two methods over the seeds that both have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from flexact.studies.grid.statistics import paired
 
 
-def test_the_paired_test_is_the_closed_form_of_students_for_three_seeds() -> None:
-    """With two degrees of freedom the two-sided p of t is 1 − t/√(2 + t²)."""
+def test_the_paired_test_equals_the_closed_form_of_students_for_three_seeds() -> None:
+    """With two degrees of freedom, the two-sided p of t is 1 − t/√(2 + t²)."""
     found = paired({0: 71.0, 1: 72.5, 2: 73.0}, {0: 70.0, 1: 71.0, 2: 72.5})
     mean, std = 1.0, 0.5
     t = mean / (std / math.sqrt(3))
@@ -19,7 +19,7 @@ def test_the_paired_test_is_the_closed_form_of_students_for_three_seeds() -> Non
     assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
 
 
-def test_only_seeds_that_both_have_are_compared() -> None:
+def test_only_seeds_that_both_methods_have_are_compared() -> None:
     found = paired({0: 71.0, 1: 72.0, 7: 10.0}, {0: 70.0, 1: 71.5, 3: 99.0})
     assert found is not None
     assert (found.seeds, found.gain) == (2, 0.75)
@@ -35,7 +35,7 @@ def test_only_seeds_that_both_have_are_compared() -> None:
         ({0: math.nan, 1: 71.0}, None, "not finite"),
     ],
 )
-def test_where_no_test_can_be_made_the_reason_is_told(ours: dict[int, float], p: float | None, why: str) -> None:
+def test_the_reason_for_a_missing_test_is_reported(ours: dict[int, float], p: float | None, why: str) -> None:
     found = paired(ours, {0: 70.0, 1: 71.0})
     assert found is not None
     assert found.p == p

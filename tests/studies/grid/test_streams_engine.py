@@ -1,4 +1,4 @@
-"""Cells in threads of this process: the results of one after another, and an end soon after a stop is asked for."""
+"""Tests of cells in threads of this process: results equal sequential ones, and a stop takes effect soon."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results(folder: Path, own: Any) -> dict[Cell, dict[str, object]]:
     return {cell: {k: v for k, v in row._asdict().items() if k not in TIMED} for cell, row in rows.items()}
 
 
-def test_cells_in_threads_have_the_results_of_cells_one_after_another(tmp_path: Path) -> None:
+def test_cells_in_threads_have_the_results_of_sequential_cells(tmp_path: Path) -> None:
     def one_by_one(tasks: Any, ended: Any, beat: Any) -> None:
         for task in tasks:
             ended(task, run_task(task, "cpu", beat))
@@ -53,7 +53,7 @@ def tasks_of(train: Callable[..., Any], folder: Path, count: int) -> list[Task]:
 
 
 class Grown:
-    """What the engine told of its tasks."""
+    """Collects the engine's reports on its tasks."""
 
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
@@ -63,7 +63,7 @@ class Grown:
         self.answers[task.cell.seed] = answer
 
 
-def test_a_stop_ends_what_runs_and_begins_nothing(tmp_path: Path) -> None:
+def test_a_stop_ends_running_cells_and_starts_none(tmp_path: Path) -> None:
     begun: list[int] = []
 
     def train(cell: Cell, *_: Any, stop: Callable[[], bool], **__: Any) -> None:
@@ -72,42 +72,42 @@ def test_a_stop_ends_what_runs_and_begins_nothing(tmp_path: Path) -> None:
             time.sleep(0.01)
         raise FlexActError("stopped after 3 of 9 steps.")
 
-    told = Grown()
+    reports = Grown()
     start = time.monotonic()
-    engine("streams", "cpu", 2, None)(tasks_of(train, tmp_path, 6), told, lambda: len(begun) == 2)
+    engine("streams", "cpu", 2, None)(tasks_of(train, tmp_path, 6), reports, lambda: len(begun) == 2)
     assert time.monotonic() - start < 10
-    assert sorted(begun) == sorted(told.answers) == [0, 1]
-    assert {answer.kind for answer in told.answers.values()} == {"stopped"}
+    assert sorted(begun) == sorted(reports.answers) == [0, 1]
+    assert {answer.kind for answer in reports.answers.values()} == {"stopped"}
 
 
-def test_a_cell_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_failing_cell_does_not_affect_the_others(tmp_path: Path) -> None:
     def train(cell: Cell, *_: Any, **__: Any) -> Any:
         if cell.seed == 1:
             raise FlexActError("a network of tabular diverged")
         return SimpleNamespace(score=1.0)
 
-    told = Grown()
-    engine("streams", "cpu", 2, None)(tasks_of(train, tmp_path, 4), told, lambda: False)
-    assert {seed: answer.kind for seed, answer in told.answers.items()} == {
+    reports = Grown()
+    engine("streams", "cpu", 2, None)(tasks_of(train, tmp_path, 4), reports, lambda: False)
+    assert {seed: answer.kind for seed, answer in reports.answers.items()} == {
         0: "done",
         1: "failed",
         2: "done",
         3: "done",
     }
-    assert told.answers[1].error == "a network of tabular diverged"
+    assert reports.answers[1].error == "a network of tabular diverged"
 
 
 def test_a_full_disk_stops_the_grid(tmp_path: Path) -> None:
     def train(cell: Cell, *_: Any, stop: Callable[[], bool], **__: Any) -> Any:
         raise FlexActError("cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told = Grown()
-    engine("streams", "cpu", 1, None)(tasks_of(train, tmp_path, 200), told, lambda: False)
-    assert 1 <= len(told.answers) < 200
-    assert {answer.kind for answer in told.answers.values()} <= {"full", "stopped"}
+    reports = Grown()
+    engine("streams", "cpu", 1, None)(tasks_of(train, tmp_path, 200), reports, lambda: False)
+    assert 1 <= len(reports.answers) < 200
+    assert {answer.kind for answer in reports.answers.values()} <= {"full", "stopped"}
 
 
-def test_the_holder_of_the_device_lets_others_in_while_it_waits() -> None:
+def test_the_holder_of_the_device_releases_it_while_it_waits() -> None:
     lock, order = DeviceLock(), []
     inside, done = threading.Event(), threading.Event()
 

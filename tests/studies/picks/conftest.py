@@ -1,4 +1,4 @@
-"""What the tests of the benchmark share."""
+"""Fixtures of the benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Callable[..., Setting]:
-    """A function that sets up a task for some steps, in a grid's folder."""
+    """Returns a function that sets up a task for a number of steps, in a grid's folder."""
 
     def set_up(
         name: str = "tabular", steps: int = 20, seed: int = 0, device: torch.device = CPU, **changes: Any
@@ -32,7 +32,7 @@ def setting(tmp_path: Path) -> Callable[..., Setting]:
 
 @pytest.fixture(scope="session")
 def rows() -> Callable[..., list[Result]]:
-    """A function that makes up rows of results.csv: one finished row for each seed from 0 on."""
+    """Returns a function that makes up rows of results.csv: one finished row for each seed from 0 on."""
 
     def make(task: str, method: str, scores: Sequence[float], **changes: Any) -> list[Result]:
         fields = {"state": "done", "steps": 100, "seconds": 10.0, "picks": "", "error": "", "device": "cpu"}

@@ -1,4 +1,4 @@
-"""Which cells a benchmark has, and in which order they run."""
+"""Tests of the cells of a benchmark and their order."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def test_a_whole_benchmark_has_every_candidate_and_every_method_of_every_task() 
     assert len(set(cells)) == len(cells) == sum(len(task.candidates) + len(USUAL) - 1 for task in TASKS.values())
 
 
-def test_a_method_that_a_task_lacks_is_no_cell_of_it() -> None:
+def test_a_method_that_a_task_lacks_has_no_cell_in_it() -> None:
     cells = Grid(("resnet-rectifiers", "resnet-seven"), ("fixed-tanh",), seeds=1).cells
     assert cells == [Cell("resnet-seven", "fixed-tanh", 0)]
     with pytest.raises(FlexActError, match="fixed-sine"):
         Grid(("tabular",), ("fixed-sine",))
 
 
-def test_cells_that_can_use_what_others_trained_end_a_seed() -> None:
+def test_cells_that_can_reuse_other_runs_are_last_in_a_seed() -> None:
     cells = Grid(("tabular", "resnet-seven", "resnet-rectifiers"), seeds=2).cells
     assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
     place = {(cell.task, cell.method): i for i, cell in enumerate(cells) if cell.seed == 0}
     for task in ("tabular", "resnet-seven", "resnet-rectifiers"):
         assert place[task, "flexact"] < place[task, "flexact-alone"]
         assert place["tabular", "fixed-identity"] < min(place[task, "race"], place[task, "flexact-one"])
-    # The tasks share their network: the second one's runs come when the first one's are done.
+    # The tasks share their network: the second task's runs are done when the first one's are.
     assert (
         place["resnet-rectifiers", "fixed-relu"] < place["tabular", "fixed-relu"] < place["resnet-seven", "fixed-relu"]
     )
@@ -44,7 +44,7 @@ def test_the_order_of_names_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("tabluar", "flexact", 0), "unknown task 'tabluar'; did you mean 'tabular'?"),
         (("tabular", "flexct", 0), "the task tabular has no method 'flexct'; did you mean 'flexact'?"),
@@ -53,10 +53,10 @@ def test_the_order_of_names_does_not_matter() -> None:
         (("tabular", "flexact", -1), "a seed must be a non-negative integer; got -1"),
     ],
 )
-def test_a_cell_that_there_is_not_is_refused(arguments: tuple[str, str, int], told: str) -> None:
+def test_an_unknown_cell_is_refused(arguments: tuple[str, str, int], message: str) -> None:
     with pytest.raises(FlexActError) as error:
         Cell(*arguments)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_task_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the methods pick, and that it does not depend on the order in which cells run."""
+"""Tests of how the methods pick, and that picks do not depend on the order of cells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*steps are few for a pick")
 
 
 def outcome(folder: Path, method: str, seed: int = 0, task: str = "tabular") -> Outcome:
-    """Of a cell in a grid's folder."""
+    """Returns the setting of a cell in a grid's folder."""
     cell = Cell(task, method, seed)
     own = folder / "cells" / cell.name
     own.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def test_flexact_alone_takes_the_picks_and_their_cost_from_the_flexact_cell(tmp_
     assert alone.seconds == 100.0 + fixed.seconds
 
 
-def test_flexact_writes_its_picks_when_it_has_picked(tmp_path: Path) -> None:
+def test_flexact_writes_its_picks_after_picking(tmp_path: Path) -> None:
     done = outcome(tmp_path, "flexact")
     found = json.loads((tmp_path / "cells" / "tabular-flexact-0" / FILE).read_text())
     assert found["picks"] == done.picks
@@ -77,7 +77,7 @@ def test_flexact_one_picks_one_candidate_for_all_sites(setting: Set) -> None:
     assert len(set(picked.values())) == 1
 
 
-def test_random_picks_depend_on_task_and_seed_alone(setting: Set) -> None:
+def test_random_picks_depend_on_task_and_seed_only(setting: Set) -> None:
     first = picked_at_random(setting())
     assert first == picked_at_random(setting())
     assert (first.steps, first.seconds) == (0, 0.0)
@@ -104,20 +104,20 @@ def test_flexact_trains_its_picks_as_long_as_a_plain_run(steps: int, setting: Se
     assert schedule._plan.network_steps == steps
 
 
-def test_a_trial_costs_what_its_losers_were_trained_for(setting: Set) -> None:
+def test_the_cost_of_a_trial_is_the_training_of_its_losers(setting: Set) -> None:
     """7 candidates for 75 steps, 4 for 75 more, 2 for 150 more, of which 300 steps are the winner's own."""
     assert further_steps(setting(steps=8000)) == 7 * 105 + 4 * 105 + 2 * 210 - 420
 
 
 @pytest.mark.parametrize("task", ["tabular", "coordinates"])
-def test_flexact_by_a_trial_scores_as_its_picks_alone(task: str, tmp_path: Path) -> None:
+def test_flexact_by_a_trial_scores_like_its_picks_alone(task: str, tmp_path: Path) -> None:
     flexact, alone = (outcome(tmp_path, method, task=task) for method in ("flexact", "flexact-alone"))
     assert flexact.score == alone.score
     assert flexact.steps == alone.steps > 30
     assert len(set(flexact.picks.values())) == 1
 
 
-def test_flexact_that_rewinds_scores_as_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flexact_with_a_rewind_scores_like_its_picks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rewinding(task: object, seed: int) -> FlexConfig:
         return dataclasses.replace(policy(TASKS["tabular"], seed), rewind=True, pick_by="blend")
 
@@ -135,7 +135,7 @@ def test_a_race_ends_with_one_network_and_within_its_steps(count: int) -> None:
     assert 0.9 * 1200 < sum(networks * steps for networks, steps in rungs) <= 1200
 
 
-def test_the_race_costs_as_much_as_picking_and_drops_what_diverged(
+def test_the_race_costs_as_much_as_picking_and_drops_diverged_networks(
     setting: Set, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = {"relu": 3.0, "gelu": math.inf, "silu": 2.5, "elu": 1.0, "tanh": 0.5, "sigmoid": math.inf, "identity": 9.0}

@@ -1,4 +1,4 @@
-"""`flexact reproduce picks` from end to end."""
+"""End-to-end tests of `flexact reproduce picks`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ran(*arguments: str) -> int:
 
 
 def results(folder: Path) -> dict[Cell, dict[str, object]]:
-    """The rows without what a clock says."""
+    """Returns the rows without measured times."""
     rows = Store(folder).results()
     return {
         cell: {name: value for name, value in row._asdict().items() if name not in TIMED} for cell, row in rows.items()
@@ -41,13 +41,13 @@ def results(folder: Path) -> dict[Cell, dict[str, object]]:
 
 
 def in_this_process(tasks: Any, ended: Any, beat: Any) -> None:
-    """An engine for tests: one cell after another, with no process to start."""
+    """An engine for tests: runs one cell after another in this process."""
     for task in tasks:
         ended(task, run_task(task, "cpu", beat))
 
 
 @pytest.mark.slow
-def test_a_benchmark_killed_and_resumed_has_the_results_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_benchmark_has_the_results_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = "reproduce picks --tasks tabular --seeds 1 --steps 40 --device cpu --methods "
     words += "fixed-relu,fixed-gelu,flexact,flexact-alone,flexact-one,random,race"
@@ -87,15 +87,15 @@ def test_sigterm_stops_a_long_run_soon(tmp_path: Path) -> None:
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; 0 of 1 cell kept; the others start again." in told
+    assert "stopped by SIGTERM; 0 of 1 cell kept; the others start again." in output
     assert Store(tmp_path / "out").results() == {}
 
 
 @pytest.fixture
 def go(tmp_path: Path) -> Callable[..., Store]:
-    """Run cells of the benchmark in this process."""
+    """Runs cells of the benchmark in this process."""
 
     def go(tasks: str, methods: str, **options: Any) -> Store:
         protocol = Protocol(steps=options.pop("steps", 10))
@@ -119,16 +119,16 @@ def test_an_image_task_runs_on_a_small_cifar(
     assert list(store.config()["data"]["sha256"]) == ["cifar100"]
 
 
-def test_a_cell_that_diverges_fails_and_the_others_go_on(
+def test_a_cell_that_diverges_fails_and_the_others_continue(
     go: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hot = dataclasses.replace(TASKS["tabular"], lr=1e12, optimizer="sgd")
     monkeypatch.setitem(TASKS, "tabular", hot)
     rows = go("tabular,coordinates", "fixed-relu").results()
-    told = {cell.task: (row.state, row.error) for cell, row in rows.items()}
-    assert told["coordinates"] == ("done", "")
-    assert told["tabular"][0] == "failed"
-    assert "a network of tabular diverged: its training loss is nan" in told["tabular"][1]
+    shown = {cell.task: (row.state, row.error) for cell, row in rows.items()}
+    assert shown["coordinates"] == ("done", "")
+    assert shown["tabular"][0] == "failed"
+    assert "a network of tabular diverged: its training loss is nan" in shown["tabular"][1]
     monkeypatch.undo()
     again = go("tabular,coordinates", "fixed-relu", retry_failed=True).results()
     assert again[Cell("tabular", "fixed-relu", 0)].state == "done"
@@ -144,7 +144,7 @@ def test_overwriting_removes_the_plain_runs_that_were_kept(go: Callable[..., Sto
     assert fresh[Cell("tabular", "fixed-relu", 0)].score == resumed[Cell("tabular", "fixed-relu", 0)].score
 
 
-def test_a_row_has_the_columns_that_were_promised(go: Callable[..., Store], tmp_path: Path) -> None:
+def test_a_row_has_the_documented_columns(go: Callable[..., Store], tmp_path: Path) -> None:
     go("tabular", "random")
     header = (tmp_path / "out" / "results.csv").read_text().splitlines()[0]
     assert header == "task,method,seed,state,score,steps,seconds,picks,error,device,torch,commit,date"
@@ -155,7 +155,7 @@ def test_cells_that_share_a_device_keep_their_columns() -> None:
     assert without_step_ms(Answer("done", figures)).figures == figures
 
 
-def test_status_says_where_the_benchmark_stands(
+def test_status_shows_the_progress_of_the_benchmark(
     go: Callable[..., Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go("tabular", "fixed-relu,fixed-gelu")
@@ -163,13 +163,13 @@ def test_status_says_where_the_benchmark_stands(
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     (tmp_path / "out" / "cells" / "tabular-fixed-gelu-0" / "run.lock").unlink()
     assert ran("--out", str(tmp_path / "out"), "--status") == 0
-    told = capsys.readouterr().out
-    assert "The benchmark of picks; 10 steps per plain run; commit" in told
-    assert "2 cells: 1 done, 1 missing." in told
+    output = capsys.readouterr().out
+    assert "The benchmark of picks; 10 steps per plain run; commit" in output
+    assert "2 cells: 1 done, 1 missing." in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--tasks", "tabluar"], "unknown task 'tabluar'; did you mean 'tabular'?"),
         (["--methods", "flexct"], "unknown method 'flexct'; did you mean 'flexact'?"),
@@ -186,15 +186,15 @@ def test_status_says_where_the_benchmark_stands(
     ],
 )
 def test_bad_input_is_one_line_with_a_suggestion(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ran("--out", str(tmp_path / "out"), *arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_help_names_every_task_and_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("--help") == 0
-    told = " ".join(capsys.readouterr().out.replace("│", "").split())
-    assert ", ".join(TASKS) in told
-    assert ", ".join(CHOOSING) in told
+    message = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert ", ".join(TASKS) in message
+    assert ", ".join(CHOOSING) in message

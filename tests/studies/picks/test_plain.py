@@ -1,4 +1,4 @@
-"""Plain runs: one training for one network, whoever asks for it."""
+"""Tests of plain runs: each network is trained once, whichever method needs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Set = Callable[..., Setting]
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each run that is trained."""
+    """Returns one entry for each run that is trained."""
     runs: list[int] = []
     real = Training.run
 
@@ -37,7 +37,7 @@ def test_the_same_run_is_trained_once(setting: Set, trained: list[int]) -> None:
     assert [path.suffix for path in one.kept.iterdir()] == [".json"]
 
 
-def test_another_run_is_trained(setting: Set, trained: list[int]) -> None:
+def test_a_different_run_is_trained(setting: Set, trained: list[int]) -> None:
     one = setting()
     gelu = one.everywhere("gelu")
     trained_alone(one, gelu)

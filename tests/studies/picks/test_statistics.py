@@ -1,4 +1,4 @@
-"""The benchmark's statistics, against numbers worked out by hand and against scipy."""
+"""Tests of the benchmark's statistics, against numbers worked out by hand and against scipy."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_reference_is_over_the_seeds_that_all_fixed_activations_have(rows: M
     assert flexact.regret == 0.5
 
 
-def test_what_is_missing_has_no_figure_and_is_no_error(rows: Make) -> None:
+def test_missing_rows_have_no_figure_and_are_no_error(rows: Make) -> None:
     assert summaries([]) == overall([]) == []
     assert reference(RECTIFIERS, []) is None
     (alone,) = summaries(rows("tabular", "flexact", [1.0]))

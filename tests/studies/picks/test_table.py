@@ -1,4 +1,4 @@
-"""table.md and the figures, of whole and of incomplete grids."""
+"""Tests of table.md and the figures, of complete and incomplete grids."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_summary_has_a_row_for_each_method(rows: Make) -> None:
     assert "A quick test: every plain run has 40 steps" in table(some(rows), Protocol(steps=40), [])
 
 
-def test_an_incomplete_grid_says_what_is_missing(rows: Make) -> None:
+def test_an_incomplete_grid_lists_what_is_missing(rows: Make) -> None:
     asked = [Cell("tabular", "flexact", 0), Cell("tabular", "race", 0)]
     failed = rows("tabular", "fixed-relu", [math.nan], state="failed", error="the network diverged.")
     text = table([*rows("tabular", "flexact", [1.0]), *failed], Protocol(), asked)

@@ -1,4 +1,4 @@
-"""The tasks: each one can be trained, plainly and with Flex-Act, and says what it is."""
+"""Tests of the tasks: each can be trained, plainly and with Flex-Act, and describes itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Pa
 
 @pytest.fixture(params=list(TASKS))
 def task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Task:
-    """Each task, with batches and scores that a CPU can do."""
+    """Each task, with batches and scores that are feasible on a CPU."""
     monkeypatch.setattr(cifar.Classification, "batch", 2)
     monkeypatch.setattr(gpt, "BATCH", 2)
     monkeypatch.setattr(gpt, "WINDOWS", {"held_out": 2, "test": 3})
@@ -59,7 +59,7 @@ def test_a_task_trains_its_plain_and_its_converted_network(task: Task, data: Pat
     assert math.isfinite(training.evaluate(problem.score))
 
 
-def test_the_first_candidate_is_what_the_network_has(task: Task, data: Path) -> None:
+def test_the_first_candidate_is_the_networks_own_activation(task: Task, data: Path) -> None:
     setting = settle(task, data)
     network, replaced = setting.network(), setting.plain(setting.everywhere(task.original), 1).network
     for name in setting.sites:
@@ -78,12 +78,12 @@ def test_a_seed_decides_the_weights_and_the_order_of_the_data(task: Task, data: 
     assert all(len(order) == 5 for order in orders)
 
 
-def test_names_are_those_of_the_tasks() -> None:
+def test_names_match_the_tasks() -> None:
     assert all(name == task.name for name, task in TASKS.items())
     assert len(TASKS) == 10
 
 
-def test_tasks_that_share_a_network_differ_in_their_candidates_alone() -> None:
+def test_tasks_that_share_a_network_differ_in_their_candidates_only() -> None:
     shared: dict[str, list[Task]] = {}
     for task in TASKS.values():
         if task.network is not None:
@@ -93,7 +93,7 @@ def test_tasks_that_share_a_network_differ_in_their_candidates_alone() -> None:
     assert all(one == tasks[0] for tasks in shared.values() for one in tasks)
 
 
-def test_no_data_that_are_scored_are_trained_on() -> None:
+def test_scored_data_are_never_trained_on() -> None:
     pixels = regression.Pixels(0, CPU, None)
     places = [tuple(row) for part in pixels.x.values() for row in part[:, :2].tolist()]
     assert len(set(places)) == len(places)

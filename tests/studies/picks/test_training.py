@@ -1,4 +1,4 @@
-"""Training one network of a task: restarts, stops and divergence."""
+"""Tests of training one network of a task: restarts, stops and divergence."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def same(one: Training, other: Training) -> bool:
 @pytest.mark.parametrize(
     "config", [FlexConfig(trial_steps=8), FlexConfig(pick_by="blend", rewind=True)], ids=["trial", "blend"]
 )
-def test_a_run_that_picks_ends_where_a_plain_run_of_its_picks_does(setting: Set, config: FlexConfig) -> None:
-    """Its data and learning rate are those of the network's step, whichever weights come back."""
+def test_a_run_that_picks_ends_like_a_plain_run_of_its_picks(setting: Set, config: FlexConfig) -> None:
+    """Data and learning rate follow the network's step, whichever weights are restored."""
     one = setting(steps=40)
     training = one.training(flexact.convert(one.network(), config=config), 40)
     training.schedule = flexact.Schedule(training.network, optimizer=training.optimizer, network_steps=40)
@@ -42,7 +42,7 @@ def test_a_run_that_picks_ends_where_a_plain_run_of_its_picks_does(setting: Set,
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_trial_that_reuses_its_captured_steps_ends_where_the_plain_run_does(setting: Set) -> None:
+def test_on_a_gpu_a_trial_that_reuses_its_captured_steps_ends_like_the_plain_run(setting: Set) -> None:
     one = setting(steps=200, device=torch.device("cuda"))
     with study_stream(one.device):
         training = one.training(
@@ -66,7 +66,7 @@ def test_the_learning_rate_rises_and_falls_to_0(setting: Set) -> None:
     assert rates[399] < 1e-4 * one.task.lr
 
 
-def test_a_network_that_diverges_is_an_error_that_says_so(setting: Set) -> None:
+def test_a_network_that_diverges_is_a_clear_error(setting: Set) -> None:
     one = setting(steps=20, lr=1e12, optimizer="sgd")
     training = one.training(one.network(), 20)
     training.run(20)
@@ -82,7 +82,7 @@ def test_a_run_stops_soon_when_it_is_asked_to(setting: Set) -> None:
         training.run(1000, lambda: next(asked))
 
 
-def test_seconds_are_those_of_training(setting: Set) -> None:
+def test_seconds_count_training_only(setting: Set) -> None:
     one = setting(steps=20)
     training = one.training(one.network(), 20)
     assert training.seconds == 0

@@ -1,4 +1,4 @@
-"""The fixed rows of the first table against a numerical optimum, and so against the paper's."""
+"""Tests of the fixed rows of the first table against a numerical optimum and the paper's figures."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ FUNCTIONS = {
 
 
 def least_error(model: str, truth: str) -> float:
-    """The least mean squared error on the grid of a(w·x + b), over w and b."""
+    """Returns the least mean squared error on the grid of a(w·x + b), over w and b."""
     x = np.linspace(-1, 1, 10_001)
     wanted = FUNCTIONS[truth](5 * x)
 
@@ -49,4 +49,4 @@ def test_every_fixed_row_is_within_one_percent_of_its_numerical_optimum_and_of_t
         mean, best = sum(errors) / 5, least_error(model, truth)
         assert mean == pytest.approx(best, rel=0.01, abs=5e-6), truth
         paper = float(SYNTHETIC[model][truth].split()[0])
-        assert mean == pytest.approx(paper, rel=0.01, abs=5e-5), truth  # it prints four decimals
+        assert mean == pytest.approx(paper, rel=0.01, abs=5e-5), truth  # the paper prints four decimals

@@ -21,7 +21,7 @@ def test_names_stand_for_policies():
     assert policy("relu", options) is None
 
 
-def test_literal_reads_the_formulas_as_they_stand():
+def test_literal_follows_the_formulas_of_the_paper():
     config = policy("flexact-a0.3", Options(policy="literal"))
     assert (config.policy, config.commit_at) == (Policy.literal(alpha=0.3), None)
     assert config.eliminate == "none"
@@ -29,7 +29,7 @@ def test_literal_reads_the_formulas_as_they_stand():
 
 
 @pytest.mark.parametrize("name", ["flexact-default", "flexact-a0.3", "none", "relu", *BASELINES])
-def test_a_models_activation_serves_all_its_replicas(name):
+def test_all_replicas_of_a_model_share_its_activation(name):
     options = Options(truths=("relu", "tanh"), seeds=2)
     assert activation(name, options)(torch.randn(3, 4, 1)).shape == (3, 4, 1)
 
@@ -59,13 +59,13 @@ def test_fixed_models_are_the_plain_modules():
     assert isinstance(activation("flexact-default", Options()), FlexAct)
 
 
-def test_an_unknown_model_is_told_with_the_nearest():
+def test_an_unknown_model_is_reported_with_the_nearest():
     with pytest.raises(FlexActError, match=r"'flexact-defualt'.*'flexact-default'"):
         check(Options(models=("flexact-defualt",)))
     check(Options(models=("flexact-a0.25", "gelu", "splash", "none")))
 
 
-def test_a_truth_that_could_never_be_picked_is_refused_for_models_that_pick():
+def test_a_truth_that_is_no_candidate_is_refused_for_models_that_pick():
     options = {"truths": ("relu", "gelu"), "candidates": ("relu", "tanh")}
     with pytest.raises(FlexActError, match=r"flexact-a0 picks from relu, tanh, and can never find the truth gelu"):
         check(Options(models=("prelu", "flexact-a0"), **options))

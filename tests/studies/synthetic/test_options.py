@@ -30,19 +30,19 @@ from flexact.studies.synthetic.options import Options
         ({"slope": "steep"}, "--slope must be a finite number"),
     ],
 )
-def test_bad_options_are_refused_with_what_was_given(changes, message):
+def test_bad_options_are_refused_with_the_given_value(changes, message):
     with pytest.raises(FlexActError, match=message):
         Options(**changes)
 
 
-def test_no_advice_on_the_command_line_is_about_python():
+def test_errors_on_the_command_line_do_not_mention_python():
     for changes in ({"truths": ("tahn",)}, {"candidates": ("relu", "sigmod")}):
-        with pytest.raises(FlexActError) as told:
+        with pytest.raises(FlexActError) as caught:
             Options(**changes)
-        assert "register_candidate" not in str(told.value)
+        assert "register_candidate" not in str(caught.value)
 
 
-def test_options_come_back_from_plain_types():
+def test_options_round_trip_through_plain_types():
     options = Options(seeds=2, models=("relu",), slope=3.0)
     assert Options.from_dict(options.to_dict()) == options
     with pytest.raises(FlexActError, match=r"'slpoe'.*'slope'"):

@@ -1,4 +1,4 @@
-"""The paper's numbers stand beside ours only where both are about the same thing."""
+"""Tests that the paper's numbers are shown only next to results for the same task and policy."""
 
 from dataclasses import replace
 
@@ -25,20 +25,20 @@ def test_on_the_papers_task_there_is_a_number_for_every_truth() -> None:
 
 
 @pytest.mark.parametrize("changes", OTHER_TASKS + OTHER_POLICIES)
-def test_another_task_or_policy_has_no_number_of_the_papers(changes: dict[str, object]) -> None:
+def test_another_task_or_policy_has_no_number_of_the_paper(changes: dict[str, object]) -> None:
     options = Options(**changes)
     assert synthetic_row("flexact-a0.3", options) == {}
     assert variants(replace(options, truths=("sigmoid",))) == {}
 
 
-def test_a_fixed_activation_depends_on_the_task_alone() -> None:
+def test_a_fixed_activation_depends_on_the_task_only() -> None:
     for changes in OTHER_POLICIES:
         assert synthetic_row("relu", Options(**changes))["tanh"] == "0.4328 ± 0.4287"
     for changes in OTHER_TASKS:
         assert synthetic_row("relu", Options(**changes)) == {}
 
 
-def test_what_the_paper_has_not_is_left_out() -> None:
+def test_numbers_that_the_paper_lacks_are_left_out() -> None:
     assert synthetic_row("relu", Options(truths=("gelu", "tanh"))) == {"tanh": "0.4328 ± 0.4287"}
     assert synthetic_row("relu", Options(truths=("gelu",))) == {}
     assert synthetic_row("flexact-default", Options()) == {}

@@ -1,4 +1,4 @@
-"""Whole small studies: the same bytes every time, whatever the processes, the kills and the machine's mood."""
+"""Tests of whole small studies: the same bytes every time, with any number of processes and after kills."""
 
 import csv
 import json
@@ -62,7 +62,7 @@ def test_results_have_a_row_for_each_model_truth_and_seed_in_order(whole):
     assert {row["pick"] for row in found if row["model"] == "flexact-default"} <= set(SMALL.candidates)
 
 
-def test_the_lines_hold_every_point(whole):
+def test_the_lines_contain_every_point(whole):
     lines = rows(whole, "lines.csv")
     curves = [row for row in lines if row["line"] in ("prediction", "target")]
     history = [row for row in lines if row not in curves]
@@ -75,7 +75,7 @@ def test_the_lines_hold_every_point(whole):
             assert float(row["y"]) == pytest.approx(max(0.0, 5 * float(row["x"])), abs=1e-5)
 
 
-def test_config_says_what_was_run_and_with_what(whole):
+def test_the_config_records_what_was_run_and_with_what(whole):
     config = json.loads((whole / "config.json").read_text())
     assert (config["flexact_study"], config["study"]) == (1, "synthetic")
     assert config["options"]["models"] == list(MODELS)
@@ -113,7 +113,7 @@ def test_other_seeds_give_other_results(whole, tmp_path):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_at_a_random_moment_and_resumed_is_the_same_to_the_byte(whole, tmp_path, jobs):
+def test_a_killed_and_resumed_study_is_byte_identical(whole, tmp_path, jobs):
     command = [sys.executable, "-c", SCRIPT.format(models=MODELS, jobs=jobs), str(tmp_path)]
     moment = random.Random(os.getpid() + jobs).uniform(0.0, 1.0)
     process = subprocess.Popen(command)

@@ -1,4 +1,4 @@
-"""A study's folder: what a run refuses, resumes and overwrites, and damaged files."""
+"""Tests of a study's folder: what a run refuses, resumes and overwrites, and damaged files."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def resumed(folder, study=SYNTHETIC, **changes):
     run(study, replace(OPTIONS, **changes), folder, resume=True, jobs=1)
 
 
-def test_a_model_that_was_killed_before_its_results_is_trained_again(half_done):
+def test_a_model_killed_before_its_results_is_trained_again(half_done):
     """lines.csv is written before results.csv, so a kill between the two leaves too many rows there."""
     whole = {path.name: path.read_bytes() for path in half_done.iterdir()}
     with (half_done / "lines.csv").open("a") as file:
@@ -73,13 +73,13 @@ def test_resume_sees_a_changed_policy_and_a_changed_version(tmp_path):
         resumed(tmp_path, models=("flexact-a0",))
 
 
-def test_resume_of_nothing_starts(tmp_path):
+def test_resume_of_an_empty_folder_starts(tmp_path):
     (tmp_path / "config.json.new").write_text("{")  # killed while the first file was being written
     resumed(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["study"] == "synthetic"
 
 
-def test_what_is_no_study_is_left_alone(tmp_path):
+def test_a_folder_that_is_no_study_is_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(FlexActError, match=r"thesis\.tex"):
@@ -100,14 +100,14 @@ def test_what_is_no_study_is_left_alone(tmp_path):
         ("lines.csv", "tanh,relu,target,0,0", "expected 6 columns, found 5"),
     ],
 )
-def test_a_corrupt_file_is_told_by_its_line(half_done, name, line, says):
+def test_a_corrupt_file_is_reported_with_its_line(half_done, name, line, says):
     with (half_done / name).open("a") as file:
         file.write(line + "\n")
     with pytest.raises(FlexActError, match=rf"{name}, line \d+: {says}.*run the study again with --overwrite"):
         resumed(half_done)
 
 
-def test_a_run_that_diverged_is_no_damage(tmp_path):
+def test_a_run_that_diverged_is_not_damaged(tmp_path):
     options = replace(OPTIONS, models=("tanh",))
     results = [Result("synthetic", "tanh", "relu", seed, "tanh", 1.0, float("nan"), float("nan"), 1) for seed in (0, 1)]
     write_parts(tmp_path, {"tanh": Part(results, [Point("tanh", "relu", "target", 0.0, 0.0)])}, ("tanh",))
@@ -124,7 +124,7 @@ def test_a_run_that_diverged_is_no_damage(tmp_path):
         (None, "without its config.json"),
     ],
 )
-def test_a_config_that_is_damaged_newer_or_lost_is_told_and_can_be_overwritten(half_done, content, says):
+def test_a_damaged_newer_or_missing_config_is_reported_and_can_be_overwritten(half_done, content, says):
     path = half_done / "config.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(FlexActError, match=says):
@@ -133,7 +133,7 @@ def test_a_config_that_is_damaged_newer_or_lost_is_told_and_can_be_overwritten(h
     assert json.loads(path.read_text())["flexact_study"] == 1
 
 
-def test_a_damaged_config_of_somebody_else_is_left_alone(tmp_path):
+def test_a_damaged_config_of_somebody_else_is_unchanged(tmp_path):
     (tmp_path / "config.json").write_text('{"mine')
     with pytest.raises(FlexActError, match=r"config\.json"):
         run(SYNTHETIC, OPTIONS, tmp_path, overwrite=True)

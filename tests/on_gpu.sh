@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All tests with the marker gpu, on the machine with the card: bash tests/on_card.sh [PROCESSES] [SECONDS]
-# Kernels are built as they are met, which takes longer than running them: hence many processes, each with every n-th
-# test. The last line says what passed; a process that ran out of time is told, and its failures are in its log.
+# Runs all tests marked `gpu`, on a machine with a GPU: bash tests/on_gpu.sh [PROCESSES] [SECONDS]
+# Building the kernels takes longer than running them, so many processes share the tests. The last line counts the
+# results. A process that exceeds its time limit is printed, and its failures are in its log.
 set -u
 processes=${1:-12} limit=${2:-400} logs=$(mktemp -d)
 export PYTHONPATH=src CUBLAS_WORKSPACE_CONFIG=:4096:8
