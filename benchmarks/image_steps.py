@@ -44,7 +44,7 @@ def main() -> None:
     ]
     flags = torch.backends.cudnn.flags(enabled=True, deterministic=True)
     with study_stream(device), flags:
-        images = _images(8 * given.batch if device.type == "cpu" else 50_000).to(device)
+        images = random_images(8 * given.batch if device.type == "cpu" else 50_000).to(device)
         runs = {case: _training(*case, given, images, device).step for case in cases}
         times, failed = interleaved(runs, given.repeats, device, burst_ms=60.0)
     for case, error in failed.items():
@@ -73,7 +73,7 @@ def main() -> None:
     write_rows(given.out, rows)
 
 
-def _images(count: int) -> Images:
+def random_images(count: int) -> Images:
     """Return random images of CIFAR-100's shape; the time of a step does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
