@@ -62,11 +62,8 @@ def main() -> None:
             rate = sum(_steps_per_second(given, images, device, jobs))
             cells = rate * 3600 / (EPOCHS * (IMAGES // given.batch))
             row = {"model": given.model, "batch": given.batch, "method": given.method, "cudnn": setting, "jobs": jobs}
-            rows.append(
-                row
-                | {"cells_per_hour": cells, "ratio": cells / (rows or [{"cells_per_hour": cells}])[0]["cells_per_hour"]}
-                | own
-            )
+            first = rows[0]["cells_per_hour"] if rows else cells
+            rows.append(row | {"cells_per_hour": cells, "ratio": cells / first} | own)
             write_rows(given.out, rows)  # after each row, so that an interrupted run keeps its rows
             print(f"{setting:26}{jobs:3} jobs {cells:8.1f} cells per hour, {rows[-1]['ratio']:.2f}", flush=True)
 
