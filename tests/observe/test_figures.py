@@ -419,11 +419,10 @@ def test_shortened_axis_names_keep_the_part_that_distinguishes_them() -> None:
 def test_sites_with_long_names_that_end_alike_can_be_distinguished() -> None:
     roberta = [f"roberta.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(12)]
     names = short_names([*roberta, "classifier.tanh"])
-    assert names[8:] == [
-        "roberta.encoder.layer.8…",
-        "roberta.encoder.layer.9…",
-        "…berta.encoder.layer.10…",
-        "…berta.encoder.layer.11…",
+    assert names[9:] == [
+        "roberta.encoder.layer.9.i…",
+        "roberta.encoder.layer.10.…",
+        "roberta.encoder.layer.11.…",
         "classifier.tanh",
     ]
     nested = [f"a.{i}.{'deep' * 8}.{j}.act" for i in range(2) for j in range(2)]

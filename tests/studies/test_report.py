@@ -256,7 +256,7 @@ def test_two_histories_are_two_sections_with_their_own_figures(tmp_path: Path) -
     (tmp_path / "other.jsonl").write_text('{"loss": 1}\n', encoding="utf-8")
     page = build(tmp_path).read_text(encoding="utf-8")
     assert page.count("<h2>Run: ") == 2
-    assert {path.stem for path in (tmp_path / "figures").glob("*-picks.png")} == {"one-picks", "two_words-picks"}
+    assert {path.stem for path in (tmp_path / "figures").glob("*-picks.png")} == {"one-picks", "two words-picks"}
 
 
 def test_histories_whose_names_differ_in_special_characters_only_have_figures_of_their_own(tmp_path: Path) -> None:

@@ -65,19 +65,8 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": _installed("triton") or "not installed",
         "CUDA": cuda,
-        "cuDNN": _dotted(cudnn) if cudnn else "none",
+        "cuDNN": str(cudnn or "none"),
     }
-
-
-def _dotted(cudnn: int) -> str:
-    """Return cuDNN's version in NVIDIA's notation.
-
-    >>> _dotted(91002), _dotted(8907)
-    ('9.10.2', '8.9.7')
-    """
-    major = cudnn // 10000 if cudnn >= 90000 else cudnn // 1000
-    minor = cudnn // 100 % (100 if cudnn >= 90000 else 10)
-    return f"{major}.{minor}.{cudnn % 100}"
 
 
 def _devices() -> dict[str, str]:

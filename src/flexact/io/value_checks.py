@@ -82,20 +82,15 @@ def check_names(option: str, given: Sequence[str], known: Collection[str]) -> No
         raise FlexActError(f"--{option} names nothing; give at least one of {', '.join(known)}.")
     for name in given:
         check_known(_ONE.get(option, option.removesuffix("s")), name, known)
-    check_once(option, given)
+    repeated = sorted({name for name in given if given.count(name) > 1})
+    if repeated:
+        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
 
 
 def check_known(kind: str, name: str, known: Collection[str]) -> None:
     """Raise unless a name is one of the known names."""
     if name not in known:
         raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
-
-
-def check_once(option: str, given: Sequence[str]) -> None:
-    """Raise if an option repeats a name."""
-    repeated = sorted({name for name in given if given.count(name) > 1})
-    if repeated:
-        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
 
 
 def check_whole(option: str, value: Any, low: int, high: int) -> None:

@@ -58,12 +58,11 @@ class Board:
 
 
 def _open_writer(folder: Any) -> Any:
-    path = path_of(folder, "the TensorBoard folder")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise missing_extra("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(path))
+    return SummaryWriter(path_of(folder, "the TensorBoard folder"))
 
 
 def _write_sites(writer: Any, model: nn.Module, last: Mapping[str, Any]) -> None:

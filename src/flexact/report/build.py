@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_whole
 from flexact.io.csv_rows import read_text
-from flexact.io.json_input import parsed_json
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, read_config
 from flexact.observe import history
 from flexact.observe.figures.history import history_pictures
 from flexact.observe.figures.outcomes import outcomes
-from flexact.report.page import Section, file_name, markdown, outcome_table, page
+from flexact.observe.html_tables import outcome_table
+from flexact.report.page import Section, markdown, page
 
 
 class History(NamedTuple):
@@ -46,12 +46,8 @@ def read_histories(run: Path) -> dict[str, History]:
 
 def _is_history(path: Path) -> bool:
     """Return whether a file is a history, rather than one of another program."""
-    try:
-        with path.open("rb") as file:
-            header = parsed_json(file.readline())
-    except ValueError:  # not JSON, or not text
-        return False
-    return isinstance(header, dict) and history.KEY in header
+    with path.open("rb") as file:
+        return f'"{history.KEY}"'.encode() in file.readline()
 
 
 _PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
@@ -125,8 +121,8 @@ def read(run: Path) -> Report:
             f"{_found(folder)}."
         )
     sections = _study_sections(folder, config) if config else []
-    stems = _stems(histories)
-    sections += [_history_section(name, history, stems[name]) for name, history in histories.items()]
+    for name, one in histories.items():
+        sections.append(_history_section(name, one, Path(name).stem if len(histories) > 1 else "history"))
     title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
     facts = {name: config.get(name) for name in ("device", "commit", "date")}
     shown = {"flexact_study", "study", "title"}
@@ -145,18 +141,6 @@ def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
         return [Section(str(name), body, [])]
     sections: list[Section] = importlib.import_module(modules[name]).sections(folder, config)
     return sections
-
-
-def _stems(names: Collection[str]) -> dict[str, str]:
-    """Return the prefix of each history's figure names. They are distinct, even if names differ only in characters that
-    are not allowed in file names."""
-    found: dict[str, str] = {}
-    for name in names:
-        own = file_name(Path(name).stem) if len(names) > 1 else "history"
-        while own in found.values():
-            own += "_"
-        found[name] = own
-    return found
 
 
 def _history_section(name: str, history: History, stem: str) -> Section:
