@@ -89,7 +89,6 @@ def _processor() -> str:
 
 
 def installed_version() -> str:
-    """Return the version of flexact."""
     return _installed("flexact") or "not installed; run from a source tree"
 
 

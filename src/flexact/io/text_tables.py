@@ -22,7 +22,6 @@ def printable(name: str) -> str:
 
 
 def width(title: str, cells: Sequence[str]) -> int:
-    """The width of a column."""
     return max(len(cell) for cell in [title, *cells])
 
 

@@ -47,7 +47,6 @@ def number_names(records: Records) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a history file."""
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise FlexActError(f"{path} {what}; give the path of a history that Recorder(model, path=...) wrote.")

@@ -152,22 +152,20 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
     for channel, pi in enumerate(site.pi().tolist()):
         at = {candidate: step for candidate, step in enumerate(dropped_at[channel]) if step >= 0}
         contests = {k: found for k in at if (found := _contest(evidence[channel][k])) is not None}
-        ranked = sorted(range(site.k), key=lambda k: (k in at, -pi[k]))
-        second = ranked[1] if len(ranked) > len(at) + 1 else None
-        margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
-        in_contest = [pi[k] for k in range(site.k) if k not in at]
-        is_open = not site.committed and max(in_contest) - min(in_contest) <= TIE
-        if site.committed or is_open:
-            second = _dropped_last(at, contests, logits[channel]) if site.committed else None
+        left = sorted((k for k in range(site.k) if k not in at), key=lambda k: -pi[k])
+        is_open = not site.committed and pi[left[0]] - pi[left[-1]] <= TIE
+        second = None if is_open or len(left) == 1 else left[1]
+        if site.committed:
+            second = _dropped_last(at, contests, logits[channel])
         original = site.original_index
         row = Row(
             site=name,
             channel=channel if by_channel else None,
             original=site.candidates[original] if original >= 0 else None,
-            pick=None if is_open else site.candidates[ranked[0]],
-            probability=pi[ranked[0]],
+            pick=None if is_open else site.candidates[left[0]],
+            probability=pi[left[0]],
             runner_up=None if second is None else site.candidates[second],
-            margin=margin,
+            margin=pi[left[0]] - (pi[left[1]] if len(left) > 1 else 0.0),
             committed=site.committed,
             decided=False,
             probabilities=dict(zip(site.candidates, pi, strict=True)),

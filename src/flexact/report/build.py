@@ -115,10 +115,11 @@ def read(run: Path) -> Report:
     if run.is_file() and not histories:
         raise FlexActError(f"{run} is not a Recorder's history with at least one record; give such a file.")
     if not config and not histories:
+        names = sorted(path.name for path in folder.iterdir())
         raise FlexActError(
             f"{folder} holds nothing to report: looked for config.json of a study (flexact reproduce ... --out DIR) "
             "and for *.jsonl with the history of a Recorder (Recorder(model, path=...), at least one record). Found: "
-            f"{_found(folder)}."
+            f"{', '.join(names[:8]) or 'nothing'}."
         )
     sections = _study_sections(folder, config) if config else []
     for name, one in histories.items():
@@ -149,8 +150,3 @@ def _history_section(name: str, history: History, stem: str) -> Section:
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
     body += outcome_table({"site": [row.site for row in found]}, found)
     return Section(f"Run: {name}", body, history_pictures(records, stem))
-
-
-def _found(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"

@@ -41,7 +41,6 @@ _LABEL_DISTANCE = 0.045
 
 
 def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
-    """Return all pictures of a Recorder's history."""
     pictures = [network(history, stem), curves(history, stem)]
     if number_names(history):
         pictures.insert(1, numbers(history, stem))
