@@ -12,7 +12,6 @@ from torch import nn
 
 from flexact import FlexActError, FlexConfig, Recorder, Schedule, convert, selection
 from flexact.observe.live import terminal_text
-from flexact.observe.notebook import MAX_ROWS
 from flexact.observe.selection import Selection
 
 CONFIG = FlexConfig(candidates=("relu", "tanh", "gelu"), share="site", pick_by="blend", rewind=False)
@@ -101,13 +100,6 @@ def test_a_notebook_shows_a_selection_as_a_table() -> None:
     row = selection(model)[0]
     assert found.rows[0][:4] == ["site", "pick", "probability", "margin"]
     assert found.rows[1][:4] == ["1", "tanh ?", f"{row.probability:.3f}", f"{row.margin:.3f}"]
-
-
-def test_a_notebook_shows_the_first_of_many_rows() -> None:
-    model = network(depth=MAX_ROWS + 5)
-    text = selection(model)._repr_html_()
-    assert len(Cells(text).rows) == MAX_ROWS + 1
-    assert f"first {MAX_ROWS} of {MAX_ROWS + 5} rows" in text
 
 
 def test_a_notebook_shows_the_curves_of_a_recorder() -> None:

@@ -32,10 +32,7 @@ def number(
     found = value
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if is_real and not isinstance(value, int):
-        try:
-            found = float(value)
-        except OverflowError:
-            found = math.inf
+        found = float(value)
     is_finite = is_real and abs(found) <= sys.float_info.max
     if not (is_finite and above < found < below and at_least <= found <= at_most):
         bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}

@@ -23,12 +23,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Contai
     return in_box(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
 
 
-def outcome_table(first: Mapping[str, Sequence[object]], rows: Sequence[Row]) -> str:
+def outcome_table(rows: Sequence[Row], first: Mapping[str, Sequence[object]] | None = None) -> str:
     """Return a table of sites with the columns and the legend of a printed selection. Undecided sites are muted.
 
-    first: the columns before those.
+    first: the columns before those; by default the names of the sites.
     """
-    columns = {**first, **columns_of(rows)}
+    columns = {**(first or {"site": [row.key for row in rows]}), **columns_of(rows)}
     muted = [number for number, row in enumerate(rows) if row.undecided]
     notes = "<br>\n".join(map(escape, legend(rows)))
     return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"

@@ -6,9 +6,12 @@ import sys
 from typing import Any
 
 from flexact.errors import missing_extra
+from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import printable
+from flexact.observe.figures import history as plots
+from flexact.observe.figures.drawing import can_draw
 from flexact.observe.history import Records, number_names
-from flexact.observe.notebook import recorder_html
+from flexact.observe.html_tables import outcome_table
 from flexact.observe.selection import Selection
 from flexact.observe.selection_rows import alike, table
 
@@ -33,7 +36,7 @@ class LiveTable:
         if self._live is None:
             from IPython.display import HTML, display
 
-            page = HTML(recorder_html(history, now.rows))
+            page = HTML(notebook_html(history, now))
             if self._cell is None:
                 self._cell = display(page, display_id=True)
             else:
@@ -57,6 +60,21 @@ def terminal_text(history: Records, now: Selection) -> str:
     numbers = [f"{printable(name)} {last[name]:.4g}" for name in number_names([last])]
     names, rows = zip(*alike(now), strict=True)
     return " · ".join([f"step {last['step']}", *numbers]) + "\n" + table(rows, names)
+
+
+def notebook_html(history: Records, now: Selection) -> str:
+    """Return curves of the recorded numbers and of the probabilities, then the selection.
+
+    Without matplotlib, a note takes the place of the curves.
+    """
+    if not history:
+        return f"<p>No records yet.</p>{outcome_table(now.rows)}"
+    last = f"{counted(len(history), 'record')}, the last of step {history[-1]['step']}."
+    curves = "<p>Install matplotlib to see curves here: pip install 'flexact[plots]'.</p>"
+    if can_draw():
+        draw = [plots.numbers, plots.curves] if number_names(history) else [plots.curves]
+        curves = "\n".join(function(history).svg() for function in draw)
+    return f"<p>{last}</p>{curves}{outcome_table(now.rows)}"
 
 
 def _in_notebook() -> bool:

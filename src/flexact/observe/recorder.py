@@ -20,8 +20,7 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import path_of
 from flexact.observe import history
 from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
-from flexact.observe.live import LiveTable
-from flexact.observe.notebook import recorder_html
+from flexact.observe.live import LiveTable, notebook_html
 from flexact.observe.selection import Selection, selection
 from flexact.observe.selection_rows import Row, plain
 from flexact.observe.tensorboard import Board
@@ -161,7 +160,7 @@ class Recorder:
 
     def _repr_html_(self) -> str:
         """The curves and the picks, for a notebook."""
-        return recorder_html(self.history, selection(self.model).rows)
+        return notebook_html(self.history, selection(self.model))
 
     def __enter__(self) -> Recorder:
         return self

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.observe.notebook import selection_html
+from flexact.observe.html_tables import outcome_table
 from flexact.observe.selection_rows import TIE, Row, table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
@@ -96,7 +96,7 @@ class Selection:
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
-        return selection_html(self.rows)
+        return outcome_table(self.rows)
 
 
 def selection(model: nn.Module) -> Selection:

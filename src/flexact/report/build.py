@@ -148,5 +148,4 @@ def _history_section(name: str, history: History, stem: str) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    body += outcome_table({"site": [row.site for row in found]}, found)
-    return Section(f"Run: {name}", body, history_pictures(records, stem))
+    return Section(f"Run: {name}", body + outcome_table(found), history_pictures(records, stem))

@@ -88,7 +88,7 @@ def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> s
         ]
         if found:
             seeds, names, rows = zip(*found, strict=True)
-            table_of_kind = outcome_table({"seed": seeds, "site": names}, rows)
+            table_of_kind = outcome_table(rows, {"seed": seeds, "site": names})
             tables.append(f"<h3>Evidence: {title(cells[0])}</h3>\n{table_of_kind}")
     return "\n".join(tables)
 
