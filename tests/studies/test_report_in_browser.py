@@ -119,7 +119,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
     texts = browser.execute_script(
         "return [...document.querySelectorAll('#history-picks svg text')].map((e) => e.textContent)"
     )
-    assert {"1", "3", "…" + site[-23:], "head $x_1$ %{x}.0"} <= set(texts)
+    assert {"1", "3", "…" + site[-25:], "head $x_1$ %{x}.0"} <= set(texts)
 
 
 def test_dark_page_has_light_text_and_its_figures_a_light_ground(browser: Any, pages: dict[str, Path]) -> None:

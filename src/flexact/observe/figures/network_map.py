@@ -8,13 +8,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flexact.errors import FlexActError
+from flexact.io.markdown_tables import counted
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import GREY, candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
 from flexact.observe.figures.site_names import without_shared_end, without_shared_start
 from flexact.observe.history import Records
-from flexact.observe.selection_rows import Row, alike
+from flexact.observe.selection_rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,17 +79,19 @@ def margins(history: Records, stem: str = "history") -> Picture:
     that picked together share a panel."""
     found = outcomes(history)
     colours = candidate_colours(by_site(history[-1:])[0])
-    together = alike(found)
-    groups = [(name, row) for name, row in together if row.dropped]
+    groups: dict[str, list[Row]] = {}
+    for one in found:
+        if one.dropped:
+            groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
     if not groups:
         raise FlexActError("no candidate has been dropped in this history, so there are no margins to draw.")
-    ranked = sorted(groups, key=lambda group: -math.inf if group[1].lead is None else group[1].lead.z)
-    shown = [group for group in groups if group in ranked[:MAX_PANELS]]
+    ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
+    shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)
-    most = max(len(row.dropped) for _, row in shown)
+    most = max(len(group[0].dropped) for group in shown)
     figure, axes = drawing.panels(len(shown), across=3, inches=drawing.row_inches(most))
-    for ax, (name, row) in zip(axes, shown, strict=True):
-        _draw_margins(ax, f"all {name}" if len(together) == 1 < len(found) else name, row, colours)
+    for ax, group in zip(axes, shown, strict=True):
+        _draw_margins(ax, group, colours, len(found))
     return Picture(
         f"{stem}-margins",
         "Margin at each drop",
@@ -130,20 +133,26 @@ def tile_names(sites: Sequence[str]) -> list[str]:
     return [name if len(name) <= _LETTERS else "" for name in names]
 
 
-def _draw_margins(ax: Axes, sites: str, outcome: Row, colours: Mapping[str, str]) -> None:
-    """Draw the panel of sites that picked together: one row per candidate, the first that was dropped on top."""
+def _draw_margins(ax: Axes, group: Sequence[Row], colours: Mapping[str, str], count: int) -> None:
+    """Draw the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
+
+    count: the number of all sites.
+    """
+    first = group[0]
     rows = []
-    for row, (name, step) in enumerate(outcome.dropped.items()):
-        found = outcome.evidence.get(name)
+    for row, (name, step) in enumerate(first.dropped.items()):
+        found = first.evidence.get(name)
         without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
         rows.append(f"{name} at {step}{without}")
         if found is not None and not without:
-            colour = GREY if outcome.undecided else colours[name]
+            colour = GREY if first.undecided else colours[name]
             ax.errorbar(found.margin, row, xerr=found.standard_error, fmt="o", color=colour)
     drawing.name_rows(ax, rows)
     drawing.rule_rows(ax, len(rows))
-    undecided = " (undecided)" if outcome.pick and outcome.undecided else ""
-    ax.set(title=f"{sites}: {outcome.pick or _UNDECIDED}{undecided}", xlabel="margin")
+    all_or_some = f"all {count} sites" if len(group) == count else counted(len(group), "site")
+    title = first.site if len(group) == 1 else all_or_some
+    undecided = " (undecided)" if first.pick and first.undecided else ""
+    ax.set(title=f"{title}: {first.pick or _UNDECIDED}{undecided}", xlabel="margin")
 
 
 def _category(one: Row) -> str:
