@@ -27,14 +27,14 @@ if find_spec("transformers") is None:
 from transformers.activations import ACT2FN
 
 SETTINGS = (
-    ("hidden_act",),
-    ("hidden_activation",),
-    ("activation_function",),
-    ("activation",),
-    ("feed_forward_proj", "dense_act_fn"),  # T5: "relu" or "gated-relu", from which dense_act_fn is derived
-    ("dense_act_fn",),
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "feed_forward_proj",  # T5: "relu" or "gated-relu", from which dense_act_fn is derived
+    "dense_act_fn",
 )
-"""Names of the activation setting in configurations; all names of a tuple are set together."""
+"""Names of the activation setting in configurations. If a configuration has several of them, all are set together."""
 UNPICKED = (
     "picked by flexact: import flexact.integrations.transformers first, then call flexact.load_picks(model, folder)"
 )
@@ -48,21 +48,16 @@ _GATED = "gated-"
 def settings_of(model: nn.Module) -> dict[str, str]:
     """Return the activation settings of a model's configuration and their values; empty if flexact knows none."""
     config = getattr(model, "config", None)
-    for names in SETTINGS:
-        values = {name: getattr(config, name, None) for name in names}
-        found = {name: value for name, value in values.items() if isinstance(value, str)}
-        if len(found) == len(names):
-            return found
-    return {}
+    values = {name: getattr(config, name, None) for name in SETTINGS}
+    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def problem_with_recording(model: nn.Module) -> str | None:
     """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
     settings = settings_of(model)
-    built = _built(model, _with_activation(settings, UNPICKED)) if settings else None
+    built = _built(model, _with_activation(settings, UNPICKED))
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
-        known = dict.fromkeys(name for names in SETTINGS for name in names)
-        reason = f"has no activation setting that flexact knows ({', '.join(known)})"
+        reason = f"has no activation setting that flexact knows ({', '.join(SETTINGS)})"
     elif (reader := _other_reader(built, _built(model, settings))) is not None:
         reason = f"has {' and '.join(settings)}, which is also read by {reader}"
     else:
