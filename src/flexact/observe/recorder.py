@@ -61,8 +61,6 @@ class Recorder:
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise FlexActError(f"a Recorder needs a torch.nn.Module; got {model!r:.80}.")
         self.model = model
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None

@@ -122,8 +122,6 @@ _HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)
 
 def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
     """The sites in depth order with their names in this model, wrappers' prefixes left out."""
-    if not isinstance(model, nn.Module):
-        raise FlexActError(f"selection needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
         site.update_alive()  # averaging weights, as an EMA does, changes buffers without telling the site
@@ -132,9 +130,7 @@ def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
             f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
             "first. An extracted model has none left: print its modules."
         )
-    names = {}
-    for name, module in _unwrapped(model).named_modules():
-        names[id(module)] = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+    names = {id(module): name.replace("_orig_mod.", "") for name, module in _unwrapped(model).named_modules()}
     return [(names[id(site)] or "FlexAct", site) for site in sites]
 
 

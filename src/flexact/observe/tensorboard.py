@@ -56,11 +56,8 @@ class Board:
         if history and can_draw():
             _write_heat_maps(self._writer, history)
         elif history:
-            warnings.warn(
-                "no heat maps were written to TensorBoard because matplotlib is not installed. Install it with: "
-                "pip install 'flexact[plots]'",
-                stacklevel=3,
-            )
+            reason = missing_extra("matplotlib", "plots")
+            warnings.warn(f"no heat maps were written to TensorBoard: {reason}", stacklevel=3)
         if self._owns_writer:
             self._writer.close()
         else:
