@@ -46,7 +46,7 @@ class LiveTable:
 
         if not self._live.is_started:
             self._live.start()
-        self._live.update(Text(terminal_text(history, now), no_wrap=True), refresh=True)
+        self._live.update(Text(terminal_text(history, now), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self, history: Records) -> None:
         """Leave the last table where it is."""
