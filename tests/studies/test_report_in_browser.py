@@ -60,7 +60,7 @@ PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (3, 3), "recorder"
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each kind of folder."""
     made = {name: getattr(folders, f"{name}_folder")(tmp_path_factory.mktemp(name)) for name in PAGES}
-    return {name: report.read(folder).write_page() for name, folder in made.items()}
+    return {name: report.build(folder) for name, folder in made.items()}
 
 
 def _open(browser: Any, path: Path, width: int) -> None:

@@ -66,30 +66,22 @@ class Report:
     details: Mapping[str, object]
     """Configuration and versions."""
 
-    def write_figures(self) -> None:
-        """Write figures/*.png and figures/*.svg."""
-        folder = self.folder / "figures"
-        if folder.is_symlink():
-            raise FlexActError(
-                f"{folder} is a link to {os.readlink(folder)}; remove it, so that figures can be written here."
-            )
-        folder.mkdir(exist_ok=True)
-        for picture in [picture for section in self.sections for picture in section.pictures]:
-            write_whole(folder / f"{picture.slug}.png", picture.png())
-            write_whole(folder / f"{picture.slug}.svg", picture.svg())
-
-    def write_page(self) -> Path:
-        """Write report.html, and return its path."""
-        path = self.folder / "report.html"
-        write_whole(path, page(self.title, self.facts, self.sections, self.details))
-        return path
-
 
 def build(run: Path) -> Path:
-    """Write figures and page of a folder or of one history, and return the page's path."""
+    """Write report.html, figures/*.png and figures/*.svg of a folder or of one history, and return the page's path."""
     report = read(run)
-    report.write_figures()
-    return report.write_page()
+    figures, path = report.folder / "figures", report.folder / "report.html"
+    if figures.is_symlink():
+        raise FlexActError(
+            f"{figures} is a link to {os.readlink(figures)}; remove it, so that figures can be written here."
+        )
+    figures.mkdir(exist_ok=True)
+    for section in report.sections:
+        for picture in section.pictures:
+            write_whole(figures / f"{picture.slug}.png", picture.png())
+            write_whole(figures / f"{picture.slug}.svg", picture.svg())
+    write_whole(path, page(report.title, report.facts, report.sections, report.details))
+    return path
 
 
 def check_packages() -> None:
