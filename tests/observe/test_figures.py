@@ -293,6 +293,14 @@ def test_margins_have_a_row_per_drop_and_sites_that_picked_together_share_a_pane
     assert colours == [list(candidate_colours(["elu", "relu"]).values()), [GREY]]
 
 
+def test_sites_of_which_only_some_are_decided_have_panels_of_their_own() -> None:
+    """Sites that share a pick have the same drops, but may have had different functions before."""
+    history = _decided()
+    history[2]["decisions"]["stage.1.act"]["decided"] = False
+    titles = ["2 sites: tanh", "stage.1.act: tanh (undecided)", "head.1: tanh (undecided)"]
+    assert _titles(margins(history)) == titles
+
+
 def test_the_tiles_of_the_map_and_its_first_stage_have_names() -> None:
     names = ["relu", *(f"layer1.{i}.relu" for i in range(3)), "layer2.0.relu", "layer2.a_long_module_name.relu"]
     (ax,) = _panels(network([{"step": 1, "sites": {name: {"relu": 1.0} for name in names}}]))
