@@ -285,7 +285,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 def test_no_script_of_a_folder_runs_in_its_report(tmp_path: Path) -> None:
     from selenium import webdriver
 
-    page = report.read(hostile_folder(_made(tmp_path / "run"))).write_page()
+    page = report.build(hostile_folder(_made(tmp_path / "run")))
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"):

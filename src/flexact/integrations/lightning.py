@@ -96,11 +96,6 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
                 "this FlexActCallback has already been used for a fit. Create a new one with a newly converted module, "
                 "also to resume a stopped run with fit(..., ckpt_path=...)."
             )
-        if not sites_of(pl_module):
-            raise FlexActError(
-                f"this {type(pl_module).__name__} has no FlexAct sites. Convert it before fit, or a network inside it "
-                "where that is created: self.net = flexact.convert(net)."
-            )
         if not pl_module.automatic_optimization:
             raise FlexActError(
                 f"{type(pl_module).__name__} has automatic_optimization=False. Use a flexact.Schedule instead of this "

@@ -30,7 +30,7 @@ from flexact.policy.schedule import Schedule
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import blend, sites_of
 from flexact.surgery.convert import commit, extract
-from flexact.surgery.picks_file import FILE, write_picks
+from flexact.surgery.picks_file import CONFIG_FIELD, FILE, write_picks
 
 if find_spec("transformers") is None:
     raise missing_extra("transformers", "transformers")
@@ -68,8 +68,6 @@ class FlexActCallback(TrainerCallback):
         self._trainer: Any = None
         self._records_picks = False
         """Whether the model's configuration can record the picks."""
-        self._description: dict[str, Any] | None = None
-        """The content of flexact.json, if a checkpoint needs it."""
         self._logged_commitment = False
 
     def wrap(self, trainer: Any) -> Any:
@@ -89,11 +87,8 @@ class FlexActCallback(TrainerCallback):
             raise FlexActError(problem)
         blend(sites)
         check_logit_lr(self.logit_lr, sites)
-        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlexActCallback)]
-        if others and others[0] is not self:
-            raise FlexActError("the callbacks of this Trainer include another FlexActCallback. Remove it from them.")
         self._trainer = trainer
-        if not others:
+        if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         restore_settings(trainer.model)
         self._records_picks = problem is None
@@ -157,9 +152,9 @@ class FlexActCallback(TrainerCallback):
         if self._records_picks:
             picks = self.selection.leading
             if any(row.channel is not None for row in self.selection):
-                self._description = require_load_picks(model, picks, committed=True)
+                require_load_picks(model, picks, committed=True)
             else:
-                self._description = record_picks(model, picks)
+                record_picks(model, picks)
 
     # Called by the methods of the wrapped Trainer.
 
@@ -205,15 +200,18 @@ class FlexActCallback(TrainerCallback):
         if self._records_picks and self.selection is None:
             current = selection(self._trainer.model)
             committed = all(row.committed for row in current)
-            self._description = require_load_picks(self._trainer.model, current.leading, committed)
+            require_load_picks(self._trainer.model, current.leading, committed)
 
     def save(self, folder: Path) -> None:
         """Write the state of the schedule and flexact.json into a checkpoint folder, as far as it needs them."""
         if self._running is not None:
             save_schedule(folder, self._running)
-        if self._description is not None:
-            write_picks(folder, self._description)
-        elif self._records_picks:
+        if not self._records_picks:
+            return
+        description = getattr(self._trainer.model.config, CONFIG_FIELD, None)
+        if description is not None:
+            write_picks(folder, description)
+        else:
             (folder / FILE).unlink(missing_ok=True)  # from an earlier save into this folder
 
 

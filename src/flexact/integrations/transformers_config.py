@@ -9,9 +9,6 @@ building the wrong network. If this module is imported, `from_pretrained` succee
 
 from __future__ import annotations
 
-import dis
-import inspect
-import itertools
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -30,14 +27,14 @@ if find_spec("transformers") is None:
 from transformers.activations import ACT2FN
 
 SETTINGS = (
-    ("hidden_act",),
-    ("hidden_activation",),
-    ("activation_function",),
-    ("activation",),
-    ("feed_forward_proj", "dense_act_fn"),  # T5: "relu" or "gated-relu", from which dense_act_fn is derived
-    ("dense_act_fn",),
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "feed_forward_proj",  # T5: "relu" or "gated-relu", from which dense_act_fn is derived
+    "dense_act_fn",
 )
-"""Names of the activation setting in configurations; all names of a tuple are set together."""
+"""Names of the activation setting in configurations. If a configuration has several of them, all are set together."""
 UNPICKED = (
     "picked by flexact: import flexact.integrations.transformers first, then call flexact.load_picks(model, folder)"
 )
@@ -46,28 +43,22 @@ UNPICKED = (
 ACT2FN[UNPICKED] = Unpicked
 
 _GATED = "gated-"
-_INITIALISERS = ("__init__", "_init_weights")
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
     """Return the activation settings of a model's configuration and their values; empty if flexact knows none."""
     config = getattr(model, "config", None)
-    for names in SETTINGS:
-        values = {name: getattr(config, name, None) for name in names}
-        found = {name: value for name, value in values.items() if isinstance(value, str)}
-        if len(found) == len(names):
-            return found
-    return {}
+    values = {name: getattr(config, name, None) for name in SETTINGS}
+    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def problem_with_recording(model: nn.Module) -> str | None:
     """Return why a model's configuration cannot prevent `from_pretrained` from building the wrong network, or None."""
     settings = settings_of(model)
-    built = _built(model, _with_activation(settings, UNPICKED)) if settings else None
+    built = _built(model, _with_activation(settings, UNPICKED))
     if built is None or not any(isinstance(module, Unpicked) for module in built.modules()):
-        known = dict.fromkeys(name for names in SETTINGS for name in names)
-        reason = f"has no activation setting that flexact knows ({', '.join(known)})"
-    elif (reader := _other_reader(built, _built(model, settings), settings)) is not None:
+        reason = f"has no activation setting that flexact knows ({', '.join(SETTINGS)})"
+    elif (reader := _other_reader(built, _built(model, settings))) is not None:
         reason = f"has {' and '.join(settings)}, which is also read by {reader}"
     else:
         return None
@@ -78,30 +69,15 @@ def problem_with_recording(model: nn.Module) -> str | None:
     )
 
 
-def _other_reader(marked: nn.Module, plain: nn.Module | None, settings: Mapping[str, str]) -> str | None:
-    """Return what reads a setting besides the activation modules, or None.
-
-    It is an attribute that differs between two networks built with different settings, as in Mamba's mixer, or a method
-    that reads the setting in every call.
-    """
+def _other_reader(marked: nn.Module, plain: nn.Module | None) -> str | None:
+    """Return an attribute that differs between two networks built with different settings, as in Mamba's mixer."""
     plain_modules = {} if plain is None else dict(plain.named_modules())
-    marked_modules = {name: module for name, module in marked.named_modules() if not isinstance(module, Unpicked)}
-    for name, module in marked_modules.items():
+    for name, module in marked.named_modules():
         others = vars(plain_modules.get(name, module))
         for attribute, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and others.get(attribute) != value:
                 return f"{name}.{attribute}"
-    for cls in dict.fromkeys(cls for module in marked_modules.values() for cls in type(module).__mro__):
-        for function in filter(inspect.isfunction, vars(cls).values()):
-            if function.__name__ not in _INITIALISERS and _reads(inspect.unwrap(function), settings):
-                return f"{cls.__name__}.{function.__name__}"
     return None
-
-
-def _reads(function: Any, settings: Mapping[str, str]) -> bool:
-    """Return whether a function reads one of these settings from an object called `config`."""
-    loaded = [instruction.argval for instruction in dis.get_instructions(function)]
-    return any(owner == "config" and name in settings for owner, name in itertools.pairwise(loaded))
 
 
 def restore_settings(model: Any) -> None:
@@ -114,11 +90,9 @@ def restore_settings(model: Any) -> None:
         delattr(config, CONFIG_FIELD)
 
 
-def record_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] | None:
-    """Record the picks of a committed or extracted model in its configuration.
-
-    Returns None if a setting expresses them, otherwise the content of flexact.json.
-    """
+def record_picks(model: nn.Module, picks: Mapping[str, str]) -> None:
+    """Record the picks of a committed or extracted model in its configuration: in a setting that expresses them, or as
+    `require_load_picks` does."""
     restore_settings(model)
     original = settings_of(model)
     own = dict.fromkeys(picks.values())
@@ -127,19 +101,17 @@ def record_picks(model: nn.Module, picks: Mapping[str, str]) -> dict[str, Any] |
         if _has_picks(model, _built(model, settings), picks):
             for setting, value in settings.items():
                 setattr(model.config, setting, value)
-            return None
-    return require_load_picks(model, picks, committed=True)
+            return
+    require_load_picks(model, picks, committed=True)
 
 
-def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bool) -> dict[str, Any]:
-    """Set the configuration so that a checkpoint needs `flexact.load_picks`; return the content of flexact.json."""
+def require_load_picks(model: nn.Module, picks: Mapping[str, str], committed: bool) -> None:
+    """Set the configuration so that a checkpoint needs `flexact.load_picks`, with the content of flexact.json."""
     restore_settings(model)
     original = settings_of(model)
-    description = described(picks, original, committed)
     for setting, value in _with_activation(original, UNPICKED).items():
         setattr(model.config, setting, value)
-    setattr(model.config, CONFIG_FIELD, description)
-    return description
+    setattr(model.config, CONFIG_FIELD, described(picks, original, committed))
 
 
 def _with_activation(settings: Mapping[str, str], name: str) -> dict[str, str]:

@@ -15,8 +15,6 @@ from flexact.io.json_input import parsed_json
 
 VERSION = 1
 CONFIG, RESULTS, TABLE, REPORT = "config.json", "results.csv", "table.md", "report.html"
-_SYNTHETIC_ROWS = b"study,model,truth,seed,"
-"""The start of results.csv of the synthetic studies, by which they are recognised if config.json is lost."""
 
 
 def enter(
@@ -35,20 +33,20 @@ def enter(
     others = {path.name for path in folder.iterdir()} - {CONFIG + ".new", *ignored} if folder.exists() else set()
     if not others:
         return None
-    if not holds_a_study(folder):
+    try:
+        found = read_config(folder)
+    except FlexActError:  # the configuration of a study is damaged
+        if not overwrite:
+            raise
+        found = {"study": study}
+    if found is None:
         raise FlexActError(
             f"{folder} is not empty and holds no run of a study ({', '.join(sorted(others)[:3])}); pass another folder "
             "to --out."
         )
-    try:
-        found = read_config(folder) or {}
-    except FlexActError:
-        if not overwrite:
-            raise
-        found = {"study": study}
-    if found.get("study") != study:
+    if found["study"] != study:
         raise FlexActError(
-            f"{folder} holds a run of the study {found.get('study')!r}, not of {study!r}; pass another folder to --out."
+            f"{folder} holds a run of the study {found['study']!r}, not of {study!r}; pass another folder to --out."
         )
     if overwrite:
         _clear(folder, writes)
@@ -70,21 +68,11 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
         raise FlexActError(f"cannot write to {folder}: {error.strerror}; give another --out.") from None
 
 
-def holds_a_study(folder: Path) -> bool:
-    """Return whether a folder is that of a study, even if its config.json is damaged or lost."""
-    config, results = folder / CONFIG, folder / RESULTS
-    if config.is_file() and b'"flexact_study"' in config.read_bytes():
-        return True
-    return results.is_file() and results.read_bytes().startswith(_SYNTHETIC_ROWS)
-
-
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Return a study's checked config.json; None if it is missing or from another program."""
     path = folder / CONFIG
-    if not holds_a_study(folder):
+    if not path.is_file() or b'"flexact_study"' not in path.read_bytes():
         return None
-    if not path.is_file():
-        raise FlexActError(f"{folder} holds the results of a study without its {CONFIG}. {REMEDY}")
     try:
         found = parsed_json(read_text(path))
     except json.JSONDecodeError as error:

@@ -10,10 +10,15 @@ GAP = "  "
 
 
 def cut(names: Sequence[str], room: int) -> list[str]:
-    """Cut the middle out of names longer than `room`; return all names whole if two of them would become equal."""
-    head = (room - 1) // 2
-    short = [name if len(name) <= room else f"{name[:head]}…{name[head + 1 - room :]}" for name in names]
-    return short if len(set(short)) == len(set(names)) else list(names)
+    """Return names of at most `room` letters. Long ones are cut at the start, or at the end if some would become equal;
+    if they would in both cases, all names stay whole.
+
+    >>> cut(["encoder.layer.0.intermediate.act", "encoder.layer.1.intermediate.act", "pool"], room=18)
+    ['encoder.layer.0.i…', 'encoder.layer.1.i…', 'pool']
+    """
+    ends = [name if len(name) <= room else "…" + name[1 - room :] for name in names]
+    starts = [name if len(name) <= room else name[: room - 1] + "…" for name in names]
+    return next((short for short in (ends, starts) if len(set(short)) == len(set(names))), list(names))
 
 
 def printable(name: str) -> str:
@@ -22,7 +27,6 @@ def printable(name: str) -> str:
 
 
 def width(title: str, cells: Sequence[str]) -> int:
-    """The width of a column."""
     return max(len(cell) for cell in [title, *cells])
 
 

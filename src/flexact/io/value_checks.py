@@ -32,10 +32,7 @@ def number(
     found = value
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if is_real and not isinstance(value, int):
-        try:
-            found = float(value)
-        except OverflowError:
-            found = math.inf
+        found = float(value)
     is_finite = is_real and abs(found) <= sys.float_info.max
     if not (is_finite and above < found < below and at_least <= found <= at_most):
         bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
@@ -82,20 +79,15 @@ def check_names(option: str, given: Sequence[str], known: Collection[str]) -> No
         raise FlexActError(f"--{option} names nothing; give at least one of {', '.join(known)}.")
     for name in given:
         check_known(_ONE.get(option, option.removesuffix("s")), name, known)
-    check_once(option, given)
+    repeated = sorted({name for name in given if given.count(name) > 1})
+    if repeated:
+        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
 
 
 def check_known(kind: str, name: str, known: Collection[str]) -> None:
     """Raise unless a name is one of the known names."""
     if name not in known:
         raise FlexActError(f"unknown {kind} {name!r}{suggestion(str(name), known)} Known: {', '.join(known)}.")
-
-
-def check_once(option: str, given: Sequence[str]) -> None:
-    """Raise if an option repeats a name."""
-    repeated = sorted({name for name in given if given.count(name) > 1})
-    if repeated:
-        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
 
 
 def check_whole(option: str, value: Any, low: int, high: int) -> None:

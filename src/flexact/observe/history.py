@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ KEY = "flexact_history"
 DROPS, DECISIONS, TRYING = "drops", "decisions", "trying"
 RESERVED = ("sites", "picks", DROPS, DECISIONS, TRYING)
 """The keys of a record besides its step and the user's numbers."""
-_OPENING = json.dumps({KEY: VERSION})[:-1]
 _DROP = {"step", "margin", "standard_error", "steps"}
 
 
@@ -32,10 +30,7 @@ def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any
     if not path.exists():
         return []
     text = read_text(path)
-    whole = whole_lines(text)
-    if not whole and (_OPENING.startswith(text) or re.match(re.escape(_OPENING) + r"\b", text)):
-        return []  # it was killed while it wrote the header
-    whole = whole or text
+    whole = whole_lines(text) or text  # without a whole line it is not a history
     found = parsed(path, whole.splitlines(keepends=True)[0] if overwrite else whole)[1:]
     if found and not resume:
         raise FlexActError(
@@ -52,7 +47,6 @@ def number_names(records: Records) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a history file."""
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise FlexActError(f"{path} {what}; give the path of a history that Recorder(model, path=...) wrote.")
@@ -69,33 +63,35 @@ def whole_lines(text: str) -> str:
 
 def parsed(path: Path, text: str) -> list[dict[str, Any]]:
     """The header and the records of a history, with every line checked."""
-    if not text:
+    lines = text.splitlines()
+    if not lines:
         raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
-    entries = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    entries = [_header(path, lines[0])]
+    for number, line in enumerate(lines[1:], start=2):
         try:
-            entries.append(parsed_json(line))
+            entry = parsed_json(line)
         except ValueError as error:
-            if number == 1:
-                _check_header(path, None)
             raise FlexActError(
                 f"{path}, line {number}: not valid JSON ({error}). The file is cut off or was edited; remove that "
                 "line to read the rest."
             ) from None
-        if number == 1:
-            _check_header(path, entries[0])
-        elif not _is_record(entries[-1]):
+        if not _is_record(entry):
             raise FlexActError(f"{path}, line {number}: not a record that a Recorder writes: {line:.160}.")
+        entries.append(entry)
     return entries
 
 
-def _check_header(path: Path, header: Any) -> None:
-    """Raise unless a file is a history of this version or an earlier one; version 1 had no drops and decisions."""
+def _header(path: Path, line: str) -> dict[str, Any]:
+    """The header of a history of this version or an earlier one; version 1 had no drops and decisions."""
+    header: Any = None
+    with suppress(ValueError):
+        header = parsed_json(line)
     number = header.get(KEY) if isinstance(header, dict) else None
     if not isinstance(number, int):
         raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{KEY}": {VERSION}.')
     if number > VERSION:
         raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")
+    return dict(header)
 
 
 def _is_record(entry: Any) -> bool:

@@ -20,8 +20,7 @@ from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import path_of
 from flexact.observe import history
 from flexact.observe.history import DECISIONS, DROPS, RESERVED, TRYING
-from flexact.observe.live import LiveTable
-from flexact.observe.notebook import recorder_html
+from flexact.observe.live import LiveTable, notebook_html
 from flexact.observe.selection import Selection, selection
 from flexact.observe.selection_rows import Row, plain
 from flexact.observe.tensorboard import Board
@@ -62,8 +61,6 @@ class Recorder:
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise FlexActError(f"a Recorder needs a torch.nn.Module; got {model!r:.80}.")
         self.model = model
         self.history: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
@@ -161,7 +158,7 @@ class Recorder:
 
     def _repr_html_(self) -> str:
         """The curves and the picks, for a notebook."""
-        return recorder_html(self.history, selection(self.model).rows)
+        return notebook_html(self.history, selection(self.model))
 
     def __enter__(self) -> Recorder:
         return self

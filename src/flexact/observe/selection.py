@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.observe.notebook import selection_html
+from flexact.observe.html_tables import outcome_table
 from flexact.observe.selection_rows import TIE, Row, table
 from flexact.policy.evidence import Contest
 from flexact.routing.layer import FlexAct
@@ -95,8 +95,8 @@ class Selection:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table for a notebook, with a bar of the probabilities in each row."""
-        return selection_html(self.rows)
+        """The table for a notebook."""
+        return outcome_table(self.rows)
 
 
 def selection(model: nn.Module) -> Selection:
@@ -122,8 +122,6 @@ _HOLD_A_MODULE = (nn.parallel.DistributedDataParallel, AveragedModel)
 
 def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
     """The sites in depth order with their names in this model, wrappers' prefixes left out."""
-    if not isinstance(model, nn.Module):
-        raise FlexActError(f"selection needs a torch.nn.Module; got {model!r}.")
     sites = sites_of(model)
     for site in sites:
         site.update_alive()  # averaging weights, as an EMA does, changes buffers without telling the site
@@ -132,16 +130,15 @@ def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
             f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
             "first. An extracted model has none left: print its modules."
         )
-    names: dict[str, str] = {"": ""}  # name with prefixes -> name without them
-    modules = dict(model.named_modules())
-    for name in list(modules)[1:]:
-        parent, _, attribute = name.rpartition(".")
-        wraps = attribute in ("_orig_mod", "_fsdp_wrapped_module") or (
-            attribute == "module" and isinstance(modules[parent], _HOLD_A_MODULE)
-        )
-        names[name] = names[parent] if wraps else f"{names[parent]}.{attribute}".lstrip(".")
-    by_site = {id(module): names[name] or "FlexAct" for name, module in modules.items()}
-    return [(by_site[id(site)], site) for site in sites]
+    names = {id(module): name.replace("_orig_mod.", "") for name, module in _unwrapped(model).named_modules()}
+    return [(names[id(site)] or "FlexAct", site) for site in sites]
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """The model inside torch.compile, data parallelism and averages of weights, in any order."""
+    while (is_compiled := hasattr(model, "_orig_mod")) or isinstance(model, _HOLD_A_MODULE):
+        model = model._orig_mod if is_compiled else model.module
+    return model  # type: ignore[no-any-return]
 
 
 def _rows(name: str, site: FlexAct) -> Iterator[Row]:
@@ -151,22 +148,20 @@ def _rows(name: str, site: FlexAct) -> Iterator[Row]:
     for channel, pi in enumerate(site.pi().tolist()):
         at = {candidate: step for candidate, step in enumerate(dropped_at[channel]) if step >= 0}
         contests = {k: found for k in at if (found := _contest(evidence[channel][k])) is not None}
-        ranked = sorted(range(site.k), key=lambda k: (k in at, -pi[k]))
-        second = ranked[1] if len(ranked) > len(at) + 1 else None
-        margin = pi[ranked[0]] - (0.0 if second is None else pi[second])
-        in_contest = [pi[k] for k in range(site.k) if k not in at]
-        is_open = not site.committed and max(in_contest) - min(in_contest) <= TIE
-        if site.committed or is_open:
-            second = _dropped_last(at, contests, logits[channel]) if site.committed else None
+        left = sorted((k for k in range(site.k) if k not in at), key=lambda k: -pi[k])
+        is_open = not site.committed and pi[left[0]] - pi[left[-1]] <= TIE
+        second = None if is_open or len(left) == 1 else left[1]
+        if site.committed:
+            second = _dropped_last(at, contests, logits[channel])
         original = site.original_index
         row = Row(
             site=name,
             channel=channel if by_channel else None,
             original=site.candidates[original] if original >= 0 else None,
-            pick=None if is_open else site.candidates[ranked[0]],
-            probability=pi[ranked[0]],
+            pick=None if is_open else site.candidates[left[0]],
+            probability=pi[left[0]],
             runner_up=None if second is None else site.candidates[second],
-            margin=margin,
+            margin=pi[left[0]] - (pi[left[1]] if len(left) > 1 else 0.0),
             committed=site.committed,
             decided=False,
             probabilities=dict(zip(site.candidates, pi, strict=True)),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from flexact.candidates import known_names
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
@@ -15,9 +14,8 @@ from flexact.policy.evidence import SIGNIFICANT, Contest
 
 TIE = 1e-6
 """Probabilities that differ by at most this are equal."""
-_DROPPED, _DROPPED_IN_TEXT = "dropped at", "dropped (at step)"
 _MIN_WIDTH = 24
-"""Minimum width, in characters, of the names of sites and of the list of drops."""
+"""Minimum width of the names of sites, in characters."""
 _NUMBER = float | int
 
 
@@ -146,23 +144,20 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
     if any(row.over_original is not None for row in committed):
         against = [row.over_original for row in rows]
         columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
-    columns[_DROPPED] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
+    columns["dropped at"] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
     return columns
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line per row and a legend, at most 120 characters wide unless the names of the sites are too long."""
+def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
+    """Return one line per row and a legend. Names of sites are cut if the lines are longer than 120 characters.
+
+    names: the names of the rows; by default those of their sites.
+    """
     columns = columns_of(rows)
-    del columns[_DROPPED]  # cut below to what there is room for
-    names = [printable(row.key) for row in rows]
-    dropped = [drops_by_step(row.dropped) for row in rows]
-    room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items()) - len(GAP)
-    for_dropped = min(_MIN_WIDTH, max(len(_DROPPED_IN_TEXT), *map(_length, dropped), 0))
-    names = cut(names, max(_MIN_WIDTH, room - for_dropped))
-    columns = {"site": names, **columns}
-    room -= width("site", names)
-    columns[_DROPPED_IN_TEXT] = [_latest(groups, max(_MIN_WIDTH, room)) for groups in dropped]
-    return "\n".join([*aligned(columns), *legend(rows)])
+    columns["dropped (at step)"] = columns.pop("dropped at")
+    room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items())
+    names = cut([printable(name) for name in names or [row.key for row in rows]], max(_MIN_WIDTH, room))
+    return "\n".join([*aligned({"site": names, **columns}), *legend(rows)])
 
 
 def _pick(row: Row) -> str:
@@ -185,20 +180,6 @@ def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
     return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
 
 
-def _length(groups: Sequence[str]) -> int:
-    return len(", ".join(groups))
-
-
-def _latest(groups: Sequence[str], room: int) -> str:
-    """As many of the last drops as there is room for."""
-    if not groups:
-        return "-"
-    first = 0
-    while first < len(groups) - 1 and _length(groups[first:]) + (2 if first else 0) > room:
-        first += 1
-    return ("… " if first else "") + ", ".join(groups[first:])
-
-
 def legend(rows: Sequence[Row]) -> list[str]:
     """The lines that explain what these rows contain."""
     contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
@@ -219,20 +200,4 @@ def legend(rows: Sequence[Row]) -> list[str]:
             row.lead is not None and row.lead.margin < 0 for row in committed
         ),
     }
-    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
-
-
-def _misleading_names(rows: Sequence[Row]) -> list[str]:
-    """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
-    functions = {name.replace("_", "") for name in known_names()}
-    found: dict[str, str] = {}
-    for row in rows:
-        attribute = row.site.rpartition(".")[2]
-        name = attribute.lower().replace("_", "").rstrip("0123456789")
-        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
-            found.setdefault(row.site, row.pick)
-    if not found:
-        return []
-    site, pick = next(iter(found.items()))
-    more = f", and {counted(len(found) - 1, 'other')} likewise" if len(found) > 1 else ""
-    return [f"extract keeps module names: the module named {printable(site)} is now a {pick}{more}"]
+    return [line for line, applies in told.items() if applies]

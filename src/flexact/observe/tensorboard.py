@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from flexact.errors import missing_extra
 from flexact.io.json_input import path_of
@@ -33,11 +32,22 @@ class Board:
         self._writer = _open_writer(where) if self._owns_writer else where
 
     def show(self, history: Records, now: Selection) -> None:
-        """Write the last record. Draw heat maps each time the number of records has doubled."""
+        """Write the last record, and draw heat maps each time the number of records has doubled.
+
+        A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
+        """
         last = history[-1]
-        _write_sites(self._writer, self._model, last)
+        step = last["step"]
+        for site, (name, (probabilities,)) in zip(sites_of(self._model), by_site([last])[1].items(), strict=True):
+            for candidate, p in probabilities.items():
+                self._writer.add_scalar(f"flexact/{name}/{candidate}", p, step)
+            logits = site.logits.detach().view(site.rows, site.k)[site.dropped_at < 0]
+            for kind, values in (("logits", logits), ("probabilities", site.pi())):
+                finite = values[values.isfinite()]
+                if finite.numel():  # a diverged run has none; its curves show the NaN
+                    self._writer.add_histogram(f"flexact_{kind}/{name}", finite, step)
         for name in number_names([last]):
-            self._writer.add_scalar(name, last[name], last["step"])
+            self._writer.add_scalar(name, last[name], step)
         if len(history) >= _MIN_RECORDS and len(history).bit_count() == 1 and can_draw():
             _write_heat_maps(self._writer, history)
 
@@ -46,11 +56,8 @@ class Board:
         if history and can_draw():
             _write_heat_maps(self._writer, history)
         elif history:
-            warnings.warn(
-                "no heat maps were written to TensorBoard because matplotlib is not installed. Install it with: "
-                "pip install 'flexact[plots]'",
-                stacklevel=3,
-            )
+            reason = missing_extra("matplotlib", "plots")
+            warnings.warn(f"no heat maps were written to TensorBoard: {reason}", stacklevel=3)
         if self._owns_writer:
             self._writer.close()
         else:
@@ -58,32 +65,11 @@ class Board:
 
 
 def _open_writer(folder: Any) -> Any:
-    path = path_of(folder, "the TensorBoard folder")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise missing_extra("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(path))
-
-
-def _write_sites(writer: Any, model: nn.Module, last: Mapping[str, Any]) -> None:
-    """Write the probabilities of each site as curves, and its logits and probabilities as histograms.
-
-    A curve is the mean over channels. The histogram of the logits leaves out eliminated candidates.
-    """
-    step = last["step"]
-    for site, (name, (probabilities,)) in zip(sites_of(model), by_site([last])[1].items(), strict=True):
-        for candidate, p in probabilities.items():
-            writer.add_scalar(f"flexact/{name}/{candidate}", p, step)
-        logits = site.logits.detach().view(site.rows, site.k)[site.dropped_at < 0]
-        _write_histogram(writer, f"flexact_logits/{name}", logits, step)
-        _write_histogram(writer, f"flexact_probabilities/{name}", site.pi(), step)
-
-
-def _write_histogram(writer: Any, tag: str, values: Tensor, step: int) -> None:
-    finite = values[values.isfinite()]
-    if finite.numel():  # a diverged run has none; its curves show the NaN
-        writer.add_histogram(tag, finite, step)
+    return SummaryWriter(path_of(folder, "the TensorBoard folder"))
 
 
 def _write_heat_maps(writer: Any, history: Records) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_whole
 from flexact.io.csv_rows import read_text
-from flexact.io.json_input import parsed_json
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE, read_config
 from flexact.observe import history
 from flexact.observe.figures.history import history_pictures
 from flexact.observe.figures.outcomes import outcomes
-from flexact.report.page import Section, file_name, markdown, outcome_table, page
+from flexact.observe.html_tables import outcome_table
+from flexact.report.page import Section, markdown, page
 
 
 class History(NamedTuple):
@@ -46,12 +46,8 @@ def read_histories(run: Path) -> dict[str, History]:
 
 def _is_history(path: Path) -> bool:
     """Return whether a file is a history, rather than one of another program."""
-    try:
-        with path.open("rb") as file:
-            header = parsed_json(file.readline())
-    except ValueError:  # not JSON, or not text
-        return False
-    return isinstance(header, dict) and history.KEY in header
+    with path.open("rb") as file:
+        return f'"{history.KEY}"'.encode() in file.readline()
 
 
 _PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
@@ -70,30 +66,22 @@ class Report:
     details: Mapping[str, object]
     """Configuration and versions."""
 
-    def write_figures(self) -> None:
-        """Write figures/*.png and figures/*.svg."""
-        folder = self.folder / "figures"
-        if folder.is_symlink():
-            raise FlexActError(
-                f"{folder} is a link to {os.readlink(folder)}; remove it, so that figures can be written here."
-            )
-        folder.mkdir(exist_ok=True)
-        for picture in [picture for section in self.sections for picture in section.pictures]:
-            write_whole(folder / f"{picture.slug}.png", picture.png())
-            write_whole(folder / f"{picture.slug}.svg", picture.svg())
-
-    def write_page(self) -> Path:
-        """Write report.html, and return its path."""
-        path = self.folder / "report.html"
-        write_whole(path, page(self.title, self.facts, self.sections, self.details))
-        return path
-
 
 def build(run: Path) -> Path:
-    """Write figures and page of a folder or of one history, and return the page's path."""
+    """Write report.html, figures/*.png and figures/*.svg of a folder or of one history, and return the page's path."""
     report = read(run)
-    report.write_figures()
-    return report.write_page()
+    figures, path = report.folder / "figures", report.folder / "report.html"
+    if figures.is_symlink():
+        raise FlexActError(
+            f"{figures} is a link to {os.readlink(figures)}; remove it, so that figures can be written here."
+        )
+    figures.mkdir(exist_ok=True)
+    for section in report.sections:
+        for picture in section.pictures:
+            write_whole(figures / f"{picture.slug}.png", picture.png())
+            write_whole(figures / f"{picture.slug}.svg", picture.svg())
+    write_whole(path, page(report.title, report.facts, report.sections, report.details))
+    return path
 
 
 def check_packages() -> None:
@@ -119,14 +107,15 @@ def read(run: Path) -> Report:
     if run.is_file() and not histories:
         raise FlexActError(f"{run} is not a Recorder's history with at least one record; give such a file.")
     if not config and not histories:
+        names = sorted(path.name for path in folder.iterdir())
         raise FlexActError(
             f"{folder} holds nothing to report: looked for config.json of a study (flexact reproduce ... --out DIR) "
             "and for *.jsonl with the history of a Recorder (Recorder(model, path=...), at least one record). Found: "
-            f"{_found(folder)}."
+            f"{', '.join(names[:8]) or 'nothing'}."
         )
     sections = _study_sections(folder, config) if config else []
-    stems = _stems(histories)
-    sections += [_history_section(name, history, stems[name]) for name, history in histories.items()]
+    for name, one in histories.items():
+        sections.append(_history_section(name, one, Path(name).stem if len(histories) > 1 else "history"))
     title = str(config.get("title") or f"flexact: {config.get('study') or folder.resolve().name}")
     facts = {name: config.get(name) for name in ("device", "commit", "date")}
     shown = {"flexact_study", "study", "title"}
@@ -147,26 +136,8 @@ def _study_sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     return sections
 
 
-def _stems(names: Collection[str]) -> dict[str, str]:
-    """Return the prefix of each history's figure names. They are distinct, even if names differ only in characters that
-    are not allowed in file names."""
-    found: dict[str, str] = {}
-    for name in names:
-        own = file_name(Path(name).stem) if len(names) > 1 else "history"
-        while own in found.values():
-            own += "_"
-        found[name] = own
-    return found
-
-
 def _history_section(name: str, history: History, stem: str) -> Section:
     records, found = history.records, outcomes(history.records)
     what = f"{counted(len(records), 'record')} of {counted(len(found), 'site')}"
     body = f"<p>{what}, steps {records[0]['step']} to {records[-1]['step']}.</p>\n"
-    body += outcome_table({"site": [row.site for row in found]}, found)
-    return Section(f"Run: {name}", body, history_pictures(records, stem))
-
-
-def _found(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
+    return Section(f"Run: {name}", body + outcome_table(found), history_pictures(records, stem))

@@ -6,19 +6,16 @@ All text from files is escaped, and the page's content security policy forbids l
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import NamedTuple
+from urllib.parse import quote
 
 from flexact.observe.figures.drawing import Picture
-from flexact.observe.selection_rows import Row, columns_of, legend
+from flexact.observe.html_tables import LONG, in_box, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-_LONG = 16
-"""A first cell with more letters than this is wrapped if the table is wider than the page."""
 
 
 class Section(NamedTuple):
@@ -27,11 +24,6 @@ class Section(NamedTuple):
     title: str
     body: str
     pictures: Sequence[Picture]
-
-
-def file_name(name: str) -> str:
-    """Return a name without characters that have a meaning in paths or URLs."""
-    return re.sub(r"[^\w.-]", "_", name)
 
 
 def page(title: str, facts: Mapping[str, object], sections: Iterable[Section], details: Mapping[str, object]) -> str:
@@ -80,45 +72,12 @@ def markdown(text: str, muted: str = "") -> str:
             token.tag = f"h{min(6, int(token.tag[1]) + 2)}"  # under the page's title and the section's
         if token.type == "tr_open":
             first, text = tokens[number + 1], tokens[number + 2].content
-            if len(text) > _LONG:
+            if len(text) > LONG:
                 first.attrSet("class", "long")
             if text == muted:
                 token.attrSet("class", "muted")
     rendered: str = reader.renderer.render(tokens, reader.options, {})
-    return _boxed(rendered)
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]], muted: Container[int] = ()) -> str:
-    """Return a table as HTML. muted: the numbers of the rows that are shown muted."""
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    lines = []
-    for number, row in enumerate(rows):
-        first, *others = (escape(_cell(cell)) for cell in row)
-        opening = '<td class="long">' if len(str(row[0])) > _LONG else "<td>"
-        line = '<tr class="muted">' if number in muted else "<tr>"
-        lines.append(f"{line}{opening}{first}</td>" + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>")
-    return _boxed(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table>")
-
-
-def outcome_table(first: Mapping[str, Sequence[object]], rows: Sequence[Row]) -> str:
-    """Return a table of sites with the columns and the legend of a printed selection. Undecided sites are muted.
-
-    first: the columns before those.
-    """
-    columns = {**first, **columns_of(rows)}
-    muted = [number for number, row in enumerate(rows) if row.undecided]
-    notes = "<br>\n".join(map(escape, legend(rows)))
-    return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _boxed(rendered: str) -> str:
-    # Only the renderer writes these two tags; text from files is already escaped.
-    opened = rendered.replace("<table>", '<div class="scroll" tabindex="0"><table>')
-    return opened.replace("</table>", "</table></div>")
+    return in_box(rendered)
 
 
 def _section(section: Section) -> str:
@@ -127,7 +86,7 @@ def _section(section: Section) -> str:
 
 
 def _figure(picture: Picture) -> str:
-    slug = escape(picture.slug)
+    slug = quote(picture.slug)
     return (
         f'<figure id="{slug}">\n<h3>{escape(picture.title)}</h3>\n<p>{escape(picture.sentence)}</p>\n'
         f'<div class="scroll drawing" tabindex="0">{picture.svg()}</div>\n'

@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flexact.errors import missing_extra
+from flexact.io.text_tables import cut
 from flexact.observe.figures.colours import INK, SHADES
-from flexact.observe.figures.site_names import short_names
+from flexact.observe.figures.site_names import without_shared_start
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +47,8 @@ _MAX = 1e300
 """Values beyond it are not drawn, since differences of them overflow."""
 _MAX_PIXELS = 600
 """Maximum width of the image of a heat map."""
+_LONGEST_NAME = 26
+"""Maximum letters of the name of a row."""
 RULE = "#999999"
 """The colour of lines that mark a position."""
 
@@ -163,7 +166,7 @@ def row_inches(rows: int, side_by_side: int = 1) -> float:
 def name_rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows of a panel, from top to bottom. Of many rows every n-th is named."""
     every = max(1, len(names) // 60)
-    ax.set_yticks(range(0, len(names), every), short_names(names)[::every])
+    ax.set_yticks(range(0, len(names), every), cut(without_shared_start(names), _LONGEST_NAME)[::every])
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
 

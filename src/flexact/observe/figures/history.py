@@ -21,7 +21,7 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.network_map import margins, network
-from flexact.observe.figures.outcomes import by_site, channels_note, check_not_empty, drops_of, outcomes
+from flexact.observe.figures.outcomes import by_site, channels_note, drops_of, outcomes
 from flexact.observe.history import TRYING, Records, number_names
 from flexact.observe.selection_rows import TIE
 
@@ -41,7 +41,6 @@ _LABEL_DISTANCE = 0.045
 
 
 def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
-    """Return all pictures of a Recorder's history."""
     pictures = [network(history, stem), curves(history, stem)]
     if number_names(history):
         pictures.insert(1, numbers(history, stem))
@@ -53,7 +52,6 @@ def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
 @style()
 def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
     """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
-    check_not_empty(history)
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(by_site(history[-1:])[1])))
     colours = pick_map(ax, history, by)
     return Picture(

@@ -82,7 +82,7 @@ def margins(history: Records, stem: str = "history") -> Picture:
     groups: dict[str, list[Row]] = {}
     for one in found:
         if one.dropped:
-            groups.setdefault(repr((one.dropped, one.evidence)), []).append(one)
+            groups.setdefault(repr((one.dropped, one.evidence, one.undecided)), []).append(one)
     if not groups:
         raise FlexActError("no candidate has been dropped in this history, so there are no margins to draw.")
     ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)

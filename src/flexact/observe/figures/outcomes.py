@@ -74,11 +74,6 @@ def site_of(key: str) -> str:
     return match[1] if match else key
 
 
-def check_not_empty(history: Records) -> None:
-    if not history:
-        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
-
-
 def channels_note(history: Records) -> str:
     by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
     return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
@@ -86,7 +81,8 @@ def channels_note(history: Records) -> str:
 
 def by_site(history: Records) -> tuple[list[str], dict[str, list[dict[str, float]]]]:
     """Return the candidates, and per site one {candidate: probability} per record, as the mean over channels."""
-    check_not_empty(history)
+    if not history:
+        raise FlexActError("the history is empty; call record(step) on the Recorder during training.")
     candidates: dict[str, None] = {}
     table: dict[str, list[dict[str, float]]] = {}
     for number, entry in enumerate(history):

@@ -9,9 +9,10 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.history import pick_map
 from flexact.observe.figures.outcomes import by_site, outcomes
+from flexact.observe.html_tables import outcome_table, table
 from flexact.observe.selection_rows import alike
 from flexact.report.build import read_histories
-from flexact.report.page import Section, outcome_table, table
+from flexact.report.page import Section
 from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import DONE, R, Store
 from flexact.studies.grid.study import Row, picked
@@ -87,7 +88,7 @@ def evidence(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> s
         ]
         if found:
             seeds, names, rows = zip(*found, strict=True)
-            table_of_kind = outcome_table({"seed": seeds, "site": names}, rows)
+            table_of_kind = outcome_table(rows, {"seed": seeds, "site": names})
             tables.append(f"<h3>Evidence: {title(cells[0])}</h3>\n{table_of_kind}")
     return "\n".join(tables)
 
