@@ -468,3 +468,15 @@ def test_a_negative_lead_is_explained() -> None:
     assert "lead: the pick's advantage over the runner-up when the runner-up was dropped" in notes[-3]
     assert notes[-2].startswith("(undecided): no significant lead (z >= 2) over the original, or over the runner-up if")
     assert notes[-1].startswith("A negative lead means that the runner-up had the better evidence: the original stayed")
+
+
+def test_a_name_that_extraction_makes_misleading_is_reported() -> None:
+    model = nn.Sequential()
+    for name in ("gelu", "relu1", "act"):
+        model.add_module(name, nn.GELU())
+    model = convert(model, "*", config=FlexConfig(candidates=("relu", "gelu"), share="site"))
+    assert "extract keeps" not in str(selection(model))  # nothing is picked yet
+    for site in model:
+        site.commit(candidate=site.candidates.index("relu"))
+    assert str(selection(model)).splitlines()[-1] == ("extract keeps module names: the module named gelu is now a relu")
+    assert "(gelu): ReLU()" in str(flexact.extract(model))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
+from flexact.candidates import known_names
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
@@ -200,4 +201,20 @@ def legend(rows: Sequence[Row]) -> list[str]:
             row.lead is not None and row.lead.margin < 0 for row in committed
         ),
     }
-    return [line for line, applies in told.items() if applies]
+    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
+
+
+def _misleading_names(rows: Sequence[Row]) -> list[str]:
+    """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
+    functions = {name.replace("_", "") for name in known_names()}
+    found: dict[str, str] = {}
+    for row in rows:
+        attribute = row.site.rpartition(".")[2]
+        name = attribute.lower().replace("_", "").rstrip("0123456789")
+        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
+            found.setdefault(row.site, row.pick)
+    if not found:
+        return []
+    site, pick = next(iter(found.items()))
+    more = f", and {counted(len(found) - 1, 'other')} likewise" if len(found) > 1 else ""
+    return [f"extract keeps module names: the module named {printable(site)} is now a {pick}{more}"]
