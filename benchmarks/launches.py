@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     given = parser.parse_args()
-    options = chosen(None, quick=False)
+    options = chosen()
     ways = [way for way in options.ways if way.startswith("fused")] or list(options.ways[-1:])
     depths = DEPTHS if options.device == "cuda" else DEPTHS[:2]
     batch = Batch(options.batch, options.where, options.dtype)

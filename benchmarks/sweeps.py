@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     parser.add_argument("--repeats", type=int, help="rounds")
     given = parser.parse_args()
-    options = chosen(None, quick=False, repeats=given.repeats)
+    options = chosen(repeats=given.repeats)
     sizes = SIZES[options.device]
     modes = ("eager", "graph") if options.device == "cuda" else ("eager",)
     with study_stream(options.where):

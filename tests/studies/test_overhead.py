@@ -321,7 +321,18 @@ def test_the_study_writes_its_folder_and_continues_after_failures(tmp_path: Path
 
 @pytest.mark.usefixtures("small_networks")
 def test_a_run_without_a_routed_network_fails_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a GPU
+    arguments = [
+        "--device",
+        "cpu",
+        "--models",
+        "resnet18",
+        "--batch",
+        "2",
+        "--width",
+        "2",
+        "--ways",
+        "fused",
+    ]  # which needs a GPU
     with pytest.raises(SystemExit) as exit_:
         main(["reproduce", "overhead", "--out", str(tmp_path / "run"), "--quiet", *arguments])
     assert exit_.value.code == 1
@@ -365,10 +376,9 @@ def test_bad_input_is_one_clear_line(
 
 
 def test_the_sizes_are_those_of_the_device() -> None:
-    options = chosen("cpu", quick=False, batch=4)
+    options = chosen("cpu", batch=4)
     assert (options.batch, options.dtype, options.modes) == (4, torch.float32, ("eager",))
-    quick = chosen("cpu", quick=True)
-    assert (quick.models, quick.modes, quick.ways) == (("resnet18",), ("eager",), ("plain", "closed_form"))
+    assert options.ways == ("plain", "closed_form")
     if not torch.cuda.is_available():
         with pytest.raises(flexact.FlexActError, match="no GPU"):
-            chosen("cuda", quick=False)
+            chosen("cuda")

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def protocol(tiny_encoder: Path) -> Protocol:
-    return Protocol.of(find_encoder(str(tiny_encoder)), batch=4, lr=1e-3)
+    return Protocol(**find_encoder(str(tiny_encoder)), batch=4, lr=1e-3)
 
 
 def batch(tokenizer: Any, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -48,11 +48,11 @@ def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: 
     config = json.loads((still / "config.json").read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (still / "config.json").write_text(json.dumps(config))
-    protocol, data = Protocol.of(find_encoder(str(still)), batch=4, lr=1e-3), load("rte", glue_folder)
+    protocol, data = Protocol(**find_encoder(str(still)), batch=4, lr=1e-3), load("rte", glue_folder)
     outcome = train_cell(Cell("rte", "fixed", 3), protocol, data, tmp_path, CPU)
-    train, dev = encoded(data, protocol.encoder, protocol.length)
-    tokenizer = tokenizer_of(protocol.encoder)
-    network = build(protocol.encoder, 2, 3, is_regression=False).train()
+    train, dev = encoded(data, protocol.folder, protocol.length)
+    tokenizer = tokenizer_of(protocol.folder)
+    network = build(protocol.folder, 2, 3, is_regression=False).train()
     plain = {"bias", "LayerNorm"}
     decayed = [p for name, p in network.named_parameters() if not any(word in name for word in plain)]
     others = [p for name, p in network.named_parameters() if any(word in name for word in plain)]
@@ -75,7 +75,7 @@ def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: 
     assert outcome.loss == pytest.approx(sum(losses) / 6, rel=1e-4)
     with torch.no_grad():
         outputs = network.eval()(**batch(tokenizer, dev)).logits.numpy()
-    labels = numpy.array(data.dev.labels)
+    labels = numpy.array([label for _, label in data.dev])
     assert outcome.metrics == pytest.approx(measured(data.task, outputs, labels))
     assert (outcome.epochs, outcome.picks, outcome.split) == (3, {}, "official")
     assert [line["epoch"] for line in read_curve(tmp_path)] == [1, 2, 3]
@@ -143,7 +143,6 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
         ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
         ({"limit": -1}, "limit must be a whole number of at least 1"),
         ({"lr": float("nan")}, "lr must be a finite number of at least 0"),
-        ({"warmup": 2.0}, "warmup is a fraction of the steps"),
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"candidates": ("relu", "tahn")}, "unknown candidate 'tahn'"),
@@ -177,8 +176,8 @@ def test_a_network_trained_in_bf16_is_measured_in_float32(
     arguments = transformers.TrainingArguments
     monkeypatch.setattr(trainer._package, "TrainingArguments", lambda **given: arguments(**{**given, "bf16": True}))
     data = load("stsb", glue_folder)
-    train, dev = encoded(data, protocol.encoder, protocol.length)
-    network = build(protocol.encoder, 1, 0, is_regression=True)
+    train, dev = encoded(data, protocol.folder, protocol.length)
+    network = build(protocol.folder, 1, 0, is_regression=True)
     cell = Cell("stsb", "fixed", 0)
     found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path)
     assert found.accelerator.mixed_precision == "bf16"
@@ -186,8 +185,8 @@ def test_a_network_trained_in_bf16_is_measured_in_float32(
     scores = torch.from_numpy(found.predict(dev).predictions)
     assert not torch.equal(scores, scores.bfloat16().float())
     with torch.no_grad():
-        plain = build(protocol.encoder, 1, 0, is_regression=True).eval()
-        assert torch.allclose(scores, plain(**batch(tokenizer_of(protocol.encoder), dev)).logits, rtol=1e-5, atol=1e-6)
+        plain = build(protocol.folder, 1, 0, is_regression=True).eval()
+        assert torch.allclose(scores, plain(**batch(tokenizer_of(protocol.folder), dev)).logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.compare.functions import Build, Functions, Train
 from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
 from flexact.studies.compare.setup import engine_for, prepared
-from flexact.studies.compare.study import Store
+from flexact.studies.compare.study import STUDY, Store
 from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
+from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import read_curve
 from flexact.studies.grid.run import run_and_report
 from flexact.studies.grid.study import MAX_SEEDS
@@ -148,7 +149,7 @@ def compare(
     functions = Functions(build, train, where)
     protocol, original = prepared(functions, config, numbers)
     chosen = methods_of(config.candidates, methods, original)
-    store = Store(folder, functions)
+    store = Store(folder, study=replace(STUDY, train=partial(train_cell, functions)))
     resume = (folder / CONFIG).is_file() and not overwrite
     if resume and not quiet:
         print("flexact: finished runs keep their results, even if build or train was edited since.", file=sys.stderr)

@@ -124,7 +124,7 @@ def engine_for(functions: Functions, name: str, device: str | None, jobs: int | 
         if (jobs or 1) > 1:
             raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
         return streams_engine(devices(device)[0], 1)
-    functions.packed()
+    _ = functions.packed  # raises if they cannot be sent
     own = grid_engine(name, device, jobs, address)
     one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
     return own if one_at_a_time else _picks_first(own)

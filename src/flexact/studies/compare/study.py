@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
-from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
 from flexact.studies.compare.table import TITLE, differences, table
-from flexact.studies.compare.training import CellTraining, Outcome
+from flexact.studies.compare.training import Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
 from flexact.studies.grid.statistics import mean_and_deviation
@@ -25,6 +24,7 @@ from flexact.studies.grid.study import GridStudy, candidate_of
 
 
 def _no_training(*_: Any, **__: Any) -> Outcome:
+    """Stands for `train_cell`, which needs the user's functions."""
     raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
 
 
@@ -47,13 +47,8 @@ STUDY = GridStudy(
 )
 
 
-class Store(GridStore[Result]):
-    """The folder of one comparison. functions: None if the folder is only read."""
-
-    def __init__(self, folder: Path, functions: Functions | None = None) -> None:
-        train = _no_training if functions is None else CellTraining(functions)
-        super().__init__(folder, dataclasses.replace(STUDY, train=train))
-
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one comparison, for reading."""
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: FLEXACT_COLOUR, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flexact.studies.glue.protocol import Grid, Protocol
+from flexact.studies.glue.protocol import Protocol
 from flexact.studies.grid import command as shared
 
 
@@ -42,24 +42,17 @@ def glue(
     ] = None,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
-    from flexact.studies.glue.encoder import check_encoder, find_encoder
+    from flexact.studies.glue.encoder import find_encoder
     from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
     store = Store(grid.out)
-    before = grid.before(store)
-    chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    if before is not None:
-        known = Protocol.from_dict(before["protocol"])
-        model = model or known.encoder.model_option
-        settings = {**known.settings, **settings}
-    # Invalid names and settings raise before the encoder is looked up.
-    Grid.asked_for(chosen, before)
-    Protocol(**settings)
-    encoder = find_encoder(model)
-    protocol = Protocol.of(encoder, **settings)
-    check_encoder(encoder, protocol.length)
+    known = (grid.before(store) or {}).get("protocol", {})
+    settings |= find_encoder(model or known.get("folder"))
+    if model is None:  # the folder of a model of the hub does not have its name
+        settings["model"] = known.get("model", settings["model"])
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(store, chosen, data, protocol=protocol)
+    chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
+    grid.carry_out(store, chosen, data, settings)

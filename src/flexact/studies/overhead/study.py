@@ -42,9 +42,6 @@ PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
 }
 """The paper's overhead (tab:performance_benchmarking) by network and placement: training in ms per batch of 128,
 memory in MB, extra parameters."""
-_MODES = dict(
-    zip(MODES, ("Eager", "One CUDA graph per step", "Compiled", "Compiled, one CUDA graph per step"), strict=True)
-)
 _PLACEMENTS = {BASELINE: "ReLU", "penultimate": "penultimate", "all": "all sites"}
 
 Found = Mapping[tuple[Cell, str], Measurement]
@@ -71,7 +68,7 @@ def _section(found: Found, mode: str) -> str:
         return ""
     header = ["network", "way", "training, ms", "ratio", *(["to compiled ReLU"] if cells[0].captured else [])]
     header += ["paper's", "peak allocated, MB", "ratio", "paper's", "extra parameters"]
-    return f"## {_MODES[mode]}\n\n" + markdown(header, [_line(found, cell) for cell in cells])
+    return f"## {MODES[mode]}\n\n" + markdown(header, [_line(found, cell) for cell in cells])
 
 
 def _line(found: Found, cell: Cell) -> list[str]:

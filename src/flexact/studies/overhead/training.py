@@ -68,8 +68,8 @@ def build(
     if placement == BASELINE:
         return network
     use_kernels(way, device)
-    keywords: dict[str, Any] = {"fuse": True} if WAYS[way].fuse else {}
-    network = convert(network, PLACEMENTS[placement], FlexConfig(candidates=tuple(candidates)), **keywords)
+    config = FlexConfig(candidates=tuple(candidates))
+    network = convert(network, PLACEMENTS[placement], config, fuse=WAYS[way].fuse)
     if WAYS[way].plain:
         for site in sites_of(network):
             site.__class__ = PlainSite
