@@ -86,7 +86,7 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
 
 
 @style()
-def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
+def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture | None:
     """The mean score over the evaluations of each method, if `train` yields scores."""
     curves: dict[str, list[dict[int, float]]] = {}
     for row in done:

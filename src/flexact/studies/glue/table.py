@@ -14,6 +14,7 @@ from flexact.studies.grid.statistics import (
     Comparison,
     effects_table,
     explained,
+    gain_and_p,
     holm,
     p_value,
     paired,
@@ -184,10 +185,8 @@ def _papers(figures: Mapping[Column, float], columns: Sequence[Column], over: Se
 
 
 def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
-    found = paired(ours, baseline)
-    if found is None:
-        return "-"
-    return f"{found.gain:+.2f}" + ("" if found.p is None else f" (p {p_value(found.p)})")
+    gain, p = gain_and_p(paired(ours, baseline))
+    return gain if p == "-" else f"{gain} (p {p})"
 
 
 def _explained(done: Sequence[Result], protocol: Protocol) -> str:

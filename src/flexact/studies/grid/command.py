@@ -174,6 +174,17 @@ def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Calla
     return decorated
 
 
+def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. Its first options are the fields with a `Setting`, which it receives as its `**settings`."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        command.__signature__ = inspect.Signature([*setting_options(options), *own])  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
 def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
     """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
     options = []

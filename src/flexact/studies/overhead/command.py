@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flexact.studies.grid.command import Names, Overwrite, Quiet, given
+from flexact.io.result_folder import TABLE
+from flexact.studies.grid.command import Overwrite, Quiet, given, with_settings
+from flexact.studies.overhead.options import BASELINE, TRAIN, Options, by_key, chosen
 from flexact.studies.progress import Progress
 
 
+@with_settings(Options)
 def overhead(
-    models: Annotated[Names, typer.Option(help="resnet18, resnet34, or both.", show_default="both")] = None,
-    modes: Annotated[
-        Names,
-        typer.Option(
-            help="eager, graph (the whole step is replayed from one CUDA graph), compiled, compiled_graph.",
-            show_default="all on a GPU, eager on a CPU",
-        ),
-    ] = None,
-    ways: Annotated[
-        Names,
-        typer.Option(help="plain, closed_form, fused, fused_bn.", show_default="all that the device supports"),
-    ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Rounds of timing.", show_default="20; 5 on a CPU")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images per batch.", show_default="128; 8 on a CPU")] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Channels of the first stage.", show_default="64; 16 on a CPU")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda if there is a GPU")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/overhead"),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    **settings: Any,
 ) -> None:
     """Measure what routing costs in time, memory and parameters: the paper's overhead table."""
-    from flexact.io.result_folder import TABLE
-    from flexact.studies.overhead.options import BASELINE, TRAIN, by_key, chosen
     from flexact.studies.overhead.study import run
 
-    named = given(models=models, modes=modes, ways=ways, repeats=repeats, batch=batch, width=width)
-    options = chosen(device, **named)
+    options = chosen(**given(**settings))
     try:
         rows = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="networks"))
     except KeyboardInterrupt:

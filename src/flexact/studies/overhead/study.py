@@ -10,6 +10,7 @@ from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import markdown
 from flexact.io.result_folder import TABLE, enter, write_config
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.options import (
@@ -28,7 +29,7 @@ from flexact.studies.overhead.options import (
     failed,
 )
 from flexact.studies.overhead.timing import Run, allocated, interleaved, peak_mb, ratios, release, spread
-from flexact.studies.overhead.training import Batch, Training, build, logit_count
+from flexact.studies.overhead.training import Batch, Training, build
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import processor, provenance, run_config
 
@@ -183,7 +184,8 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
             rows.append(failed(cell, error))
             continue
         runs[cell] = training.step
-        rows.append(Measurement(*cell, PARAMETERS, float(logit_count(training.network))))
+        logits = sum(site.logits.numel() for site in sites_of(network))
+        rows.append(Measurement(*cell, PARAMETERS, float(logits)))
         if used is not None:
             base = memory.get(cell.baseline)
             rows.append(Measurement(*cell, PEAK, used, ratio=used / base if base else None))

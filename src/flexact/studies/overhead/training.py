@@ -89,11 +89,6 @@ def check_kernels(way: str, device: torch.device) -> None:
         raise FlexActError(f"{wanted} does not run here: {found.reason}")
 
 
-def logit_count(network: nn.Module) -> int:
-    """Return the number of parameters that routing adds."""
-    return sum(site.logits.numel() for site in sites_of(network))
-
-
 COMPILER = "inductor"
 """The backend of torch.compile."""
 STEPS = 10**9
@@ -126,10 +121,9 @@ class Training:
 
     def __init__(self, network: nn.Module, way: str, batch: Batch, compiled: bool) -> None:
         self.network, self.way, self.batch = network.train(), way, batch
-        self.routed = bool(sites_of(network))
         settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "fused": batch.device.type == "cuda"}
         self.optimizer = torch.optim.SGD(param_groups(network, weight_decay=5e-4), **settings)
-        self.schedule = Schedule(network, STEPS, self.optimizer) if self.routed else None
+        self.schedule = Schedule(network, STEPS, self.optimizer) if sites_of(network) else None
         self.forward: Callable[[Tensor], Tensor] = network
         self._replay: Callable[[], None] | None = None
         self.step()  # not compiled: a router's first forward takes a different path from later ones
@@ -160,7 +154,7 @@ class Training:
     def _on_device(self) -> None:
         with autocast(self.batch.device, self.batch.dtype == torch.bfloat16):
             loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
-            if self.routed:
+            if self.schedule is not None:
                 loss = loss + penalty(self.network)
         loss.backward()
         self.optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flexact.io.result_folder import TABLE
-from flexact.studies.grid.command import Overwrite, Quiet, again, given, setting_options
+from flexact.studies.grid.command import Overwrite, Quiet, again, given, with_settings
 from flexact.studies.progress import Progress
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.studies import Study
@@ -20,6 +19,7 @@ from flexact.studies.synthetic.studies import Study
 def command_of(study: Study) -> Callable[..., None]:
     """Return the command of `flexact reproduce` that runs a study. Its first options are the fields of `Options`."""
 
+    @with_settings(Options)
     def command(
         out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs", study.name),
         jobs: Annotated[
@@ -46,6 +46,4 @@ def command_of(study: Study) -> Callable[..., None]:
             print((out / TABLE).read_text(encoding="utf-8"))
             print(f"Page: {page}")
 
-    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*setting_options(Options), *own])  # type: ignore[attr-defined]
     return command
