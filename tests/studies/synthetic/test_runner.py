@@ -15,7 +15,7 @@ import pytest
 
 from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.runner import Group, run, train_group
+from flexact.studies.synthetic.runner import run, train_model
 from flexact.studies.synthetic.store import Result
 from flexact.studies.synthetic.studies import ALPHA, CORRECTIONS, SYNTHETIC
 from flexact.studies.synthetic.tables import table
@@ -176,7 +176,7 @@ def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
 def test_every_option_changes_the_results(changes, tmp_path):
     plain = {"seeds": 1, "epochs": 1, "truths": ("tanh",), "models": ("flexact-a0.3",)}
     one, other = (
-        train_group(Group("synthetic", "flexact-a0.3", Options(**options)), "cpu", lambda: False).figures
+        train_model("synthetic", Options(**options), "flexact-a0.3", "cpu", lambda: False).figures
         for options in (plain, {**plain, **changes})
     )
     assert one.results[0].mse != other.results[0].mse

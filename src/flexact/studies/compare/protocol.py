@@ -112,7 +112,8 @@ class Result(NamedTuple):
     seconds: float = 0.0
     """Time spent in `train`."""
     picks: str = ""
-    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick."""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick, and if the sites are not
+    committed."""
     note: str = ""
     error: str = ""
     device: str = ""

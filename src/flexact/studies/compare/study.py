@@ -14,11 +14,10 @@ from flexact.observe.figures.colours import INK, candidate_colours, candidate_da
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
-from flexact.studies.compare.table import TITLE, differences, table
+from flexact.studies.compare.table import TITLE, summaries, table
 from flexact.studies.compare.training import Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
-from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
 
@@ -66,14 +65,13 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 @style()
 def paired_differences(done: Sequence[Result]) -> Picture | None:
     """The difference from the original network on each seed, and its mean, with a row per method."""
-    found = {method: differences(done, method) for method in _methods(done) if method != ORIGINAL}
-    found = {method: own for method, own in found.items() if own}
+    found = {one.method: one.against for one in summaries(done, _methods(done)) if one.against is not None}
     if not found:
         return None
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
     for row, own in enumerate(found.values()):
-        ax.plot(list(own.values()), [row] * len(own), "D", color=_SEED, label="one seed")
-        ax.plot(mean_and_deviation(list(own.values()))[0], row, "o", color=FLEXACT_COLOUR, label="mean")
+        ax.plot(own.gains, [row] * own.seeds, "D", color=_SEED, label="one seed")
+        ax.plot(own.gain, row, "o", color=FLEXACT_COLOUR, label="mean")
     drawing.name_rows(ax, list(found))
     drawing.rule_rows(ax, len(found))
     ax.set_xlabel("score minus that of the original")

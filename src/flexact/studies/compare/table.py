@@ -70,12 +70,6 @@ def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
     return found
 
 
-def differences(rows: Sequence[Result], method: str) -> dict[int, float]:
-    """The score minus that of the original network, by seed."""
-    own, base = (by_method(rows).get(name, {}) for name in (method, ORIGINAL))
-    return {seed: row.score - base[seed].score for seed, row in own.items() if seed in base}
-
-
 def picks_by_seed(rows: Sequence[Result]) -> dict[int, dict[str, str]]:
     """Seed → site → pick, of the runs that picked."""
     found = {row.seed: picked(row.picks) for row in rows if row.method == FLEXACT and row.picks}

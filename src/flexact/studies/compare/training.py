@@ -12,7 +12,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
 from flexact.studies.compare.setup import digest, network, seeded
-from flexact.studies.grid.cell_task import CURVE
-from flexact.studies.grid.study import candidate_of
+from flexact.studies.grid.cell_task import CURVE, OUTCOME
+from flexact.studies.grid.study import candidate_of, picked
 from flexact.surgery.convert import convert
 from flexact.surgery.picks_file import load_picks
 
@@ -63,8 +63,8 @@ def interruptible(stop: Callable[[], bool]) -> Iterator[None]:
         raise FlexActError("the training was stopped; it starts again when the comparison is resumed.") from None
 
 
-PICKS, TRACEBACK = "picks.json", "traceback.txt"
-"""Files in a cell's folder: the picks of a flexact cell, and the traceback of a `train` that raised."""
+TRACEBACK = "traceback.txt"
+"""A file in a cell's folder: the traceback of a `train` that raised."""
 
 
 class ScheduleMaker:
@@ -117,13 +117,11 @@ class ScheduleMaker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell."""
+    """The result of a cell, as in `Result`."""
 
     score: float
     seconds: float
-    """Time spent in `train`."""
-    picks: Mapping[str, str] = field(default_factory=dict)
-    """Site → pick; empty for a network that does not pick, and if the sites are not committed."""
+    picks: Mapping[str, str]
     note: str = ""
 
 
@@ -137,7 +135,7 @@ def train_cell(
     stop: Callable[[], bool],
 ) -> Outcome:
     """Train a cell with the user's functions."""
-    for name in (PICKS, TRACEBACK, CURVE):  # of an earlier attempt
+    for name in (TRACEBACK, CURVE):  # of an earlier attempt
         (folder / name).unlink(missing_ok=True)
     model = network(functions.build, cell.seed)
     if digest(model) != protocol.architecture:
@@ -162,7 +160,6 @@ def train_cell(
         shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
         return Outcome(curve[-1], seconds, shown)
     picks, notes = schedule.picks_and_notes()
-    write_whole(folder / PICKS, json.dumps(picks, indent=2) + "\n")
     return Outcome(curve[-1], seconds, picks, "; ".join(notes))
 
 
@@ -183,10 +180,8 @@ def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]
     if cell.method in (ORIGINAL, FLEXACT):
         return {}
     flexact = Cell(FLEXACT, cell.seed)
-    try:
-        found: dict[str, str] = json.loads((folder.parent / flexact.name / PICKS).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        found = {}
+    outcome = folder.parent / flexact.name / OUTCOME
+    found = picked(json.loads(outcome.read_bytes())["picks"]) if outcome.is_file() else {}
     if not found:
         raise FlexActError(
             f"there are no picks to train: {flexact.name} failed or did not commit. Correct what its row says, then "

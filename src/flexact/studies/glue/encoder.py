@@ -51,9 +51,7 @@ def find_encoder(given: str | None) -> dict[str, str]:
         raise FlexActError(f"{folder} has no *.safetensors with the weights of a model; {_REMEDY}.")
     digest = hashlib.sha256()
     for path in weights:
-        with path.open("rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
+        digest.update(path.read_bytes())
     return {"model": name, "sha256": digest.hexdigest(), "folder": str(folder.absolute())}
 
 

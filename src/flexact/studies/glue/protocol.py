@@ -126,10 +126,14 @@ class Result(NamedTuple):
     split: str = ""
     """The dev rows: the benchmark's own ("official"), or part of its dev file."""
     loss: float = math.nan
+    """The loss of the last epoch."""
     epochs: int = 0
     seconds: float = 0.0
     step_ms: float = math.nan
+    """Milliseconds per step: the mean over epochs of the median over windows of steps. Includes routing and the steps
+    after the commitment."""
     picks: str = ""
+    """Picks by site, in depth order; empty if the activations are fixed."""
     error: str = ""
     device: str = ""
     torch: str = ""

@@ -17,7 +17,7 @@ from flexact.studies.glue.data import TASKS, TextData, check_rows, load
 from flexact.studies.glue.encoder import check_encoder
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
-from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
+from flexact.studies.glue.train import Outcome, train_cell
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
     FLEXACT_COLOUR,
@@ -64,7 +64,6 @@ STUDY = GridStudy(
     sha256=_sha256,
     told=_summary,
     data=Path("data/glue"),
-    checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     operational=("keep", "folder"),
 )
 Store = functools.partial(GridStore[Result], study=STUDY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
 from collections.abc import Callable
 from contextlib import closing
@@ -21,28 +20,18 @@ from flexact.studies.glue.encoder import build, encoded, transformers_package
 from flexact.studies.glue.protocol import PLACEMENTS, Cell, Protocol
 from flexact.studies.grid.cell_task import CURVE
 
-CHECKPOINTS, MODEL = "checkpoints", "model"
-STATE = "trainer_state.json"
-"""The file that a Trainer writes last into a checkpoint."""
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell."""
+    """The result of a cell, as in `Result`."""
 
     metrics: dict[str, float]
-    """The task's metrics in percent, of the extracted network on the dev rows."""
     split: str
-    """The dev rows: the benchmark's own, or part of its dev file."""
     loss: float
-    """The loss of the last epoch."""
     epochs: int
     seconds: float
     step_ms: float
-    """Milliseconds per step: the mean over epochs of the median over windows of steps. Includes routing and the steps
-    after the commitment."""
     picks: dict[str, str]
-    """By site, in depth order; empty if the activations are fixed."""
 
 
 def train_cell(
@@ -53,15 +42,15 @@ def train_cell(
     device: torch.device,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train a cell, or resume it from the checkpoint of its last epoch.
+    """Train a cell.
 
-    stop: called after each step; once it returns True, `Stopped` is raised and the epoch is lost.
+    stop: called after each step; once it returns True, `Stopped` is raised.
     """
     if device.type == "cuda":
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     transformers_package()
     from flexact.integrations.transformers import FlexActCallback
-    from flexact.studies.glue.trainer import CellCallback, curve_of, trainer_for
+    from flexact.studies.glue.trainer import CellCallback, trainer_for
 
     data = data.first(protocol.limit)
     train, dev = encoded(data, protocol.folder, protocol.length)
@@ -70,16 +59,17 @@ def train_cell(
     if picks:
         network = convert(network, PLACEMENTS[cell.method], protocol.config(cell.seed))
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = trainer_for(network, train, dev, cell, protocol, device, folder / CHECKPOINTS)
+    (folder / CURVE).unlink(missing_ok=True)  # of an earlier attempt
+    trainer = trainer_for(network, train, dev, cell, protocol, device, folder)
     callback = FlexActCallback(logit_lr=protocol.logit_lr, log=False)
     if picks:
         callback.wrap(trainer)
     own = CellCallback(network, folder, stop, device)
     trainer.add_callback(own)  # after FlexActCallback, to record the state after its step
     with closing(own):
-        trainer.train(resume_from_checkpoint=_last_checkpoint(folder / CHECKPOINTS))
+        trainer.train()
     found = trainer.predict(trainer.eval_dataset)
-    curve = curve_of(trainer.state)
+    curve = own.curve
     loss = curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
         raise FlexActError(
@@ -97,12 +87,5 @@ def train_cell(
     curve[-1]["score"] = statistics.fmean(outcome.metrics.values())
     write_rows(folder / CURVE, curve)
     if protocol.keep:
-        trainer.save_model(str(folder / MODEL))
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        trainer.save_model(str(folder / "model"))
     return outcome
-
-
-def _last_checkpoint(folder: Path) -> str | None:
-    """The newest complete checkpoint."""
-    complete = [path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()]
-    return str(max(complete, key=lambda path: int(path.name.partition("-")[2]))) if complete else None

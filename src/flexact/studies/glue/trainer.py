@@ -35,6 +35,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
 
     def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool], device: torch.device) -> None:
         self.network, self.folder, self.stop, self.device = network, folder, stop, device
+        self.curve: list[dict[str, Any]] = []
         self.recorder: Recorder | None = None
 
     def close(self) -> None:
@@ -44,11 +45,10 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.record_every = max(1, state.max_steps // RECORDS)
         if sites_of(self.network):
-            self.recorder = Recorder(self.network, self.folder / HISTORY, resume=True)
-            self.recorder.rewind(state.global_step)
-            if not self.recorder.history:
-                self.recorder.record(0, epoch=0.0)
-        self.times = [(state.global_step, time.monotonic())]
+            self.recorder = Recorder(self.network, self.folder / HISTORY, overwrite=True)
+            self.recorder.record(0, epoch=0.0)
+        self.started = time.monotonic()
+        self.times = [(0, self.started)]
         """The steps between which the time of this epoch is measured, and when each was done."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -57,37 +57,31 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
         if state.global_step % WINDOW == 0:
             self.times.append((state.global_step, time.monotonic()))
         if self.stop() and state.global_step < state.max_steps:
-            raise Stopped(
-                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from the last "
-                f"epoch in {args.output_dir}."
-            )
+            raise Stopped(f"stopped after {state.global_step} of {state.max_steps} steps; it starts again on --resume.")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" not in (logs or {}):
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.times.append((state.global_step, time.monotonic()))
+        now = time.monotonic()
+        self.times.append((state.global_step, now))
         windows = [1e3 * (end - begin) / (b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
-        *before, _ = curve_of(state)
-        state.log_history[-1] |= {  # which checkpoints contain
-            "seconds": (before[-1]["seconds"] if before else 0.0) + self.times[-1][1] - self.times[0][1],
+        line = {
+            "epoch": round(state.epoch),
+            "loss": logs["loss"],
+            "score": "",
+            "seconds": now - self.started,
             "step_ms": statistics.median(windows),  # in some windows, kernels were compiled too
         }
-        write_rows(self.folder / CURVE, curve_of(state))
+        self.curve.append(line)
+        write_rows(self.folder / CURVE, self.curve)
         self.times = [(state.global_step, time.monotonic())]
 
 
-def curve_of(state: Any) -> list[dict[str, Any]]:
-    """The columns of each epoch that a Trainer has completed; the score is measured at the end."""
-    epochs = [line for line in state.log_history if "loss" in line]
-    columns = ("loss", "score", "seconds", "step_ms")
-    return [{"epoch": round(line["epoch"]), **{name: line.get(name, "") for name in columns}} for line in epochs]
-
-
 class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
-    """Batches of rows of similar length, in an order that depends only on seed and epoch: a resumed run and every
-    method have the same one."""
+    """Batches of rows of similar length, in an order that depends only on seed and epoch, so every method has the same
+    one."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], batch: int, seed: int) -> None:
         super().__init__(batch, rows, model_input_name="input_ids", generator=torch.Generator())
@@ -142,8 +136,7 @@ def trainer_for(
         seed=cell.seed,
         bf16=device.type == "cuda" and protocol.precision == "bf16",
         use_cpu=device.type == "cpu",
-        save_strategy="epoch",
-        save_total_limit=1,
+        save_strategy="no",
         logging_strategy="epoch",
         logging_nan_inf_filter=False,  # it would synchronize at every step; train_cell checks at the end
         report_to="none",
