@@ -73,9 +73,7 @@ class Compared:
     def __str__(self) -> str:
         return Store(self.folder).table()
 
-    def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
-        return str(self)
+    _repr_markdown_ = __str__  # what a notebook shows
 
 
 def compare(

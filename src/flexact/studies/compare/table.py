@@ -132,14 +132,9 @@ def decimals_of(found: Sequence[Summary]) -> int:
 
 def _row(one: Summary, decimals: int) -> tuple[str, ...]:
     seeds = str(len(one.scores)) + (f" ({one.failed} failed)" if one.failed else "")
-    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), _cost(one)
-
-
-def _cost(one: Summary) -> str:
-    if one.method == ORIGINAL:
-        return "-"
     low, high = one.cost_range
-    return times(one.cost) + (f" ({low:.2f} to {high:.2f})" if high > low else "")
+    cost = "-" if one.method == ORIGINAL else times(one.cost) + (f" ({low:.2f} to {high:.2f})" if high > low else "")
+    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), cost
 
 
 def _picks(found: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -77,7 +77,7 @@ def stages(budget: str) -> list[Stage]:
             images(PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
             _grid("glue", TextGrid(tuple(TASKS), seeds=5), ("--model", "bert-base-uncased")),
         ]
-    synthetic = [Stage(name, study.models) for name, study in STUDIES.items()]
+    synthetic = [Stage(name, study.defaults.models) for name, study in STUDIES.items()]
     return [*synthetic, Stage("overhead"), *paper, _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEED))]
 
 

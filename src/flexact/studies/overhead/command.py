@@ -10,7 +10,7 @@ import typer
 
 from flexact.io.result_folder import TABLE
 from flexact.studies.grid.command import Overwrite, Quiet, given, with_settings
-from flexact.studies.overhead.options import BASELINE, TRAIN, Options, by_key, chosen
+from flexact.studies.overhead.options import BASELINE, TRAIN, Options, chosen
 from flexact.studies.progress import Progress
 
 
@@ -33,6 +33,6 @@ def overhead(
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))
         print(f"Folder: {out}")
-    if not any(cell.placement != BASELINE and quantity == TRAIN for cell, quantity in by_key(rows)):
+    if not any(row.placement != BASELINE and row.quantity == TRAIN and not row.error for row in rows):
         print(f"flexact: no routed network was measured; the end of {out / TABLE} says why.", file=sys.stderr)
         raise typer.Exit(1)

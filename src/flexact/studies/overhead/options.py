@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -143,11 +142,6 @@ class Measurement(NamedTuple):
     @property
     def cell(self) -> Cell:
         return Cell(self.network, self.placement, self.way, self.mode)
-
-
-def by_key(rows: Iterable[Measurement]) -> dict[tuple[Cell, str], Measurement]:
-    """Return the successful rows by cell and quantity."""
-    return {(row.cell, row.quantity): row for row in rows if row.value is not None}
 
 
 def failed(cell: Cell, error: Exception) -> Measurement:

@@ -25,7 +25,6 @@ from flexact.studies.overhead.options import (
     Cell,
     Measurement,
     Options,
-    by_key,
     failed,
 )
 from flexact.studies.overhead.timing import Run, allocated, interleaved, peak_mb, ratios, release, spread
@@ -57,7 +56,8 @@ def written(rows: Sequence[Measurement], made: Mapping[str, str]) -> str:
         "interleaved repeats, with the 10th and 90th percentiles; ratios are to the same network with ReLU in the "
         "same mode, round by round."
     )
-    sections = [section for mode in MODES if (section := _section(by_key(rows), mode))]
+    found = {(row.cell, row.quantity): row for row in rows if not row.error}
+    sections = [section for mode in MODES if (section := _section(found, mode))]
     return "\n\n".join(["# What routing costs", about, *sections, *_errors(rows)]) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ def command_of(study: Study) -> Callable[..., None]:
         from flexact.report.build import build, check_packages
         from flexact.studies.synthetic.runner import run
 
-        options, progress = study.options(**given(**settings)), Progress(quiet)
+        options, progress = replace(study.defaults, **given(**settings)), Progress(quiet)
         check_packages()
         try:
             run(study, options, out, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
