@@ -42,7 +42,7 @@ def glue(
     ] = None,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
-    from flexact.studies.glue.encoder import find_encoder
+    from flexact.studies.glue.encoder import BUNDLED, find_encoder
     from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
@@ -51,6 +51,8 @@ def glue(
     settings |= find_encoder(model or known.get("folder"))
     if model is None:  # the folder of a model of the hub does not have its name
         settings["model"] = known.get("model", settings["model"])
+    if not known and settings["model"] == BUNDLED:  # it is small, and learns nothing on RTE at BERT's learning rate
+        settings.setdefault("lr", 1e-4)
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))

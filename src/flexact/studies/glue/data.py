@@ -92,7 +92,6 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
 
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
-_HUB = "nyu-mll/glue"
 _GIVE_FOLDER = "give --data the folder that contains GLUE's own folders (CoLA, MRPC, STS-B, ...)"
 
 
@@ -184,7 +183,7 @@ def _split(task: TextTask, rows: Rows) -> TextData:
 
 def _from_datasets(task: TextTask, folder: Path) -> TextData:
     try:
-        found = import_module("datasets").load_dataset(_HUB, task.name)
+        found = import_module("datasets").load_dataset("nyu-mll/glue", task.name)
     except Exception as error:  # the package raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(

