@@ -78,7 +78,7 @@ def _images(count: int) -> Images:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
     y = torch.randint(100, (count,), generator=generator)
-    return Images("cifar100", x, y, x[:1], y[:1], 100, (0.5,) * 3, (0.3,) * 3, sha256="")
+    return Images("cifar100", x, y, x[:1], y[:1], 100, torch.full((3,), 0.5), torch.full((3,), 0.3), sha256="")
 
 
 def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:

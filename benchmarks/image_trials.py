@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images = held_out(data.load("cifar100", given.data, complete=not given.partial))
+    images = held_out(data.load("cifar100", given.data, partial=given.partial))
     rows = list(csv.DictReader(given.out.open(encoding="utf-8"))) if given.out.exists() else []
     for seed in (int(text) for text in given.seeds.split(",")):
         for method, candidates, changes in TRIALS:

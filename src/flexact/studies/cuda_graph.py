@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.device_lock import wait
+from flexact.studies.workers import one_thread
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -91,17 +92,14 @@ def study_stream(device: torch.device) -> Iterator[None]:
 
     On a CPU, use one thread: several wait for each other in every operator, which takes seconds on busy cores.
     """
-    stream: AbstractContextManager[Any] = nullcontext()
+    where: AbstractContextManager[Any] = one_thread()
     if device.type == "cuda":
         side = _stream_of_this_thread(device)
         side.wait_stream(torch.cuda.current_stream(device))
-        stream = torch.cuda.stream(side)
-    before, threads = dispatch.wanted(), torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
+        where = torch.cuda.stream(side)
+    before = dispatch.wanted()
     try:
-        with stream:
+        with where:
             yield
     finally:
         dispatch.use(before)
-        torch.set_num_threads(threads)

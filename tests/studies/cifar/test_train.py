@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., 
 
 @pytest.fixture(scope="module")
 def images(folder: Path) -> Images:
-    return data.load("cifar10", folder, complete=False)
+    return data.load("cifar10", folder, partial=True)
 
 
 @mock.patch.dict(BLOCKS, SMALL)

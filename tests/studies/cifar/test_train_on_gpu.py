@@ -34,7 +34,7 @@ PROTOCOL = Protocol(
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory, write_cifar: Callable[..., Path]) -> Images:
     folder = write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=500, test=100)
-    return data.load("cifar10", folder, complete=False)
+    return data.load("cifar10", folder, partial=True)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "flexact-all after a warm-up", "flexact-all of the paper"])

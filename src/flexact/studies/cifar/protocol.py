@@ -70,8 +70,6 @@ class Protocol(PickingProtocol):
     ] = 1.0
 
     OWN_CANDIDATES: ClassVar[Mapping[str, tuple[str, ...]]] = {"default": RECTIFIERS, "paper": PAPER_CANDIDATES}
-    WHOLE: ClassVar[tuple[str, ...]] = ("epochs", "batch", "width", "evaluate_every")
-    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "checkpoint_minutes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,9 +88,15 @@ class Grid(Choices):
     ['cifar10-resnet18-relu-3', 'cifar10-resnet18-relu-4']
     """
 
-    datasets: tuple[str, ...] = NAMES
-    models: tuple[str, ...] = ("resnet18",)
-    methods: tuple[str, ...] = USUAL
+    datasets: Annotated[tuple[str, ...], Setting("cifar10, cifar100, or both.", "both")] = NAMES
+    models: Annotated[tuple[str, ...], Setting("resnet18, resnet34, or both.", "resnet18")] = ("resnet18",)
+    methods: Annotated[
+        tuple[str, ...],
+        Setting(
+            f"{', '.join(USUAL)}; or another candidate's name, such as elu, for that activation in all blocks.",
+            f"the first {len(USUAL)}",
+        ),
+    ] = USUAL
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "datasets": NAMES,

@@ -16,7 +16,7 @@ from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import CHECKPOINT, train_cell
-from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
@@ -48,16 +48,12 @@ def figures(outcome: Any) -> dict[str, Any]:
 
 
 def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    images = _load(name, folder, partial)
+    images = load(name, folder, partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
         )
     return images.sha256
-
-
-def _load(name: str, folder: Path, partial: bool) -> Images:
-    return load(name, folder, complete=not partial)
 
 
 STUDY = GridStudy(
@@ -68,7 +64,7 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,
-    load=_load,
+    load=load,
     figures=figures,
     sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",

@@ -93,7 +93,7 @@ def train_cell(
     if images.name != cell.dataset:
         raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
     try:
-        with DEVICE.held(), study_stream(device):
+        with DEVICE, study_stream(device):
             return _CellRun(cell, protocol, images, folder, device, stop).outcome()
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory

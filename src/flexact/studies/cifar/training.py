@@ -68,7 +68,6 @@ class Training:
         self._order = torch.zeros(self.steps_per_epoch, protocol.batch, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
-        self._mean, self._std = (torch.tensor(values, device=device) for values in (images.mean, images.std))
         self._loss = torch.zeros((), device=device)
         self._totals = torch.zeros(3, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda"
@@ -165,7 +164,7 @@ class Training:
         images = self.images
         chosen = self._order.index_select(0, self._position).squeeze(0)
         drawn = self._draws.index_select(0, self._position).squeeze(0)
-        x = augmented(images.train_x.index_select(0, chosen), self._mean, self._std, drawn)
+        x = augmented(images.train_x.index_select(0, chosen), images.mean, images.std, drawn)
         y = images.train_y.index_select(0, chosen)
         with deterministic(self.device):
             with self.autocast():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,18 +13,9 @@ from flexact.studies.glue.protocol import Grid, Protocol
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command(Protocol)
+@shared.grid_command(Grid, Protocol)
 def glue(
     grid: shared.GridCommand,
-    settings: dict[str, Any],
-    tasks: Annotated[
-        shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
-    ] = None,
-    methods: Annotated[
-        shared.Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")
-    ] = None,
-    seeds: shared.Seeds = None,
-    first_seed: shared.FirstSeed = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -46,15 +37,14 @@ def glue(
     from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
-    store = Store(grid.out)
+    store, settings = Store(grid.out), grid.settings
     before = grid.before(store)
-    chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
     if before is not None:
         known = Protocol.from_dict(before["protocol"])
         model = model or known.encoder.model_option
         settings = {**known.settings, **settings}
     # Invalid names and settings raise before the encoder is looked up.
-    Grid.asked_for(chosen, before)
+    Grid.asked_for(grid.chosen, before)
     Protocol(**settings)
     encoder = find_encoder(model)
     protocol = Protocol.of(encoder, **settings)
@@ -62,4 +52,4 @@ def glue(
     if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
         # For small networks, one core per cell is faster than all cores on one cell.
         grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(store, chosen, data, protocol=protocol)
+    grid.carry_out(store, data, protocol=protocol)

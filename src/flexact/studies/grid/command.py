@@ -6,9 +6,9 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -17,13 +17,11 @@ import typer
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, REPORT, TABLE
-from flexact.studies.grid.store import FAILED, Store, place_of_data
-from flexact.studies.grid.study import GridProtocol
+from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
+from flexact.studies.grid.study import Choices, GridProtocol
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
-Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
-FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
@@ -31,7 +29,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
 
 @dataclass(frozen=True)
 class GridCommand:
-    """The options that all grid commands share, and how they run their grid."""
+    """The options that all grid commands share, what is given of a study's own, and how they run the grid."""
 
     out: Annotated[Path, typer.Option(help="The folder to write.")]
     engine: Annotated[
@@ -67,6 +65,10 @@ class GridCommand:
     )
     status: Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")] = False
     quiet: Quiet = False
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """The fields of the study's grid that are given."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The fields of its protocol that are given."""
 
     def before(self, store: Store[Any]) -> dict[str, Any] | None:
         """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
@@ -86,36 +88,29 @@ class GridCommand:
         return found
 
     def carry_out(
-        self,
-        store: Store[Any],
-        chosen: dict[str, Any],
-        data: Path | None,
-        settings: dict[str, Any] | None = None,
-        protocol: GridProtocol | None = None,
-        partial: bool | None = None,
+        self, store: Store[Any], data: Path | None, partial: bool = False, protocol: GridProtocol | None = None
     ) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
         What is not given is that of the grid to resume, or the default of the study.
-
-        chosen: the fields of the study's grid that are given. settings: those of its protocol, unless `protocol` is
-        given. partial: whether partial data sets are accepted; None if the study has no such option.
         """
         from flexact.studies.grid.engines import engine
         from flexact.studies.grid.run import run_and_report
 
         study, before = store.study, self.before(store)
-        settings = (settings or {}) if before is None else {**before["protocol"], **(settings or {})}
-        if protocol is None:
-            protocol = study.protocol(**settings) if before is None else study.protocol.from_dict(settings)
+        if protocol is None and before is None:
+            protocol = study.protocol(**self.settings)
+        elif protocol is None:
+            protocol = study.protocol.from_dict({**before["protocol"], **self.settings})
+        earlier = data_of(before or {})
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
-                grids=study.grid.asked_for(chosen, before),
+                grids=study.grid.asked_for(self.chosen, before),
                 protocol=protocol,
-                data=data or place_of_data(before or {}) or study.data,
-                partial=None if partial is None else partial or bool((before or {}).get("data", {}).get("partial")),
+                data=data or Path(earlier.get(PLACE, study.data)),
+                partial=partial or earlier[PARTIAL],
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
                 overwrite=self.overwrite,
@@ -151,54 +146,63 @@ class GridCommand:
             raise typer.Exit(1)
 
 
-def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command. After its own options come the fields of the protocol with a `Setting`, and the options of
-    `GridCommand`. It receives a `GridCommand` and the given settings as its first arguments."""
+def grid_command(
+    grid: type[Choices] | None = None, protocol: type[GridProtocol] = GridProtocol
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. Its options are the fields of the grid with a `Setting`, its own, the fields of the protocol
+    with a `Setting`, and the shared ones. It receives a `GridCommand` as its first argument."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        settings = setting_options(protocol)
-        shared = inspect.signature(GridCommand, eval_str=True).parameters
-        out = shared["out"].replace(default=Path("runs", command.__name__))
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        chosen, settings = [] if grid is None else setting_options(grid), setting_options(protocol)
+        every = inspect.signature(GridCommand, eval_str=True).parameters.values()
+        out, *others = (one for one in every if get_origin(one.annotation) is Annotated)
+        out = out.replace(default=Path("runs", command.__name__))
 
         @functools.wraps(command)
         def called(**options: Any) -> None:
-            grid = GridCommand(**{name: options.pop(name) for name in shared})
-            chosen = {one.name: options.pop(one.name) for one in settings}
-            command(grid, given(**{name: value for name, value in chosen.items() if value is not False}), **options)
+            def taken(parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
+                return {one.name: options.pop(one.name) for one in parameters}
 
-        parameters = [*own, *settings, out, *list(shared.values())[1:]]
+            shared = GridCommand(
+                **taken([out, *others]), chosen=given(**taken(chosen)), settings=given(**taken(settings))
+            )
+            command(shared, **options)
+
+        parameters = [*chosen, *own, *settings, out, *others]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
         return called
 
     return decorated
 
 
-def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
-    """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
+def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
+    """The options for the fields of a dataclass with a `Setting`; an option that is not given is None, or False."""
     options = []
-    for name, hint in get_type_hints(protocol, include_extras=True).items():
-        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        for one in notes:
-            shown = one.default or str(getattr(protocol, name))
-            option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
-            given = Names if tuple in [get_origin(part) for part in (kind, *get_args(kind))] else kind | None
-            default = None
-            if kind is bool:
-                option, given, default = typer.Option(f"--{name}", help=one.help), bool, False
-            annotation = Annotated[given, option]  # type: ignore[valid-type]
-            place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            continue
+        value, setting = get_args(hint)
+        shown = setting.default or str(getattr(kind, name))
+        option = typer.Option(help=setting.help, min=setting.at_least, show_default=shown)
+        given, default = value | None, None
+        if tuple in [get_origin(part) for part in (value, *get_args(value))]:
+            given = Names
+        elif value is bool:
+            option, given, default = typer.Option(f"--{name}", help=setting.help), bool, False
+        annotation = Annotated[given, option]  # type: ignore[valid-type]
+        place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
     return options
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None; lists become names.
+    """The options that are neither None nor False; lists become names.
 
     >>> given(seeds=None, lr=0.1, methods=["relu,prelu"])
     {'lr': 0.1, 'methods': ('relu', 'prelu')}
     """
-    found = {name: value for name, value in options.items() if value is not None}
+    found = {name: value for name, value in options.items() if value is not None and value is not False}
     return {name: names(value) if isinstance(value, list) else value for name, value in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Running a grid: the cells that are not done yet run, and the result of each is appended as soon as it ends.
+"""Running a grid: the cells that are not done yet run, and the result of each is written as soon as it ends.
 
 A cell that fails is recorded while the grid continues. Only the process of the grid writes the results.
 """
@@ -20,7 +20,7 @@ from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import TABLE
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
 from flexact.studies.grid.study import Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
@@ -42,7 +42,7 @@ def run(
     data: Path,
     engine: Engine,
     *,
-    partial: bool | None = None,
+    partial: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -51,7 +51,7 @@ def run(
     """Run the cells that are not done yet.
 
     grids: the grids to add; if empty, the cells that the folder already asks for are run.
-    partial: whether data sets may have fewer rows than the official ones; None if a study has no such option.
+    partial: whether data sets may have fewer rows than the official ones.
     """
     resume, study, place = resume or retry_failed, store.study, Path(data).absolute()
     if resume:
@@ -62,25 +62,24 @@ def run(
         study.title,
         grids=[grid.to_dict() for grid in grids],
         protocol=protocol.to_dict(),
-        data=({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
+        data={PARTIAL: partial, PLACE: str(place)},
     )
     work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, bool(partial))
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, partial)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
         names = dict.fromkeys(task.cell.data_name for task in left)
-        digests = {name: study.sha256(name, protocol, Path(data), bool(partial)) for name in names}
+        digests = {name: study.sha256(name, protocol, Path(data), partial) for name in names}
         config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
-            store.sort()
 
 
 def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:
@@ -112,7 +111,7 @@ class _Run:
 
     def go(self, engine: Engine, done: int) -> None:
         """Run all tasks. done: the number of cells that earlier runs finished."""
-        with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
+        with self._signals(), self.progress.over(len(self.tasks), done=done):
             engine(self.tasks, self._ended, self._beat)
         kept = f"{len(self.kept) - self.failed} of {counted(len(self.tasks), 'cell')} kept"
         kept += f", {self.failed} failed" * (self.failed > 0)
@@ -126,7 +125,7 @@ class _Run:
             raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
 
     def _ended(self, task: Task, answer: Answer) -> None:
-        """Append the result of a cell."""
+        """Write the result of a cell."""
         if answer.kind == "full":
             self.full = self.full or answer.error
         if answer.kind not in ("done", "failed"):
@@ -140,7 +139,7 @@ class _Run:
             **{name: self.made[name] for name in ("torch", "commit", "date")},
         )
         try:
-            self.store.append(row)
+            self.store.add(row)
         except OSError as error:
             if not disk_is_full(error):
                 raise

@@ -56,8 +56,6 @@ class Protocol(GridProtocol):
         None
     )
 
-    WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
-
     def about(self) -> list[str]:
         return [] if self.steps is None else [f"{self.steps} steps per plain run"]
 
@@ -107,8 +105,14 @@ class Grid(Choices):
     ['tabular-fixed-relu-0', 'tabular-flexact-0']
     """
 
-    tasks: tuple[str, ...] = tuple(TASKS)
-    methods: tuple[str, ...] = USUAL
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all")] = tuple(TASKS)
+    methods: Annotated[
+        tuple[str, ...],
+        Setting(
+            f"fixed (each candidate at every site), fixed-CANDIDATE, {', '.join(CHOOSING)}.",
+            "all but flexact-sites, -blend, -trial and -unrewound",
+        ),
+    ] = USUAL
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": KNOWN}
 

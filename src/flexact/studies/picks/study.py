@@ -36,7 +36,7 @@ def _sha256(name: str, protocol: Protocol, data: Path, partial: bool) -> str | N
     if name in TASKS:
         return None
     try:
-        return load(name, data, complete=not partial).sha256
+        return load(name, data, partial).sha256
     except FlexActError as error:
         needing = ", ".join(task.name for task in TASKS.values() if task.dataset == name)
         raise FlexActError(

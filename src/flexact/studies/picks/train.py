@@ -127,7 +127,7 @@ def train_cell(
     task = protocol.shortened(TASKS[cell.task])
     kept = folder.parent.parent / FOLDER
     try:
-        with DEVICE.held(), study_stream(device):
+        with DEVICE, study_stream(device):
             setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
             return _outcome(cell, setting, folder)
     finally:
