@@ -74,7 +74,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 done = train_cell(Cell("cifar100", "resnet18", method, seed), protocol, images, Path(folder), device)
             picks = "(by channel)" if "granularity" in changes else " ".join(done.picks.values())
-            found = {"accuracy": f"{done.accuracy:.2f}", "train_loss": f"{done.losses[-1]:.4f}", "picks": picks}
+            found = {"accuracy": f"{done.accuracy:.2f}", "train_loss": f"{done.loss:.4f}", "picks": picks}
             rows.append({**about, **found, **provenance()})
             write_rows(given.out, rows)
             print(*about.values(), *found.values(), sep="  ", flush=True)

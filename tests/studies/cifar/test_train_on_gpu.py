@@ -84,7 +84,7 @@ def test_the_final_network_equals_that_of_the_cell_with_the_picked_activation(im
     picked = train_cell(Cell("cifar10", "resnet18", "flexact-all", 0), protocol, images, tmp_path / "picked", CUDA)
     (pick,) = set(picked.picks.values())
     fixed = train_cell(Cell("cifar10", "resnet18", pick, 0), protocol, images, tmp_path / "fixed", CUDA)
-    assert picked.losses == fixed.losses
+    assert picked.loss == fixed.loss
 
 
 def test_cells_in_threads_have_the_results_of_cells_one_after_another(images: Images, tmp_path: Path) -> None:

@@ -28,23 +28,10 @@ from flexact.studies.grid.report import (
     selection,
 )
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
+from flexact.studies.grid.study import GridStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def figures(outcome: Any) -> dict[str, Any]:
-    """The metrics of an `Outcome`, by column of results.csv."""
-    return {
-        "accuracy": outcome.accuracy,
-        "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
-        "epochs": len(outcome.losses),
-        "seconds": outcome.seconds,
-        "step_ms": outcome.step_ms if len(outcome.devices) == 1 else math.nan,
-        "picks": picks_column(outcome.picks),
-        "device": " + ".join(outcome.devices),
-    }
 
 
 def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
@@ -65,7 +52,6 @@ STUDY = GridStudy(
     table=table,
     train=train_cell,
     load=load,
-    figures=figures,
     sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=CHECKPOINT,

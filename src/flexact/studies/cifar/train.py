@@ -38,10 +38,6 @@ WAIT_EVERY = 20
 """Steps between two waits for the device."""
 
 
-class NanLoss(FlexActError):
-    """The loss or a weight is not finite."""
-
-
 class Epoch(NamedTuple):
     """One line of curve.csv."""
 
@@ -63,19 +59,21 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell."""
+    """The result of a cell: its columns of results.csv."""
 
     accuracy: float
     """In percent, of the extracted network on the test images."""
-    losses: tuple[float, ...]
-    """By epoch."""
+    loss: float
+    """The loss of the last epoch."""
+    epochs: int
     seconds: float
     step_ms: float
-    """Training time per step of the final network: the median over its epochs, plus its share of picking."""
+    """Training time per step of the final network: the median over its epochs, plus its share of picking; NaN if the
+    cell was trained on several devices."""
     picks: dict[str, str]
     """By site, in depth order; empty for methods that do not pick."""
-    devices: tuple[str, ...]
-    """The devices on which the cell was trained; several if it was resumed on another one."""
+    device: str
+    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
 
 
 def train_cell(
@@ -226,11 +224,12 @@ class _CellRun:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return Outcome(
             accuracy=self.curve[-1].test_accuracy or 0.0,
-            losses=tuple(line.loss for line in self.curve),
+            loss=self.curve[-1].loss,
+            epochs=len(self.curve),
             seconds=self._seconds(),
-            step_ms=step_ms,
+            step_ms=step_ms if len(self.devices) == 1 else math.nan,
             picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
-            devices=tuple(self.devices),
+            device=" + ".join(self.devices),
         )
 
     def _save(self) -> None:
@@ -288,8 +287,8 @@ class _CellRun:
         if not bool(torch.stack(weights).all()):
             raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
 
-    def _not_finite(self, what: str) -> NanLoss:
-        return NanLoss(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
+    def _not_finite(self, what: str) -> FlexActError:
+        return FlexActError(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
 
 
 def extracted(network: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ import tempfile
 import urllib.error
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -192,7 +193,8 @@ class Images:
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on a device."""
-        return replace(self, **{name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)})
+        tensors: Any = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **tensors)
 
 
 def load(name: str, folder: Path, partial: bool = False) -> Images:

@@ -16,12 +16,19 @@ import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import CONFIG, REPORT, TABLE
+from flexact.io.result_folder import CONFIG, TABLE
 from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
 from flexact.studies.grid.study import Choices, GridProtocol
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder with CIFAR's data sets; see `flexact data`.",
+        show_default="data; with --resume the grid's own",
+    ),
+]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
@@ -98,10 +105,9 @@ class GridCommand:
         from flexact.studies.grid.run import run_and_report
 
         study, before = store.study, self.before(store)
-        if protocol is None and before is None:
-            protocol = study.protocol(**self.settings)
-        elif protocol is None:
-            protocol = study.protocol.from_dict({**before["protocol"], **self.settings})
+        if protocol is None:
+            kind, given = study.protocol, self.settings
+            protocol = kind(**given) if before is None else kind.from_dict({**before["protocol"], **given})
         earlier = data_of(before or {})
         with self.reported(store):
             run_and_report(
@@ -120,8 +126,7 @@ class GridCommand:
     @contextmanager
     def reported(self, store: Store[Any]) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
-        from flexact.report.build import missing_packages
-        from flexact.studies.grid.run import Stopped
+        from flexact.studies.grid.run import Stopped, page_of
 
         try:
             yield
@@ -134,9 +139,7 @@ class GridCommand:
             raise typer.Exit(130) from None
         if not self.quiet:
             print((store.folder / TABLE).read_text(encoding="utf-8"))
-            missing = ", ".join(missing_packages())
-            built = f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report"
-            print(f"Page: {built} {store.folder}" if missing else f"Page: {store.folder / REPORT}")
+            print(f"Page: {page_of(store.folder)}")
         failed = sum(row.state == FAILED for row in store.results().values())
         if failed:
             count = counted(failed, "cell")

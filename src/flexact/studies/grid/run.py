@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import TABLE
+from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
@@ -82,19 +83,23 @@ def run(
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
 
 
-def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:
-    """Run a grid, write its table and build its page; return the path of the page, or why it was not built.
+def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> None:
+    """Run a grid, write its table and build its page.
 
     A machine without the packages of the page still trains; the page can be built elsewhere.
     """
     run(store, progress=progress, **options)
     write_whole(store.folder / TABLE, store.table())
+    if not missing_packages():
+        with progress.during("building the page"):
+            build(store.folder)
+
+
+def page_of(folder: Path) -> str:
+    """The path of a grid's page, or why it is not built."""
     if missing := ", ".join(missing_packages()):
-        return (
-            f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
-        )
-    with progress.during("building the page"):
-        return str(build(store.folder))
+        return f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {folder}"
+    return str(folder / REPORT)
 
 
 class _Run:
@@ -103,8 +108,8 @@ class _Run:
     def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.kept: set[GridCell] = set()
-        self.failed = 0
+        self.states: dict[GridCell, str] = {}
+        """Of the cells whose result is written."""
         self.full = ""
         self.signal = 0
         self.last_look = 0.0
@@ -113,8 +118,9 @@ class _Run:
         """Run all tasks. done: the number of cells that earlier runs finished."""
         with self._signals(), self.progress.over(len(self.tasks), done=done):
             engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept) - self.failed} of {counted(len(self.tasks), 'cell')} kept"
-        kept += f", {self.failed} failed" * (self.failed > 0)
+        counts = Counter(self.states.values())
+        kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
+        kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
         kept += f"; the others {'resume from their last checkpoints' if self.store.study.resumes else 'start again'}"
         if self.full:
             raise FlexActError(
@@ -145,8 +151,7 @@ class _Run:
                 raise
             self.full = self.full or str(error)
             return
-        self.kept.add(cell)
-        self.failed += row.state == FAILED
+        self.states[cell] = row.state
         result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
         self.progress.finished(self.indexes[cell], cell.name + result)
 
@@ -155,7 +160,7 @@ class _Run:
         now = time.monotonic()
         if now - self.last_look >= 2.0:
             self.last_look = now
-            for task in (task for task in self.tasks if task.cell not in self.kept):
+            for task in (task for task in self.tasks if task.cell not in self.states):
                 if total := task.protocol.epochs_of(task.cell.data_name):
                     self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
         return bool(self.signal or self.full)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, fixed
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, candidate_of, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -131,23 +131,15 @@ class Grid(Choices):
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
-        tasks = [task for name, task in TASKS.items() if name in self.tasks]
-        first: dict[tuple[str, str], str] = {}
-        for task in tasks:
+        repeats: dict[tuple[str, str], bool] = {}
+        trained: set[tuple[str, str]] = set()
+        for task in (task for name, task in TASKS.items() if name in self.tasks):
             for method in methods_of(task, self.methods):
-                first.setdefault((_network(task), method), task.name)
-        pairs = [(task, method) for task in tasks for method in methods_of(task, self.methods)]
-        later = {(task.name, method): method in REUSING or _repeats(task, method, first) for task, method in pairs}
-        return sorted(later, key=lambda pair: later[pair])
-
-
-def _network(task: Task) -> str:
-    return task.network or task.name
-
-
-def _repeats(task: Task, method: str, first: Mapping[tuple[str, str], str]) -> bool:
-    """Return whether an earlier task of the grid trains the same fixed network."""
-    return method.startswith("fixed-") and first[_network(task), method] != task.name
+                run = (task.network or task.name, method)
+                is_fixed = candidate_of(method) is not None
+                repeats[task.name, method] = method in REUSING or (is_fixed and run in trained)
+                trained.add(run)
+        return sorted(repeats, key=lambda pair: repeats[pair])
 
 
 class Result(NamedTuple):

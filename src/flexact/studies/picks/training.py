@@ -77,9 +77,7 @@ class Training:
         self._weights = [one for one in network.parameters() if id(one) not in logits]
         self.schedule: Schedule | None = None
         self.loss = torch.zeros((), device=device)
-        self._replay: Callable[[], None] | None = None
-        self._read_by_graph: list[Any] = []
-        self._states: list[dict[str, Tensor]] = []
+        self._graph: Graph | None = None
         self._directly = 0
         self._tried: dict[int, Graph] = {}
         """The captured steps of the candidates of a trial, which trains each of them several times."""
@@ -92,8 +90,8 @@ class Training:
         while done < steps:
             if stop():
                 raise Stopped(f"stopped after {done} of {steps} steps.")
-            if self._replay is not None and (self.schedule is None or self.schedule.committed):
-                done += self._replayed(min(steps - done, REPLAYS_AT_ONCE))
+            if self._graph is not None and (self.schedule is None or self.schedule.committed):
+                done += self._replayed(self._graph, min(steps - done, REPLAYS_AT_ONCE))
             else:
                 self.step()
                 done += 1
@@ -104,8 +102,8 @@ class Training:
 
     def step(self) -> None:
         """Train for one step, without synchronizing."""
-        if self._replay is not None:
-            self._replay()
+        if self._graph is not None:
+            self._graph.replay()
         else:
             self._work()
             self._directly += 1
@@ -116,15 +114,14 @@ class Training:
                 self._switch_graph(tried)
             if self.schedule.rewound_at == self.schedule.steps_done:
                 self._place.fill_(self.schedule.trained_steps)
-        if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
+        if self.device.type == "cuda" and self._graph is None and self._directly >= DIRECT_STEPS:
             self._capture()
 
-    def _replayed(self, steps: int) -> int:
+    def _replayed(self, graph: Graph, steps: int) -> int:
         """Replay a number of steps, then let other threads use the device. The lock is held during the launches,
         because torch's generator refuses a replay while any thread captures."""
-        assert self._replay is not None
         for _ in range(steps):
-            self._replay()
+            graph.replay()
         if self.schedule is not None:  # counted on the host while the device works
             for _ in range(steps):
                 self.schedule.step(self.loss)
@@ -152,18 +149,18 @@ class Training:
         tried: the candidate that the graph of a trial ran. The graph is kept for the candidate's next rung.
         """
         assert self.schedule is not None
-        if self._replay is not None:
+        if self._graph is not None:
             wait(self.device)
             if tried is not None:
-                self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, self._states)
-        self._replay, self._read_by_graph, self._directly = None, [], 0
+                self._tried[tried] = self._graph
+        self._graph, self._directly = None, 0
         router = self.schedule.router
         candidate = int(router.sites[0].likeliest()[0]) if router.committed else router.trying
-        kept = None if tried is None or candidate is None else self._tried.get(candidate)
-        if kept is None:
+        if tried is None or candidate not in self._tried:
             return
-        self._replay, self._read_by_graph, self.loss, self._states = kept.replay, kept.read, kept.loss, kept.states
-        for one, own in zip(self._weights, kept.states, strict=True):
+        self._graph = self._tried[candidate]
+        self.loss = self._graph.loss
+        for one, own in zip(self._weights, self._graph.states, strict=True):
             for key, value in self.optimizer.state[one].items():
                 own[key].copy_(value)
             self.optimizer.state[one] = own
@@ -184,8 +181,9 @@ class Training:
 
     def _capture(self) -> None:
         """Capture the step on the current stream."""
-        self._replay, self._read_by_graph = captured_by_thread(self._work, self.network, self.device)
-        self._states = [self.optimizer.state[one] for one in self._weights]  # a rewind puts others in their place
+        replay, read = captured_by_thread(self._work, self.network, self.device)
+        states = [self.optimizer.state[one] for one in self._weights]  # a rewind puts others in their place
+        self._graph = Graph(replay, read, self.loss, states)
 
 
 def _rate(task: Task, step: int, steps: int) -> float:
