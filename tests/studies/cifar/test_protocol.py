@@ -53,13 +53,6 @@ def test_a_dictionary_that_is_no_protocol_is_refused(data: Any) -> None:
         Protocol.from_dict(data)
 
 
-def test_cells_are_checked_and_have_distinct_names() -> None:
+def test_cells_have_distinct_names() -> None:
     cells = [Cell("cifar10", "resnet18", method, seed) for method in ("relu", "flexact-all") for seed in (1, 11)]
     assert len({cell.name for cell in cells}) == 4
-    for wrong in (
-        ("cifar10", "resnet20", "relu", 0),
-        ("cifar10", "resnet18", "rulu", 0),
-        ("cifar10", "resnet18", "relu", -1),
-    ):
-        with pytest.raises(FlexActError):
-            Cell(*wrong)

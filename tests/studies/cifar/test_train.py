@@ -366,10 +366,3 @@ def test_a_nan_loss_stops_the_cell_and_keeps_the_last_good_checkpoint(
             trained(RELU, images, tmp_path, stop=After(1))
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     trained(RELU, images, tmp_path)
-
-
-def test_an_invalid_cell_is_refused(images: Images, tmp_path: Path) -> None:
-    with pytest.raises(FlexActError, match="cifar10"):
-        trained(Cell("cifar100", "resnet18", "relu", 0), images, tmp_path)
-    with pytest.raises(FlexActError, match="batch of 64"):
-        trained(RELU, images, tmp_path, _changed({"batch": 64}))

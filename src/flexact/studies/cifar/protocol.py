@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_seed
-from flexact.studies.cifar.methods import FIXED, METHODS, USUAL, check_names
+from flexact.studies.cifar.methods import FIXED, METHODS, USUAL
 from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
@@ -32,10 +31,6 @@ class Cell(GridCell):
     model: str
     method: str
     seed: int
-
-    def __post_init__(self) -> None:
-        check_names(self.model, self.method)
-        check_seed(self.seed)
 
     @property
     def data_name(self) -> str:

@@ -88,8 +88,6 @@ def train_cell(
 
     stop: called before each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
-    if images.name != cell.dataset:
-        raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
     try:
         with DEVICE, study_stream(device):
             return _CellRun(cell, protocol, images, folder, device, stop).outcome()

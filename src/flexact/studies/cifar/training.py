@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flexact import Schedule, penalty
-from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
@@ -45,10 +43,6 @@ class Training:
         self.seed, self.device = seed, device
         self.steps_per_epoch = len(images.train_y) // protocol.batch
         """An incomplete last batch of an epoch is dropped."""
-        if self.steps_per_epoch == 0:
-            raise FlexActError(
-                f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
-            )
         self.network_steps = protocol.epochs * self.steps_per_epoch
         """The number of steps that train the final network."""
         self.steps_done = 0

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError, suggestion
-from flexact.io.value_checks import check_known, check_seed
+from flexact.errors import FlexActError
 from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, candidate_of, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
@@ -80,16 +79,6 @@ class Cell(GridCell):
     task: str
     method: str
     seed: int
-
-    def __post_init__(self) -> None:
-        check_known("task", self.task, TASKS)
-        own = methods_of(TASKS[self.task])
-        if self.method not in own:
-            raise FlexActError(
-                f"the task {self.task} has no method {self.method!r}{suggestion(self.method, own)} It has: "
-                f"{', '.join(own)}."
-            )
-        check_seed(self.seed)
 
     @property
     def data_name(self) -> str:
