@@ -18,12 +18,12 @@ from flexact.studies.cifar_data.data import NAMES, load
 def small(monkeypatch):
     """Sets both data sets to 100 images per file, so that a small set is a complete one."""
     for name, layout in layouts.LAYOUTS.items():
-        records = dict.fromkeys(layout.files, 100)
-        monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, records=records))
+        records = {"train": dict.fromkeys(layout.train, 100), "test": dict.fromkeys(layout.test, 100)}
+        monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, **records))
 
 
 def complete(write_cifar, folder: Path, name: str) -> Path:
-    return write_cifar(folder, name, train=100 * len(layouts.LAYOUTS[name].train_files), test=100)
+    return write_cifar(folder, name, train=100 * len(layouts.LAYOUTS[name].train), test=100)
 
 
 def run(capsys, *arguments: str) -> str:
@@ -170,7 +170,7 @@ def test_pickles_next_to_the_binary_files_are_ignored(tmp_path, write_cifar):
 @pytest.mark.parametrize(("name", "byte", "value"), [("cifar10", 0, 10), ("cifar100", 0, 20), ("cifar100", 1, 100)])
 def test_a_label_out_of_range_is_reported_with_its_record(tmp_path, write_cifar, name, byte, value):
     place = write_cifar(tmp_path, name)
-    file = place / layouts.LAYOUTS[name].test_files[0]
+    file = place / next(iter(layouts.LAYOUTS[name].test))
     raw = bytearray(file.read_bytes())
     raw[7 * layouts.LAYOUTS[name].record_bytes + byte] = value
     file.write_bytes(raw)

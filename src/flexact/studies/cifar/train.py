@@ -90,32 +90,31 @@ def train_cell(
     """
     try:
         with DEVICE, study_stream(device):
-            return _CellRun(cell, protocol, images, folder, device, stop).outcome()
+            return _CellRun(cell, protocol, images.to(device), folder, device, stop).outcome()
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
 
+@dataclass
 class _CellRun:
     """The run of a cell."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        protocol: Protocol,
-        images: Images,
-        folder: Path,
-        device: torch.device,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.cell, self.protocol, self.images = cell, protocol, images.to(device)
-        self.folder, self.device, self.stop = folder, device, stop
-        self.training = Training(self._network(), self.images, protocol, cell.seed, device)
+    cell: Cell
+    protocol: Protocol
+    images: Images
+    folder: Path
+    device: torch.device
+    stop: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        device = self.device
+        self.training = Training(self._network(), self.images, self.protocol, self.cell.seed, device)
         self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
         self.curve: list[Epoch] = []
         self.picking_ms: list[float] = []
         """Milliseconds per step, for each epoch of picking."""
         self.seconds_before = 0.0
-        if (folder / CHECKPOINT).is_file():
+        if (self.folder / CHECKPOINT).is_file():
             self._resume()
         self._write_curve()
         self.started = self.saved = time.monotonic()

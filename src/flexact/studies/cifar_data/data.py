@@ -32,12 +32,11 @@ class Layout:
     title: str
     folder: str
     """The folder in the archive."""
-    train_files: tuple[str, ...]
-    test_files: tuple[str, ...]
+    train: dict[str, int]
+    """The number of records of each file of training images."""
+    test: dict[str, int]
     labels: tuple[int, ...]
     """The number of values of each label byte."""
-    records: dict[str, int]
-    """The number of records per file."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     """The published mean and standard deviation of the training images' channels."""
@@ -45,9 +44,9 @@ class Layout:
     archive_md5: str
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """All files, the training images first."""
-        return self.train_files + self.test_files
+    def files(self) -> dict[str, int]:
+        """The number of records of each file, the training images first."""
+        return {**self.train, **self.test}
 
     @property
     def classes(self) -> int:
@@ -60,7 +59,7 @@ class Layout:
 
     def bytes_of(self, file: str) -> int:
         """The size of a file."""
-        return self.records[file] * self.record_bytes
+        return self.files[file] * self.record_bytes
 
     def place(self, folder: Path) -> Path:
         """The folder with the files: the given one if it holds any of them, or the archive's folder inside it."""
@@ -77,17 +76,14 @@ class Layout:
         return f"flexact data {self.name} --data {shlex.quote(str(folder))}"
 
 
-_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-
 LAYOUTS: dict[str, Layout] = {
     "cifar10": Layout(
         name="cifar10",
         title="CIFAR-10",
         folder="cifar-10-batches-bin",
-        train_files=_BATCHES,
-        test_files=("test_batch.bin",),
+        train={f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
+        test={"test_batch.bin": 10_000},
         labels=(10,),
-        records=dict.fromkeys((*_BATCHES, "test_batch.bin"), 10_000),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         archive="cifar-10-binary.tar.gz",
@@ -97,10 +93,9 @@ LAYOUTS: dict[str, Layout] = {
         name="cifar100",
         title="CIFAR-100",
         folder="cifar-100-binary",
-        train_files=("train.bin",),
-        test_files=("test.bin",),
+        train={"train.bin": 50_000},
+        test={"test.bin": 10_000},
         labels=(20, 100),
-        records={"train.bin": 50_000, "test.bin": 10_000},
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         archive="cifar-100-binary.tar.gz",
@@ -211,8 +206,8 @@ def load(name: str, folder: Path, partial: bool = False) -> Images:
             f"Download it with: {layout.command(folder)}"
         )
     contents = {file: _content(place / file, layout, folder, partial) for file in layout.files}
-    train_x, train_y = _images(layout, [contents[file] for file in layout.train_files])
-    test_x, test_y = _images(layout, [contents[file] for file in layout.test_files])
+    train_x, train_y = _images(layout, [contents[file] for file in layout.train])
+    test_x, test_y = _images(layout, [contents[file] for file in layout.test])
     digest = hashlib.sha256()
     for content in contents.values():
         digest.update(content)
@@ -226,7 +221,7 @@ def _content(path: Path, layout: Layout, folder: Path, partial: bool) -> bytearr
     remedy = f"Remove it, and download it again with: {layout.command(folder)}"
     if not partial and len(data) != layout.bytes_of(path.name):
         raise FlexActError(
-            f"{path} has {len(data):,} bytes, not {layout.bytes_of(path.name):,} ({layout.records[path.name]:,} "
+            f"{path} has {len(data):,} bytes, not {layout.bytes_of(path.name):,} ({layout.files[path.name]:,} "
             f"records of {record:,} bytes). To use part of a set, give --partial. {remedy}"
         )
     if not data or len(data) % record:

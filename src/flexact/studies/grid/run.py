@@ -22,7 +22,7 @@ from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
 from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
-from flexact.studies.grid.study import Choices, GridCell, GridProtocol
+from flexact.studies.grid.study import LOCK, Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
@@ -121,7 +121,8 @@ class _Run:
         counts = Counter(self.states.values())
         kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
         kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
-        kept += f"; the others {'resume from their last checkpoints' if self.store.study.resumes else 'start again'}"
+        resumes = self.store.study.checkpoint != LOCK
+        kept += f"; the others {'resume from their last checkpoints' if resumes else 'start again'}"
         if self.full:
             raise FlexActError(
                 f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "

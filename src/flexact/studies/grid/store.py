@@ -90,8 +90,9 @@ class Store(Generic[R]):
         """config.json of the grid; raises if the folder has none."""
         found = read_config(self.folder) if self.folder.is_dir() else None
         if found is None or found["study"] != self.study.name:
+            command = self.study.command or f"flexact reproduce {self.study.name}"
             raise FlexActError(
-                f"{self.folder} holds no grid of `{self.study.called}` with a {CONFIG}. "
+                f"{self.folder} holds no grid of `{command}` with a {CONFIG}. "
                 "Give the folder of an existing one to --out."
             )
         return found

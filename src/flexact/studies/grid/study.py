@@ -291,16 +291,6 @@ class GridStudy:
     folders: Sequence[str] = ()
     """Folders that cells write besides their own; `--overwrite` removes them."""
 
-    @property
-    def called(self) -> str:
-        """The command of this study."""
-        return self.command or f"flexact reproduce {self.name}"
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a cell that was stopped resumes from a checkpoint."""
-        return self.checkpoint != LOCK
-
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""
         grids = [self.grid.from_dict(one) for one in config.get("grids", [])]
