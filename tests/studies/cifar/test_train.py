@@ -19,7 +19,7 @@ from torch import nn
 from flexact import FlexActError, Recorder, commit, extract
 from flexact.candidates import lookup
 from flexact.routing.sites import sites_of
-from flexact.studies.cifar import training as module
+from flexact.studies import cuda_graph
 from flexact.studies.cifar.methods import METHODS, build
 from flexact.studies.cifar.protocol import Cell, Protocol
 from flexact.studies.cifar.train import Outcome, Stopped, train_cell
@@ -187,7 +187,7 @@ def test_a_graph_is_captured_again_when_candidates_are_dropped(images: Images, m
 
     protocol = _changed({"changes": {"round_steps": 9}})
     eager, graphed = (training_of("flexact-all", images, protocol) for _ in range(2))
-    monkeypatch.setattr(module, "captured_by_thread", captured)
+    monkeypatch.setattr(cuda_graph, "captured_by_thread", captured)
     graphed._captures = True
     while not eager.is_done:
         eager.step()

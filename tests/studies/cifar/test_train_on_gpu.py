@@ -55,7 +55,7 @@ def test_a_replayed_step_equals_the_step_that_was_captured(method: str, images: 
             training._captures = captures
             replays = 0
             while not training.is_done:
-                replays += training._replay is not None
+                replays += training.graph is not None
                 training.step()
             assert training.steps_done == training.total_steps
             assert (replays > training.total_steps // 2) == captures

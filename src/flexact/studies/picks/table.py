@@ -166,7 +166,7 @@ def _row(one: Summary, task: Task) -> tuple[str, ...]:
 
 def _overall(found: Sequence[Summary]) -> list[tuple[str, ...]]:
     """Return a row for each method that chooses and for the original, over the tasks on which it has a regret."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for method in (*CHOOSING, ORIGINAL):
         own = [one for one in found if one.role == method and math.isfinite(one.regret)]
         if not own:
