@@ -18,7 +18,7 @@ from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.result_folder import CONFIG, TABLE
 from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
-from flexact.studies.grid.study import Choices, GridProtocol
+from flexact.studies.grid.study import Choices, GridProtocol, Setting
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
@@ -32,46 +32,38 @@ Data = Annotated[
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
+_KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @dataclass(frozen=True)
 class GridCommand:
     """The options that all grid commands share, what is given of a study's own, and how they run the grid."""
 
-    out: Annotated[Path, typer.Option(help="The folder to write.")]
+    out: Path
     engine: Annotated[
         str,
-        typer.Option(
-            help="local (processes), ray (a cluster), streams (threads that share one GPU; cifar and picks) or inline "
-            "(this process; compare only)."
+        Setting(
+            "local (processes), ray (a cluster), streams (threads that share one GPU; cifar and picks) or inline (this "
+            "process; compare only)."
         ),
     ] = "local"
-    address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
-    ] = None
+    address: Annotated[str | None, Setting("Address of the Ray cluster.", "the one that is running")] = None
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Cells that run at the same time.",
-            show_default="one per device; with streams 16; glue on a CPU: one per core up to 4",
+        Setting(
+            "Cells that run at the same time.",
+            "one per device; with streams 16; glue on a CPU: one per core up to 4",
+            at_least=1,
         ),
     ] = None
-    device: Annotated[
-        str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda if available, else cpu")
-    ] = None
+    device: Annotated[str | None, Setting("cuda (all GPUs), cuda:N or cpu.", "cuda if available, else cpu")] = None
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the grid in the folder with its own settings; cells that are named are added."
-        ),
+        bool, Setting("Resume the grid in the folder with its own settings; cells that are named are added.")
     ] = False
-    overwrite: Overwrite = False
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Resume, and run the failed cells again.")] = (
-        False
-    )
-    status: Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")] = False
-    quiet: Quiet = False
+    overwrite: Annotated[bool, Setting("Replace the run in the folder.")] = False
+    retry_failed: Annotated[bool, Setting("Resume, and run the failed cells again.")] = False
+    status: Annotated[bool, Setting("Only print the state of the grid in the folder.")] = False
+    quiet: Annotated[bool, Setting("Print nothing.")] = False
     chosen: dict[str, Any] = field(default_factory=dict)
     """The fields of the study's grid that are given."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -106,8 +98,8 @@ class GridCommand:
 
         study, before = store.study, self.before(store)
         if protocol is None:
-            kind, given = study.protocol, self.settings
-            protocol = kind(**given) if before is None else kind.from_dict({**before["protocol"], **given})
+            kind, settings = study.protocol, self.settings
+            protocol = kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
         earlier = data_of(before or {})
         with self.reported(store):
             run_and_report(
@@ -158,21 +150,19 @@ def grid_command(
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         chosen, settings = [] if grid is None else setting_options(grid), setting_options(protocol)
-        every = inspect.signature(GridCommand, eval_str=True).parameters.values()
-        out, *others = (one for one in every if get_origin(one.annotation) is Annotated)
-        out = out.replace(default=Path("runs", command.__name__))
+        shared = setting_options(GridCommand)
+        folder = Annotated[Path, typer.Option(help="The folder to write.")]
+        out = inspect.Parameter("out", _KIND, default=Path("runs", command.__name__), annotation=folder)
 
         @functools.wraps(command)
         def called(**options: Any) -> None:
             def taken(parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
-                return {one.name: options.pop(one.name) for one in parameters}
+                return given(**{one.name: options.pop(one.name) for one in parameters})
 
-            shared = GridCommand(
-                **taken([out, *others]), chosen=given(**taken(chosen)), settings=given(**taken(settings))
-            )
-            command(shared, **options)
+            shared_options = taken([out, *shared])
+            command(GridCommand(**shared_options, chosen=taken(chosen), settings=taken(settings)), **options)
 
-        parameters = [*chosen, *own, *settings, out, *others]
+        parameters = [*chosen, *own, *settings, out, *shared]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
         return called
 
@@ -192,10 +182,9 @@ def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
         if tuple in [get_origin(part) for part in (value, *get_args(value))]:
             given = Names
         elif value is bool:
-            option, given, default = typer.Option(f"--{name}", help=setting.help), bool, False
+            option, given, default = typer.Option(f"--{name.replace('_', '-')}", help=setting.help), bool, False
         annotation = Annotated[given, option]  # type: ignore[valid-type]
-        place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
+        options.append(inspect.Parameter(name, _KIND, default=default, annotation=annotation))
     return options
 
 
