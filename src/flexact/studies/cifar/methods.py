@@ -30,10 +30,8 @@ METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametr
 """The methods that the paper compares or discusses."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
 """Other activations that all blocks can have."""
-MODERN: tuple[str, ...] = ("gelu", "silu", "mish")
-"""Those among them that are common today."""
-USUAL: tuple[str, ...] = (BASELINE, *MODERN, *METHODS[1:])
-"""The default methods, in the order of tables."""
+USUAL: tuple[str, ...] = (BASELINE, "gelu", "silu", "mish", *METHODS[1:])
+"""The default methods, in the order of tables: those of the paper, and the activations that are common today."""
 
 
 def build(model: str, method: str, classes: int, config: FlexConfig | None = None, width: int = 64) -> nn.Module:

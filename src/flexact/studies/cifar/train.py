@@ -189,20 +189,18 @@ class _CellRun:
 
     def _accuracy(self, network: nn.Module) -> float:
         """The accuracy on the test images, in percent."""
-        x, y = self.images.test_x, self.images.test_y
-        size = 2000 if self.device.type == "cuda" else 250
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
-        training = network.training
+        images, on_gpu = self.images, self.device.type == "cuda"
+        layout = torch.channels_last if on_gpu else torch.contiguous_format
+        answers = []
         network.eval()
         with torch.inference_mode(), deterministic(self.device), self.training.autocast():
-            for first in range(0, len(y), size):
-                batch = normalised(x[first : first + size], self.images.mean, self.images.std)
-                if self.device.type == "cuda":
-                    batch = batch.contiguous(memory_format=torch.channels_last)
-                right += (network(batch).argmax(1) == y[first : first + size]).sum()
-        network.train(training)
+            for part in images.test_x.split(2000 if on_gpu else 250):
+                batch = normalised(part, images.mean, images.std).contiguous(memory_format=layout)
+                answers.append(network(batch).argmax(1))
+        network.train()
+        right = (torch.cat(answers) == images.test_y).sum()
         wait(self.device)
-        return 100 * right.item() / len(y)
+        return 100 * right.item() / len(images.test_y)
 
     def _finish(self) -> Outcome:
         """Save the extracted network, and return the result."""
