@@ -4,7 +4,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from flexact import FlexActError
 from flexact.studies.cifar_data.augment import DRAWS, augmented, cropped, epoch_draws, normalised
 
 MEAN, STD = torch.tensor([0.5071, 0.4865, 0.4409]), torch.tensor([0.2673, 0.2564, 0.2762])
@@ -97,19 +96,6 @@ def test_images_need_not_be_square():
     made = cropped(pictures(3, 6, 10), torch.tensor([80, 81, 161]))  # 80 is the middle
     assert torch.equal(made[0], pictures(3, 6, 10)[0])
     assert torch.equal(made[1], pictures(3, 6, 10)[1].flip(-1))
-
-
-@pytest.mark.parametrize(
-    ("batch", "mean", "drawn", "message"),
-    [
-        (torch.zeros(2, 3, 32, 32), MEAN, torch.zeros(2).long(), "expected images as uint8"),
-        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), MEAN, torch.zeros(2).long(), "expected images as uint8"),
-        (pictures(2), MEAN, torch.zeros(3).long(), "2 images and \\(3,\\) draws"),
-    ],
-)
-def test_bad_input_is_reported(batch, mean, drawn, message):
-    with pytest.raises(FlexActError, match=message):
-        augmented(batch, mean, STD, drawn)
 
 
 def test_no_operation_synchronizes_with_the_host():

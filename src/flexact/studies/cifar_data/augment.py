@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flexact.errors import FlexActError
 from flexact.studies.named_seeds import generator_of
 
 PADDING = 4
@@ -37,8 +36,6 @@ def augmented(batch: Tensor, mean: Tensor, std: Tensor, drawn: Tensor) -> Tensor
 
 def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
     """The drawn crops, flipped where drawn: uint8 of the batch's shape, channels-last in memory."""
-    if drawn.shape != batch.shape[:1]:
-        raise FlexActError(f"every image needs one draw; got {len(batch)} images and {tuple(drawn.shape)} draws.")
     number, _, height, width = batch.shape
     mirrored = (drawn % 2).view(-1, 1)
     down, across = drawn // (2 * PLACES), drawn // 2 % PLACES
@@ -53,7 +50,5 @@ def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
 
 def normalised(batch: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """A batch in float32 whose channels have their mean subtracted and are divided by their deviation."""
-    if batch.dtype is not torch.uint8 or batch.dim() != 4 or batch.shape[1] != 3:
-        raise FlexActError(f"expected images as uint8 (N, 3, H, W); got {batch.dtype} {tuple(batch.shape)}.")
     means, deviations = (one.mul(255).view(3, 1, 1) for one in (mean, std))
     return batch.to(torch.float32).sub_(means).div_(deviations)
