@@ -23,7 +23,7 @@ from flexact.studies.compare.study import STUDY, Store
 from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
 from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import read_curve
-from flexact.studies.grid.run import run_and_report
+from flexact.studies.grid.run import page_of, run_and_report
 from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
@@ -151,7 +151,7 @@ def compare(
     resume = (folder / CONFIG).is_file() and not overwrite
     if resume and not quiet:
         print("flexact: finished runs keep their results, even if build or train was edited since.", file=sys.stderr)
-    page = run_and_report(
+    run_and_report(
         store,
         Progress(quiet, pieces="runs"),
         grids=[Grid(chosen, seeds=1, first_seed=seed) for seed in numbers],
@@ -162,9 +162,10 @@ def compare(
         overwrite=overwrite,
         retry_failed=retry_failed and resume,
     )
-    if page.startswith("not built"):
-        warnings.warn(f"{REPORT} is {page}", stacklevel=3)
-    return Compared(folder)
+    compared = Compared(folder)
+    if compared.page is None:
+        warnings.warn(f"{REPORT} is {page_of(folder)}", stacklevel=3)
+    return compared
 
 
 def _checked_seeds(seeds: Any) -> list[int]:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flexact.studies.glue.protocol import Protocol
+from flexact.studies.glue.protocol import Grid, Protocol
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command(Protocol)
+@shared.grid_command(Grid, Protocol)
 def glue(
     grid: shared.GridCommand,
-    settings: dict[str, Any],
-    tasks: Annotated[
-        shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
-    ] = None,
-    methods: Annotated[
-        shared.Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")
-    ] = None,
-    seeds: shared.Seeds = None,
-    first_seed: shared.FirstSeed = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -48,13 +39,12 @@ def glue(
 
     store = Store(grid.out)
     known = (grid.before(store) or {}).get("protocol", {})
-    settings |= find_encoder(model or known.get("folder"))
+    settings = grid.settings | find_encoder(model or known.get("folder"))
     if model is None:  # the folder of a model of the hub does not have its name
         settings["model"] = known.get("model", settings["model"])
     if not known and settings["model"] == BUNDLED:  # it is small, and learns nothing on RTE at BERT's learning rate
         settings.setdefault("lr", 1e-4)
-    if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
-        # For small networks, one core per cell is faster than all cores on one cell.
-        grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    grid.carry_out(store, chosen, data, settings)
+    jobs = grid.jobs
+    if grid.engine == "local" and jobs is None and devices(grid.device) == ["cpu"]:
+        jobs = min(os.cpu_count() or 1, 4)  # for small networks, one core per cell is faster than all cores on one cell
+    replace(grid, jobs=jobs, settings=settings).carry_out(store, data)

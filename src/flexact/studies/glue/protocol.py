@@ -71,8 +71,6 @@ class Protocol(PickingProtocol):
     keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
-    WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
-    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay")
 
     def epochs_of(self, dataset: str) -> int:
         return TASKS[dataset].epochs if self.epochs is None else self.epochs
@@ -91,8 +89,8 @@ class Grid(Choices):
     ['rte-fixed-0', 'rte-flexact-all-0']
     """
 
-    tasks: tuple[str, ...] = USUAL
-    methods: tuple[str, ...] = METHODS
+    tasks: Annotated[tuple[str, ...], Setting("cola, mrpc, stsb, qnli, rte, wnli.", "all but qnli")] = USUAL
+    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all")] = METHODS
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
 

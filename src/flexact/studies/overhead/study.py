@@ -130,7 +130,7 @@ def run(
     made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
-    with study_stream(options.where), progress.over([float(sum(BLOCKS[name])) for name in options.models]):
+    with study_stream(options.where), progress.over(len(options.models)):
         for number, name in enumerate(options.models):
             rows += measure(name, options)
             csv_rows.write(folder / FILE, Measurement, rows, made)

@@ -68,7 +68,7 @@ def run(
         progress.finished(left.index(model), model)
 
     processes = min(jobs or cores(), len(left))
-    with progress.over([1.0] * len(left), done=len(parts)):
+    with progress.over(len(left), done=len(parts)):
         if processes > 1:
             run_tasks(Pool(["cpu"] * processes, work), left, ended, beat=lambda: False)
         else:
