@@ -69,6 +69,8 @@ class Store(Generic[R]):
         if config != before:
             write_config(self.folder, config)
         (self.folder / CELLS).mkdir(exist_ok=True)
+        if not (self.folder / RESULTS).exists():
+            csv_rows.write(self.folder / RESULTS, self.study.row, [])
 
     def add(self, row: R) -> None:
         """Write the result of a cell, in place of an earlier one. Lines are in the order of the cells."""
