@@ -264,7 +264,7 @@ RESNET_GOALS = {
 def resnets(repeats: int) -> Iterator[Row]:
     """Time ResNet-18 and -34 on a GPU, each with the goals of its rows. Without Triton, the goal is plain torch."""
     for network, modes in (("resnet18", ("eager", "compiled")), ("resnet34", ("eager",))):
-        rows = study.measure(network, chosen("cuda", quick=False, modes=modes, repeats=repeats))
+        rows = study.measure(network, chosen("cuda", modes=modes, repeats=repeats))
         plain = {row.cell: row for row in rows if row.quantity == TRAIN}
         for row in rows:
             if row.error:

@@ -17,10 +17,10 @@ import torch
 from flexact.io.atomic_files import write_rows
 from flexact.studies.cifar.methods import BASELINE, METHODS, PLACEMENTS, build
 from flexact.studies.cifar.protocol import Protocol
-from flexact.studies.cifar.training import WARM_UP, Training
+from flexact.studies.cifar.training import Training
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import study_stream
+from flexact.studies.cuda_graph import EAGER_STEPS, study_stream
 from flexact.studies.overhead.timing import interleaved, ratios, spread
 from flexact.studies.provenance import provenance
 
@@ -78,7 +78,7 @@ def random_images(count: int) -> Images:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
     y = torch.randint(100, (count,), generator=generator)
-    return Images("cifar100", x, y, x[:1], y[:1], 100, (0.5,) * 3, (0.3,) * 3, sha256="")
+    return Images("cifar100", x, y, x[:1], y[:1], 100, torch.full((3,), 0.5), torch.full((3,), 0.3), sha256="")
 
 
 def _training(method: str, stage: str, given: argparse.Namespace, images: Images, device: torch.device) -> Training:
@@ -90,7 +90,7 @@ def _training(method: str, stage: str, given: argparse.Namespace, images: Images
     if device.type == "cuda":
         network = network.to(device, memory_format=torch.channels_last)
     training = Training(network, images, protocol, 0, device)
-    for _ in range(len(protocol.candidates or ()) + 2 * WARM_UP):
+    for _ in range(len(protocol.candidates or ()) + 2 * EAGER_STEPS):
         training.step()
     return training
 

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images = held_out(data.load("cifar100", given.data, complete=not given.partial))
+    images = held_out(data.load("cifar100", given.data, partial=given.partial))
     rows = list(csv.DictReader(given.out.open(encoding="utf-8"))) if given.out.exists() else []
     for seed in (int(text) for text in given.seeds.split(",")):
         for method, candidates, changes in TRIALS:
@@ -74,7 +74,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 done = train_cell(Cell("cifar100", "resnet18", method, seed), protocol, images, Path(folder), device)
             picks = "(by channel)" if "granularity" in changes else " ".join(done.picks.values())
-            found = {"accuracy": f"{done.accuracy:.2f}", "train_loss": f"{done.losses[-1]:.4f}", "picks": picks}
+            found = {"accuracy": f"{done.accuracy:.2f}", "train_loss": f"{done.loss:.4f}", "picks": picks}
             rows.append({**about, **found, **provenance()})
             write_rows(given.out, rows)
             print(*about.values(), *found.values(), sep="  ", flush=True)

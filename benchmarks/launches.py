@@ -74,14 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     given = parser.parse_args()
-    options = chosen(None, quick=False)
+    options = chosen()
     ways = [way for way in options.ways if way.startswith("fused")] or list(options.ways[-1:])
-    depths = DEPTHS if options.device == "cuda" else DEPTHS[:2]
+    depths = DEPTHS if options.where.type == "cuda" else DEPTHS[:2]
     batch = Batch(options.batch, options.where, options.dtype)
     with study_stream(options.where):
         rows = [_launches(blocks, way, batch, options) for blocks in depths for way in ways]
         write_rows(given.out / "launches.csv", rows)
-        if options.device == "cuda":
+        if options.where.type == "cuda":
             cases = [(BASELINE, FIVE), *((way, FIVE) for way in ways), (ways[-1], FOURTEEN)]
             points = [(network, *case) for network in options.models for case in cases]
             write_rows(given.out / "profile.csv", [row for one in points for row in _profile(*one, batch, options)])

@@ -50,9 +50,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/overhead"), help="the folder for the CSV files")
     parser.add_argument("--repeats", type=int, help="rounds")
     given = parser.parse_args()
-    options = chosen(None, quick=False, repeats=given.repeats)
-    sizes = SIZES[options.device]
-    modes = ("eager", "graph") if options.device == "cuda" else ("eager",)
+    options = chosen(repeats=given.repeats)
+    sizes = SIZES[options.where.type]
+    modes = ("eager", "graph") if options.where.type == "cuda" else ("eager",)
     with study_stream(options.where):
         write_rows(given.out / "operation.csv", operations(options, sizes["elements"], modes))
         write_rows(given.out / "candidates.csv", against_candidates(options, sizes, modes[-1]))

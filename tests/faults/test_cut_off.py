@@ -1,7 +1,7 @@
 """Tests of truncated files: each is refused with its name or read up to its last complete record, never half-loaded.
 
-Files are truncated at every 1,000th byte, and short files at every byte. Files to which lines are appended (a history,
-a grid's results) are read up to their last complete line, since a kill may truncate the next one.
+Files are truncated at every 1,000th byte, and short files at every byte. A history, to which lines are appended, is
+read up to its last complete line, since a kill may truncate the next one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> data.Images:
     return data.load(
         "cifar10",
         layout.write_cifar(tmp_path_factory.mktemp("data"), "cifar10", train=40, test=10).parent,
-        complete=False,
+        partial=True,
     )
 
 
@@ -153,7 +153,7 @@ def test_truncated_histories_of_a_run_are_refused_or_hold_complete_records(tmp_p
         assert again.history == whole[: lines - 1]
 
 
-def test_truncated_results_of_a_grid_hold_complete_lines(tmp_path: Path) -> None:
+def test_truncated_results_of_a_grid_are_refused_or_hold_complete_lines(tmp_path: Path) -> None:
     store = Store(tmp_path)
     grid = {"datasets": ["cifar10"], "models": ["resnet18"], "methods": ["relu"], "seeds": 30, "first_seed": 0}
     config = {"flexact_study": 1, "study": "cifar", "grids": [grid], "protocol": Protocol().to_dict()}
@@ -161,13 +161,16 @@ def test_truncated_results_of_a_grid_hold_complete_lines(tmp_path: Path) -> None
         store.open(config, resume=False, overwrite=False)
         for seed in range(30):
             figures = (77.5, 0.1, 200, 1000.0, 3.0, "layer1.0.relu=relu layer2.0.relu=tanh", "")
-            store.append(Result("cifar10", "resnet18", "relu", seed, "done", *figures, "cpu", "2.13", "abc", "today"))
+            store.add(Result("cifar10", "resnet18", "relu", seed, "done", *figures, "cpu", "2.13", "abc", "today"))
     path, whole = tmp_path / "results.csv", list(store.results().values())
     content = path.read_bytes()
-    for length in [*range(0, len(content), 100), len(content) - 1]:
+    for length in [*range(0, len(content), 100), content.index(b"\n", 1000) + 1, len(content) - 1]:
         path.write_bytes(content[:length])
-        lines = content[:length].count(b"\n")
-        assert list(store.results().values()) == whole[: max(lines - 1, 0)]
+        if content[:length].endswith(b"\n"):
+            assert list(store.results().values()) == whole[: content[:length].count(b"\n") - 1]
+        else:
+            with pytest.raises(FlexActError, match=r"results\.csv.* is cut off or missing"):
+                store.results()
     path.write_bytes(content)
     refuses_every_cut(tmp_path / "config.json", store.config, may_be_whole=1)
 

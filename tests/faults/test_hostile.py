@@ -72,7 +72,7 @@ def payloads(canary: Path) -> dict[str, bytes]:
 
 
 def _checkpoint(folder: Path) -> object:
-    images = Images("cifar10", *(torch.zeros(1),) * 4, 10, (0.5,) * 3, (0.5,) * 3, "")
+    images = Images("cifar10", *(torch.zeros(1),) * 4, 10, torch.ones(3), torch.ones(3), "")
     protocol = Protocol(epochs=1, batch=1, width=4)
     return train_cell(Cell("cifar10", "resnet18", "relu", 0), protocol, images, folder, torch.device("cpu"))
 

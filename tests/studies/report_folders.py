@@ -81,9 +81,9 @@ def alpha_folder(folder: Path) -> Path:
 
 def corrections_folder(folder: Path) -> Path:
     """The ablation of corrections."""
-    rows = "\n".join(f"| {model} | 0.00100 ± 0.00020 | 0.00590 |" for model in CORRECTIONS.models)
+    rows = "\n".join(f"| {model} | 0.00100 ± 0.00020 | 0.00590 |" for model in CORRECTIONS.defaults.models)
     table = f"| correction | MSE | paper's |\n|---|---|---|\n{rows}\n"
-    return study_folder(folder, "corrections", list(CORRECTIONS.models), ["sigmoid"], table)
+    return study_folder(folder, "corrections", list(CORRECTIONS.defaults.models), ["sigmoid"], table)
 
 
 class Block(nn.Module):

@@ -23,7 +23,7 @@ from flexact.studies.overhead import training as steps
 from flexact.studies.overhead.options import BASELINE, PARAMETERS, TRAIN, Cell, Measurement, Options, chosen
 from flexact.studies.overhead.study import PAPER, planned, run, written
 from flexact.studies.overhead.timing import interleaved, ratios, spread
-from flexact.studies.overhead.training import Batch, PlainSite, Training, build, logit_count, use_kernels
+from flexact.studies.overhead.training import Batch, PlainSite, Training, build, use_kernels
 
 count = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "launches.py"))["count"]
 RESULTS = Path(__file__).parents[2] / "results" / "overhead"
@@ -68,7 +68,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("placement", ["penultimate", "all"])
 def test_the_networks_have_the_papers_extra_parameters(network: str, placement: str) -> None:
     built = build(BLOCKS[network], 2, placement, "closed_form", CPU)
-    assert logit_count(built) == PAPER[network, placement][2]
+    assert sum(site.logits.numel() for site in sites_of(built)) == PAPER[network, placement][2]
     assert sites_of(built)[-1].name.startswith("layer4.")
     assert not isinstance(built.relu, flexact.FlexAct)
 
@@ -321,7 +321,18 @@ def test_the_study_writes_its_folder_and_continues_after_failures(tmp_path: Path
 
 @pytest.mark.usefixtures("small_networks")
 def test_a_run_without_a_routed_network_fails_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--device", "cpu", "--quick", "--batch", "2", "--width", "2", "--ways", "fused"]  # which needs a GPU
+    arguments = [
+        "--device",
+        "cpu",
+        "--models",
+        "resnet18",
+        "--batch",
+        "2",
+        "--width",
+        "2",
+        "--ways",
+        "fused",
+    ]  # which needs a GPU
     with pytest.raises(SystemExit) as exit_:
         main(["reproduce", "overhead", "--out", str(tmp_path / "run"), "--quiet", *arguments])
     assert exit_.value.code == 1
@@ -348,7 +359,7 @@ def test_a_cpu_is_measured_in_one_thread() -> None:
         (["--ways", ","], "--ways names nothing"),
         (["--ways", "plain,plain"], "may name each once"),
         (["--repeats", "0"], "--repeats must be a whole number from 1"),
-        (["--device", "tpu"], "--device must be cuda or cpu"),
+        (["--device", "tpu"], "unknown device 'tpu'; give cpu"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -365,10 +376,9 @@ def test_bad_input_is_one_clear_line(
 
 
 def test_the_sizes_are_those_of_the_device() -> None:
-    options = chosen("cpu", quick=False, batch=4)
+    options = chosen("cpu", batch=4)
     assert (options.batch, options.dtype, options.modes) == (4, torch.float32, ("eager",))
-    quick = chosen("cpu", quick=True)
-    assert (quick.models, quick.modes, quick.ways) == (("resnet18",), ("eager",), ("plain", "closed_form"))
+    assert options.ways == ("plain", "closed_form")
     if not torch.cuda.is_available():
-        with pytest.raises(flexact.FlexActError, match="no GPU"):
-            chosen("cuda", quick=False)
+        with pytest.raises(flexact.FlexActError, match="there is no cuda here"):
+            chosen("cuda")

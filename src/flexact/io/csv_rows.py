@@ -40,19 +40,14 @@ def write(
     write_whole(path, "".join(lines))
 
 
-def read(
-    path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = (), cut_off: bool = False
-) -> list[Row]:
+def read(path: Path, kind: type[Row], remedy: str = REMEDY, made: Sequence[str] = ()) -> list[Row]:
     """Return the rows of a table. Raise an error that names the line if the file is damaged.
 
     A missing file has no rows. made: further columns, which are ignored.
-    cut_off: whether to ignore an incomplete last line, which a killed process can leave in a file that it appends to.
     """
-    content = read_text(path, remedy) if path.is_file() else ""
-    if cut_off:
-        content = content[: content.rfind("\n") + 1]
-    if not content and (cut_off or not path.is_file()):
+    if not path.is_file():
         return []
+    content = read_text(path, remedy)
     if not content.endswith("\n"):
         raise damaged(path, content.count("\n") + 1, "the line is cut off or missing", remedy)
     reader = csv.reader(io.StringIO(content))

@@ -1,20 +1,23 @@
-"""Capturing a training step in a CUDA graph, and the stream and threads that a study runs on."""
+"""Training steps as CUDA graphs, and the stream and threads that a study runs on."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flexact import Schedule
 from flexact.errors import FlexActError
 from flexact.ops import dispatch
 from flexact.routing.sites import routers_of, sites_of
 from flexact.studies.device_lock import wait
+from flexact.studies.workers import one_thread
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -58,6 +61,69 @@ def captured_by_thread(
     return graph.replay, read + [site.picked for site in sites]
 
 
+EAGER_STEPS = 3
+"""Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured training step, and the memory that it uses."""
+
+    replay: Callable[[], None]
+    read: list[Any]
+    """The tables that it reads; see `captured_by_thread`."""
+    loss: Tensor
+    """The loss that it writes."""
+    states: dict[Any, dict[str, Any]]
+    """The optimizer's state by parameter, which it updates."""
+
+
+class GraphedTraining(ABC):
+    """The training of a network in steps. On a GPU a step is a CUDA graph, except for the first steps, which are eager,
+    and for as many after each change of the routing."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        self.network, self.device = network, device
+        self.schedule: Schedule | None = None
+        self.loss = torch.zeros((), device=device)
+        """The loss of the last step, on the device."""
+        self.graph: Graph | None = None
+        self._captures = device.type == "cuda"
+        self._eager_steps = 0
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do what a graph captures: forward, backward and the optimizer's step. Sets the loss."""
+
+    def step(self) -> None:
+        """Train for one step, without waiting for the device."""
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._work()
+            self._eager_steps += 1
+        if self.schedule is not None:
+            before, tried = routing_state(self.schedule), self.schedule.router.trying
+            self.schedule.step(self.loss)
+            if routing_state(self.schedule) != before:
+                self._forget_graph(tried)
+        if self._captures and self.graph is None and self._eager_steps >= EAGER_STEPS:
+            replay, read = captured_by_thread(self._work, self.network, self.device)
+            # A rewind gives the optimizer other states, but the graph keeps its own.
+            self.graph = Graph(replay, read, self.loss, dict(self.optimizer.state))
+
+    def _forget_graph(self, tried: int | None = None) -> None:
+        """Discard the graph, because the network runs other functions or its optimizer has other memory.
+
+        tried: the candidate of a trial that the graph trained.
+        """
+        if self.graph is not None:
+            wait(self.device)  # the graph may still be running
+        self.graph, self._eager_steps = None, 0
+
+
 def routing_state(schedule: Schedule) -> tuple[Any, ...]:
     """Return a tuple that changes when a graph must be captured again: when a candidate is dropped, a warm-up ends, or
     the weights are rewound."""
@@ -91,17 +157,14 @@ def study_stream(device: torch.device) -> Iterator[None]:
 
     On a CPU, use one thread: several wait for each other in every operator, which takes seconds on busy cores.
     """
-    stream: AbstractContextManager[Any] = nullcontext()
+    where: AbstractContextManager[Any] = one_thread()
     if device.type == "cuda":
         side = _stream_of_this_thread(device)
         side.wait_stream(torch.cuda.current_stream(device))
-        stream = torch.cuda.stream(side)
-    before, threads = dispatch.wanted(), torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
+        where = torch.cuda.stream(side)
+    before = dispatch.wanted()
     try:
-        with stream:
+        with where:
             yield
     finally:
         dispatch.use(before)
-        torch.set_num_threads(threads)

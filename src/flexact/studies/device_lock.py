@@ -12,42 +12,25 @@ from contextlib import contextmanager
 
 import torch
 
-
-class DeviceLock:
-    """A lock that its holder can release temporarily."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._held = threading.local()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock."""
-        with self._lock:
-            self._held.by_me = True
-            try:
-                yield
-            finally:
-                self._held.by_me = False
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Release the lock if this thread holds it, and acquire it again afterwards."""
-        if not getattr(self._held, "by_me", False):
-            yield
-            return
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
+DEVICE = threading.RLock()
 
 
-DEVICE = DeviceLock()
+@contextmanager
+def released() -> Iterator[None]:
+    """Release the lock if this thread holds it, and acquire it again afterwards."""
+    try:
+        DEVICE.release()
+    except RuntimeError:  # another thread holds it, or none
+        yield
+        return
+    try:
+        yield
+    finally:
+        DEVICE.acquire()
 
 
 def wait(device: torch.device) -> None:
     """Wait for the current stream, while other threads may use the device."""
     if device.type == "cuda":
-        with DEVICE.released():
+        with released():
             torch.cuda.current_stream(device).synchronize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,11 +19,9 @@ class Progress:
         self._task: Any = None
 
     @contextmanager
-    def over(self, costs: Sequence[float], done: int = 0) -> Iterator[None]:
-        """Show progress while the work runs. costs: one per piece, in any unit; done: pieces that are done already."""
-        self._costs, self._shares = list(costs), [0.0] * len(costs)
-        self._finished, self._pieces = done, done + len(costs)
-        self._start = time.monotonic()
+    def over(self, count: int, done: int = 0) -> Iterator[None]:
+        """Show progress while the work runs. count: pieces of work; done: further ones that are done already."""
+        self._shares, self._done, self._start = [0.0] * count, done, time.monotonic()
         if self.quiet or not sys.stderr.isatty():
             yield
             return
@@ -33,7 +31,7 @@ class Progress:
         shares = ("{task.description}", progress.BarColumn(), "{task.percentage:>3.0f} %")
         times = (progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn())
         with progress.Progress(*shares, *times, console=Console(stderr=True), transient=True) as self._bar:
-            self._task = self._bar.add_task(self._description(), total=sum(self._costs) or 1.0)
+            self._task = self._bar.add_task(self._described(), total=count or 1)
             try:
                 yield
             finally:
@@ -54,23 +52,22 @@ class Progress:
         """Set the progress of one piece, from 0 to 1."""
         self._shares[piece] = share
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._spent())
+            self._bar.update(self._task, completed=sum(self._shares), description=self._described())
 
     def finished(self, piece: int, name: str) -> None:
         """Mark one piece as done."""
-        self._finished += 1
         self.at(piece, 1.0)
-        if self._bar is not None:
-            self._bar.update(self._task, description=self._description())
-        elif not self.quiet:
+        if self._bar is None and not self.quiet:
             seconds = time.monotonic() - self._start
-            spent = self._spent()
-            left = seconds * (sum(self._costs) / spent - 1) if spent else 0.0
+            left = seconds * (len(self._shares) / sum(self._shares) - 1)
             told = f"{seconds:.0f} s, about {left:.0f} s left"
-            print(f"{self._finished}/{self._pieces} {name} ({told})", file=sys.stderr, flush=True)
+            finished, every = self._counts()
+            print(f"{finished}/{every} {name} ({told})", file=sys.stderr, flush=True)
 
-    def _spent(self) -> float:
-        return sum(cost * share for cost, share in zip(self._costs, self._shares, strict=True))
+    def _counts(self) -> tuple[int, int]:
+        """The number of finished pieces, and of all."""
+        return self._done + self._shares.count(1.0), self._done + len(self._shares)
 
-    def _description(self) -> str:
-        return f"{self._named}: {self._finished} of {self._pieces}"
+    def _described(self) -> str:
+        finished, every = self._counts()
+        return f"{self._named}: {finished} of {every}"

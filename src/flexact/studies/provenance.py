@@ -31,21 +31,13 @@ def provenance() -> dict[str, str]:
 
 def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
     """The content of a study's config.json: its settings, and everything else that the results depend on."""
-    made = {name: one for name, one in provenance().items() if name in ("commit", "date")}
-    return {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions(), **made}
-
-
-def versions() -> dict[str, str]:
-    """The versions of flexact, torch and Python.
-
-    >>> list(versions())
-    ['flexact', 'torch', 'python']
-    """
     try:
         own = version("flexact")
     except PackageNotFoundError:
         own = "source"  # a source tree on the path
-    return {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
+    made = {name: one for name, one in provenance().items() if name in ("commit", "date")}
+    return {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions, **made}
 
 
 def processor() -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 import torch
@@ -135,7 +134,7 @@ class _Slot:
         error = future.exception()
         if error is None:
             self.future.set_result(future.result())
-        elif self._began.is_set():
+        elif self._pid.exception() is None:
             self.future.set_exception(error)
         else:
             script = getattr(sys.modules["__main__"], "__file__", "the main module")
@@ -149,9 +148,8 @@ class _Slot:
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
-        self._began = context.Event()
-        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, self._began))
-        self._pid = self._executor.submit(os.getpid)
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers))
+        self._pid = self._executor.submit(os.getpid)  # the first result of a process that could begin
 
     def stop(self) -> None:
         """Ask the running task to stop, by SIGTERM."""
@@ -165,9 +163,8 @@ class _Slot:
             self._executor = None
 
 
-def _begin(device: str, workers: int, began: Event) -> None:
+def _begin(device: str, workers: int) -> None:
     """Prepare a worker process. It ignores Ctrl-C, which reaches all processes: the parent decides what stops."""
-    began.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
     threading.Thread(target=_watch_parent, daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flexact import FlexActError, FlexConfig
-from flexact.studies.cifar.protocol import BUDGETS, RECTIFIERS, Cell, Protocol
+from flexact.studies.cifar.protocol import RECTIFIERS, Cell, Protocol
 
 
 def test_the_default_equals_the_papers_protocol() -> None:
@@ -16,7 +16,6 @@ def test_the_default_equals_the_papers_protocol() -> None:
     assert (protocol.epochs, protocol.batch, protocol.lr, protocol.momentum) == (200, 128, 0.1, 0.9)
     assert protocol.config(seed=3) == FlexConfig(candidates=RECTIFIERS, seed=3)  # the shipped policy
     assert Protocol(policy="paper").config(seed=3) == FlexConfig.paper(seed=3)
-    assert BUDGETS["short"] == 30
 
 
 def test_a_protocol_round_trips_through_json_and_names_a_policy() -> None:
@@ -54,13 +53,6 @@ def test_a_dictionary_that_is_no_protocol_is_refused(data: Any) -> None:
         Protocol.from_dict(data)
 
 
-def test_cells_are_checked_and_have_distinct_names() -> None:
+def test_cells_have_distinct_names() -> None:
     cells = [Cell("cifar10", "resnet18", method, seed) for method in ("relu", "flexact-all") for seed in (1, 11)]
     assert len({cell.name for cell in cells}) == 4
-    for wrong in (
-        ("cifar10", "resnet20", "relu", 0),
-        ("cifar10", "resnet18", "rulu", 0),
-        ("cifar10", "resnet18", "relu", -1),
-    ):
-        with pytest.raises(FlexActError):
-            Cell(*wrong)

@@ -67,11 +67,11 @@ def test_accuracy_has_a_panel_for_the_last_quarter_and_the_tables_order() -> Non
 
 def test_selection_is_by_site_and_epoch_with_a_panel_per_seed(store: Store) -> None:
     histories = {
-        cell: found["history.jsonl"].records
+        cell.seed: found["history.jsonl"].records
         for cell in store.results()
         if (found := read_histories(store.cell_folder(cell)))
     }
-    (picture,) = selection_by_depth(histories, lambda cell: cell.method)
+    picture = selection_by_depth("flexact-all", "all layers", histories)
     assert [ax.get_title() for ax in picture.figure.axes] == ["seed 0", "seed 1"]
     ax = picture.figure.axes[0]
     assert (ax.get_xlabel(), ax.get_xlim()) == ("epoch", (-0.5, 4.5))

@@ -22,7 +22,7 @@ def write_cifar(
     colours = torch.randint(40, 216, (layout.classes, 3, 2), generator=generator)
     place = folder / layout.folder
     place.mkdir(parents=True, exist_ok=True)
-    for files, count in ((layout.train_files, train), (layout.test_files, test)):
+    for files, count in ((layout.train, train), (layout.test, test)):
         labels = torch.randperm(count, generator=generator) % layout.classes
         images = _pictures(colours[labels], generator) if learnable else _noise(count, generator)
         columns = [labels * limit // layout.classes for limit in layout.labels]

@@ -79,7 +79,8 @@ def publish(server: Server, monkeypatch, content: bytes) -> bytes:
     layout = cifar.LAYOUTS["cifar10"]
     official = dataclasses.replace(
         layout,
-        records=dict.fromkeys(layout.files, 10),
+        train=dict.fromkeys(layout.train, 10),
+        test=dict.fromkeys(layout.test, 10),
         archive_md5=hashlib.md5(content).hexdigest(),
     )
     monkeypatch.setitem(cifar.LAYOUTS, "cifar10", official)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from flexact import FlexActError
 from flexact.studies.cifar_data.augment import DRAWS, augmented, cropped, epoch_draws, normalised
 
-MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+MEAN, STD = torch.tensor([0.5071, 0.4865, 0.4409]), torch.tensor([0.2673, 0.2564, 0.2762])
 DRAWN = epoch_draws(4, seed=0, epoch=0)
 
 
@@ -76,19 +75,12 @@ def test_two_halves_are_the_whole():
     assert torch.equal(torch.cat(halves), augmented(batch, MEAN, STD, drawn))
 
 
-def test_the_result_is_channels_last_and_of_the_requested_dtype():
+def test_a_training_batch_is_channels_last():
     batch = pictures(4)
-    made = augmented(batch, MEAN, STD, DRAWN, dtype=torch.bfloat16)
-    assert made.dtype is torch.bfloat16
+    made = augmented(batch, MEAN, STD, DRAWN)
+    assert made.dtype is torch.float32
     assert made.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(made, augmented(batch, MEAN, STD, DRAWN).bfloat16())
     assert normalised(batch, MEAN, STD).is_contiguous()
-
-
-def test_mean_and_std_may_be_tensors():
-    batch, drawn = pictures(4), epoch_draws(4, seed=0, epoch=0)
-    made = augmented(batch, torch.tensor(MEAN), torch.tensor(STD), drawn)
-    assert torch.equal(made, augmented(batch, MEAN, STD, drawn))
 
 
 def test_the_batch_is_not_modified_and_may_have_any_strides():
@@ -106,26 +98,14 @@ def test_images_need_not_be_square():
     assert torch.equal(made[1], pictures(3, 6, 10)[1].flip(-1))
 
 
-@pytest.mark.parametrize(
-    ("batch", "mean", "drawn", "message"),
-    [
-        (torch.zeros(2, 3, 32, 32), MEAN, torch.zeros(2).long(), "expected images as uint8"),
-        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), MEAN, torch.zeros(2).long(), "expected images as uint8"),
-        (pictures(2), MEAN, torch.zeros(3).long(), "2 images and \\(3,\\) draws"),
-    ],
-)
-def test_bad_input_is_reported(batch, mean, drawn, message):
-    with pytest.raises(FlexActError, match=message):
-        augmented(batch, mean, STD, drawn)
-
-
 def test_no_operation_synchronizes_with_the_host():
     """Fake tensors have no values: an operation that reads one, or whose shape depends on one, would fail."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         batch, drawn = torch.empty(8, 3, 32, 32, dtype=torch.uint8), torch.empty(8, dtype=torch.int64)
-        assert augmented(batch, MEAN, STD, drawn).shape == batch.shape
+        mean, std = torch.empty(3), torch.empty(3)
+        assert augmented(batch, mean, std, drawn).shape == batch.shape
 
 
 @pytest.mark.gpu
@@ -133,20 +113,21 @@ def test_it_can_be_captured_in_a_cuda_graph():
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     batches = pictures(128 * 3).view(3, 128, 3, 32, 32).cuda()
+    mean, std = MEAN.cuda(), STD.cuda()
     draws = epoch_draws(128 * 3, seed=0, epoch=0).cuda().view(3, 128)
     static, drawn = batches[0].clone(), draws[0].clone()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        augmented(static, MEAN, STD, drawn)
+        augmented(static, mean, std, drawn)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = augmented(static, MEAN, STD, drawn)
+        made = augmented(static, mean, std, drawn)
     for step in range(3):
         static.copy_(batches[step])
         drawn.copy_(draws[step])
         graph.replay()
-        assert torch.equal(made, augmented(batches[step], MEAN, STD, draws[step]))
+        assert torch.equal(made, augmented(batches[step], mean, std, draws[step]))
     on_cpu = augmented(batches[0].cpu(), MEAN, STD, draws[0].cpu())
-    torch.testing.assert_close(augmented(batches[0], MEAN, STD, draws[0]).cpu(), on_cpu, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(augmented(batches[0], mean, std, draws[0]).cpu(), on_cpu, rtol=1e-6, atol=1e-6)

@@ -11,19 +11,19 @@ import torch
 from flexact import FlexActError
 from flexact.cli.app import main
 from flexact.studies.cifar_data import data as layouts
-from flexact.studies.cifar_data.data import NAMES, is_there, load
+from flexact.studies.cifar_data.data import NAMES, load
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Sets both data sets to 100 images per file, so that a small set is a complete one."""
     for name, layout in layouts.LAYOUTS.items():
-        records = dict.fromkeys(layout.files, 100)
-        monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, records=records))
+        records = {"train": dict.fromkeys(layout.train, 100), "test": dict.fromkeys(layout.test, 100)}
+        monkeypatch.setitem(layouts.LAYOUTS, name, dataclasses.replace(layout, **records))
 
 
 def complete(write_cifar, folder: Path, name: str) -> Path:
-    return write_cifar(folder, name, train=100 * len(layouts.LAYOUTS[name].train_files), test=100)
+    return write_cifar(folder, name, train=100 * len(layouts.LAYOUTS[name].train), test=100)
 
 
 def run(capsys, *arguments: str) -> str:
@@ -46,7 +46,7 @@ def refused(capsys, *arguments: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_records_become_planes_and_classes(tmp_path, write_cifar, name):
     place = write_cifar(tmp_path, name, train=43, test=7)
-    images = load(name, tmp_path, complete=False)
+    images = load(name, tmp_path, partial=True)
     assert images.train_x.shape == (43, 3, 32, 32)
     assert images.test_x.shape == (7, 3, 32, 32)
     assert images.train_x.is_contiguous()
@@ -64,28 +64,29 @@ def test_records_become_planes_and_classes(tmp_path, write_cifar, name):
 def test_batches_are_read_in_their_order(tmp_path, write_cifar):
     place = write_cifar(tmp_path, "cifar10", train=43)
     raw = b"".join((place / f"data_batch_{number}.bin").read_bytes() for number in range(1, 6))
-    assert load("cifar10", place, complete=False).train_y.tolist() == list(raw[::3073])
+    assert load("cifar10", place, partial=True).train_y.tolist() == list(raw[::3073])
 
 
 def test_means_and_deviations_match_the_training_images(tmp_path, write_cifar):
-    images = load("cifar100", write_cifar(tmp_path, "cifar100"), complete=False)
+    images = load("cifar100", write_cifar(tmp_path, "cifar100"), partial=True)
     scaled = images.train_x.double() / 255
-    torch.testing.assert_close(torch.tensor(images.mean, dtype=torch.float64), scaled.mean((0, 2, 3)))
-    torch.testing.assert_close(torch.tensor(images.std, dtype=torch.float64), scaled.std((0, 2, 3), correction=0))
+    torch.testing.assert_close(images.mean, scaled.mean((0, 2, 3)).float())
+    torch.testing.assert_close(images.std, scaled.std((0, 2, 3), correction=0).float())
 
 
 def test_a_data_set_is_identified_by_the_bytes_of_its_files(tmp_path, write_cifar):
     place = write_cifar(tmp_path, "cifar10", train=43)
     files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     whole = b"".join((place / file).read_bytes() for file in files)
-    assert load("cifar10", place, complete=False).sha256 == hashlib.sha256(whole).hexdigest()
+    assert load("cifar10", place, partial=True).sha256 == hashlib.sha256(whole).hexdigest()
 
 
 def test_moving_to_a_device_keeps_everything(tmp_path, write_cifar):
-    images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
+    images = load("cifar10", write_cifar(tmp_path, "cifar10"), partial=True)
     moved = images.to("meta")
-    assert {part.device.type for part in (moved.train_x, moved.train_y, moved.test_x, moved.test_y)} == {"meta"}
-    assert (moved.mean, moved.std, moved.classes, moved.name) == (images.mean, images.std, 10, "cifar10")
+    parts = (moved.train_x, moved.train_y, moved.test_x, moved.test_y, moved.mean, moved.std)
+    assert {part.device.type for part in parts} == {"meta"}
+    assert (moved.classes, moved.name, moved.sha256) == (10, "cifar10", images.sha256)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +94,7 @@ def test_a_complete_set_is_read_from_its_folder_or_the_parent(small, tmp_path, w
     place = complete(write_cifar, tmp_path, name)
     assert torch.equal(load(name, place).train_x, load(name, tmp_path).train_x)
     renamed = place.rename(tmp_path / "mine")
-    assert is_there(name, renamed)
+    assert layouts.LAYOUTS[name].missing(renamed) == []
     assert len(load(name, renamed).test_x) == 100
 
 
@@ -109,13 +110,13 @@ def test_a_truncated_file_is_named(small, tmp_path, write_cifar, partial):
     place = complete(write_cifar, tmp_path, "cifar10")
     os.truncate(place / "data_batch_4.bin", 3073 * 50 + 1)
     with pytest.raises(FlexActError, match=r"data_batch_4.bin has 153,651 bytes.* Remove it, and download it"):
-        load("cifar10", tmp_path, complete=not partial)
+        load("cifar10", tmp_path, partial=partial)
 
 
 def test_an_empty_file_is_refused_also_in_a_part(tmp_path, write_cifar):
     os.truncate(write_cifar(tmp_path, "cifar100") / "test.bin", 0)
     with pytest.raises(FlexActError, match=r"test\.bin .*0 bytes"):
-        load("cifar100", tmp_path, complete=False)
+        load("cifar100", tmp_path, partial=True)
 
 
 def test_missing_files_are_named_with_the_command_that_downloads_them(tmp_path, write_cifar):
@@ -136,7 +137,7 @@ def test_a_folder_without_the_set_says_how_to_get_it(tmp_path):
 def test_both_sets_may_share_a_parent(tmp_path, write_cifar):
     for name in NAMES:
         write_cifar(tmp_path, name)
-    assert [load(name, tmp_path, complete=False).classes for name in NAMES] == [10, 100]
+    assert [load(name, tmp_path, partial=True).classes for name in NAMES] == [10, 100]
 
 
 @pytest.mark.parametrize(
@@ -163,18 +164,18 @@ def test_pickles_are_refused_and_never_opened(capsys, tmp_path, files, given):
 def test_pickles_next_to_the_binary_files_are_ignored(tmp_path, write_cifar):
     (tmp_path / "cifar-10-batches-py").mkdir()
     write_cifar(tmp_path, "cifar10")
-    assert load("cifar10", tmp_path, complete=False).classes == 10
+    assert load("cifar10", tmp_path, partial=True).classes == 10
 
 
 @pytest.mark.parametrize(("name", "byte", "value"), [("cifar10", 0, 10), ("cifar100", 0, 20), ("cifar100", 1, 100)])
 def test_a_label_out_of_range_is_reported_with_its_record(tmp_path, write_cifar, name, byte, value):
     place = write_cifar(tmp_path, name)
-    file = place / layouts.LAYOUTS[name].test_files[0]
+    file = place / next(iter(layouts.LAYOUTS[name].test))
     raw = bytearray(file.read_bytes())
     raw[7 * layouts.LAYOUTS[name].record_bytes + byte] = value
     file.write_bytes(raw)
     with pytest.raises(FlexActError, match=rf"record 7: .*{value}"):
-        load(name, tmp_path, complete=False)
+        load(name, tmp_path, partial=True)
 
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
@@ -184,7 +185,7 @@ def test_a_file_instead_of_a_folder_is_refused(tmp_path):
 
 
 def test_a_learnable_set_can_be_learned(tmp_path, write_cifar):
-    images = load("cifar10", write_cifar(tmp_path, "cifar10"), complete=False)
+    images = load("cifar10", write_cifar(tmp_path, "cifar10"), partial=True)
     centres = torch.stack([images.train_x[images.train_y == one].float().mean(0) for one in range(10)])
     nearest = torch.cdist(images.test_x.float().flatten(1), centres.flatten(1)).argmin(1)
     assert (nearest == images.test_y).float().mean() > 0.95

@@ -53,4 +53,4 @@ def test_functions_of_a_module_are_pickled_with_registered_candidates(small: Mod
 def test_without_cloudpickle_the_error_names_the_extra(small: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(FlexActError, match=r"cloudpickle.*flexact\[studies\]"):
-        Functions(small.build, small.train).packed()
+        _ = Functions(small.build, small.train).packed

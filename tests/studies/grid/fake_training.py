@@ -24,6 +24,7 @@ from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol
 from flexact.studies.cifar.study import STUDY
+from flexact.studies.cifar.train import Outcome
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import Stopped, run
 from flexact.studies.grid.store import Store
@@ -67,16 +68,14 @@ def train(cell: Cell, protocol: Protocol, images: Any, folder: Path, device: Any
     if cell.method == "flexact-all":
         picks = {"layer1.0.relu": "relu", "layer4.1.relu": "tanh"}
         _write_history(folder)
-    losses = tuple(line["loss"] for line in curve)
-    step = 2.2 if picks else 2.0
-    return SimpleNamespace(
+    return Outcome(
         accuracy=curve[-1]["test_accuracy"],
-        losses=losses,
-        seconds=4.0,
-        step_ms=step,
-        picks=picks,
+        loss=curve[-1]["loss"],
         epochs=len(curve),
-        devices=(device.type,),
+        seconds=4.0,
+        step_ms=2.2 if picks else 2.0,
+        picks=picks,
+        device=device.type,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from flexact.studies.cifar.protocol import Cell
-from flexact.studies.glue.study import _shortened
 from flexact.studies.grid.report import evidence
 
 CELLS = [Cell("cifar10", "resnet18", "flexact-all", seed) for seed in (0, 1)]
@@ -34,9 +33,3 @@ def test_sites_that_picked_together_share_a_row_and_undecided_ones_are_muted() -
 
 def test_runs_without_decisions_have_no_table() -> None:
     assert evidence({CELLS[0]: [{"step": 0, "sites": {"a": {"relu": 0.5, "tanh": 0.5}}}]}, lambda _: "All") == ""
-
-
-def test_names_shortened_for_a_figure_are_shortened_in_drops_and_decisions_too() -> None:
-    short = _shortened(record(("encoder.layer.3.act", "encoder.layer.4.act"), True))
-    for part in ("sites", "drops", "decisions"):
-        assert list(short[part]) == ["layer 3", "layer 4"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flexact import FlexActError
-from flexact.studies.device_lock import DeviceLock
+from flexact.studies.device_lock import DEVICE, released
 from flexact.studies.grid.cell_task import Task, run_task
 from flexact.studies.grid.engines import engine
 from flexact.studies.grid.run import run
@@ -108,25 +108,25 @@ def test_a_full_disk_stops_the_grid(tmp_path: Path) -> None:
 
 
 def test_the_holder_of_the_device_releases_it_while_it_waits() -> None:
-    lock, order = DeviceLock(), []
+    order = []
     inside, done = threading.Event(), threading.Event()
 
     def other() -> None:
         inside.wait()
-        with lock.held():
+        with DEVICE:
             order.append("other")
         done.set()
 
     thread = threading.Thread(target=other)
     thread.start()
-    with lock.held():
+    with DEVICE:
         inside.set()
         time.sleep(0.05)
         order.append("first")
-        with lock.released():
+        with released():
             done.wait(5)
         order.append("again")
     thread.join()
     assert order == ["first", "other", "again"]
-    with lock.released():  # held by nobody
+    with released():  # held by nobody
         assert torch.ones(1).item() == 1

@@ -43,22 +43,6 @@ def test_the_order_of_names_does_not_matter() -> None:
     assert Grid(("tabular", "vit"), ("race", "fixed")).cells == Grid(("vit", "tabular"), ("fixed", "race")).cells
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("tabluar", "flexact", 0), "unknown task 'tabluar'; did you mean 'tabular'?"),
-        (("tabular", "flexct", 0), "the task tabular has no method 'flexct'; did you mean 'flexact'?"),
-        (("tabular", "fixed-sine", 0), "the task tabular has no method 'fixed-sine'; did you mean"),
-        (("tabular", "fixed", 0), "the task tabular has no method 'fixed'"),
-        (("tabular", "flexact", -1), "a seed must be a non-negative integer; got -1"),
-    ],
-)
-def test_an_unknown_cell_is_refused(arguments: tuple[str, str, int], message: str) -> None:
-    with pytest.raises(FlexActError) as error:
-        Cell(*arguments)
-    assert message in str(error.value)
-
-
 def test_a_task_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "picks.md").read_text(encoding="utf-8")
     (tmp_path / "product.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")

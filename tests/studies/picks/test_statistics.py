@@ -9,8 +9,8 @@ from statistics import fmean, median
 import pytest
 from scipy.stats import ttest_rel
 
-from flexact.studies.picks.protocol import Result
-from flexact.studies.picks.table import overall, reference, summaries
+from flexact.studies.picks.protocol import Protocol, Result
+from flexact.studies.picks.table import reference, summaries, table
 from flexact.studies.picks.tasks import TASKS
 
 Make = Callable[..., list[Result]]
@@ -83,12 +83,12 @@ def test_the_reference_is_over_the_seeds_that_all_fixed_activations_have(rows: M
 
 
 def test_missing_rows_have_no_figure_and_are_no_error(rows: Make) -> None:
-    assert summaries([]) == overall([]) == []
+    assert summaries([]) == []
     assert reference(RECTIFIERS, []) is None
     (alone,) = summaries(rows("tabular", "flexact", [1.0]))
     assert alone.against is None
     assert all(map(math.isnan, (alone.regret, alone.steps_ratio, alone.seconds_ratio)))
-    assert overall([alone]) == []
+    assert "## All tasks" not in table(rows("tabular", "flexact", [1.0]), Protocol(), [])
     failed = [*rows("tabular", "fixed-relu", [math.nan], state="failed"), *rows("tabular", "fixed-gelu", [1.0])]
     assert [one.method for one in summaries(failed)] == ["fixed-gelu"]
     no_spread = [*rows("tabular", "fixed-relu", [1.0]), *rows("tabular", "fixed-gelu", [1.0])]
@@ -108,14 +108,12 @@ def test_overall_counts_tasks(done: list[Result], rows: Make) -> None:
         *rows("tabular", "fixed-tanh", [0.0, 0.0, 0.0]),
         *rows("tabular", "flexact", [7.9, 9.0, 10.1], steps=130, seconds=20.0),
     ]
-    found = {one.method: one for one in overall(summaries([*done, *worse]))}
-    assert list(found) == ["flexact", "race", "original"]
+    text = table([*done, *worse], Protocol(), []).partition("## All tasks")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     # tabular: best 12, median 11, flexact 9: regret 3; rectifiers: 0.2.
-    flexact = found["flexact"]
-    assert len(flexact.tasks) == 2
-    assert math.isclose(flexact.mean_regret, (0.2 + 3) / 2)
-    assert math.isclose(flexact.worst.regret, 3)
-    assert flexact.worst.task == "tabular"
-    assert (flexact.better, flexact.significantly_worse) == (1, 1)
-    assert (len(found["race"].tasks), found["race"].better, found["race"].significantly_worse) == (1, 1, 0)
-    assert math.isclose(found["original"].mean_regret, (4 / 3.5 + 1) / 2)
+    columns = {line[0]: line[1:7] for line in lines[2:]}
+    assert columns == {
+        "flexact": ["2", "1.60", "3.00", "tabular", "1", "1"],
+        "race": ["1", "-0.29", "-0.29", "resnet-rectifiers", "1", "0"],
+        "original": ["2", f"{(4 / 3.5 + 1) / 2:.2f}", f"{4 / 3.5:.2f}", "resnet-rectifiers", "-", "-"],
+    }

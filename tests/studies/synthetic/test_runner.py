@@ -15,7 +15,7 @@ import pytest
 
 from flexact.io import csv_rows
 from flexact.studies.synthetic.options import Options
-from flexact.studies.synthetic.runner import Group, run, train_group
+from flexact.studies.synthetic.runner import run, train_model
 from flexact.studies.synthetic.store import Result
 from flexact.studies.synthetic.studies import ALPHA, CORRECTIONS, SYNTHETIC
 from flexact.studies.synthetic.tables import table
@@ -150,14 +150,14 @@ def test_a_killed_parent_leaves_no_workers_behind(tmp_path):
 
 @pytest.mark.parametrize("study", [ALPHA, CORRECTIONS])
 def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
-    options = study.options(seeds=1, epochs=1)
+    options = replace(study.defaults, seeds=1, epochs=1)
     run(study, options, tmp_path, jobs=1)
-    assert [row["model"] for row in rows(tmp_path)] == list(study.models)
+    assert [row["model"] for row in rows(tmp_path)] == list(study.defaults.models)
     compared = table(study.title, replace(options, epochs=100), csv_rows.read(tmp_path / "results.csv", Result))
     assert ("0.00600" if study is ALPHA else "0.35629 ± 0.00938") in compared
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert not any("paper's |" in line for line in lines)
-    assert len([line for line in lines if line.startswith("|")]) == len(study.models) + 2
+    assert len([line for line in lines if line.startswith("|")]) == len(study.defaults.models) + 2
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_other_studies_run_on_the_sigmoid_truth(study, tmp_path):
 def test_every_option_changes_the_results(changes, tmp_path):
     plain = {"seeds": 1, "epochs": 1, "truths": ("tanh",), "models": ("flexact-a0.3",)}
     one, other = (
-        train_group(Group("synthetic", "flexact-a0.3", Options(**options)), "cpu", lambda: False).figures
+        train_model("synthetic", Options(**options), "flexact-a0.3", "cpu", lambda: False).figures
         for options in (plain, {**plain, **changes})
     )
     assert one.results[0].mse != other.results[0].mse

@@ -30,10 +30,8 @@ METHODS: tuple[str, ...] = (BASELINE, "prelu", "swish_beta", "affine", "parametr
 """The methods that the paper compares or discusses."""
 FIXED: tuple[str, ...] = tuple(name for name in known_names() if name != BASELINE)
 """Other activations that all blocks can have."""
-MODERN: tuple[str, ...] = ("gelu", "silu", "mish")
-"""Those among them that are common today."""
-USUAL: tuple[str, ...] = (BASELINE, *MODERN, *METHODS[1:])
-"""The default methods, in the order of tables."""
+USUAL: tuple[str, ...] = (BASELINE, "gelu", "silu", "mish", *METHODS[1:])
+"""The default methods, in the order of tables: those of the paper, and the activations that are common today."""
 
 
 def build(model: str, method: str, classes: int, config: FlexConfig | None = None, width: int = 64) -> nn.Module:
@@ -41,7 +39,8 @@ def build(model: str, method: str, classes: int, config: FlexConfig | None = Non
 
     config: the policy of the methods that pick; width: channels of the first stage.
     """
-    check_names(model, method)
+    check_known("model", model, BLOCKS)
+    check_known("method", method, METHODS + FIXED)
     network: nn.Module = ResNet(BLOCKS[model], classes, width)
     if method in PLACEMENTS:
         return _picking(network, PLACEMENTS[method], config or FlexConfig())
@@ -86,12 +85,6 @@ def _fix(site: FlexAct, name: str) -> None:
 def picking_sites(network: nn.Module) -> list[FlexAct]:
     """The sites whose logits are trained."""
     return [site for site in sites_of(network) if site.logits.requires_grad]
-
-
-def check_names(model: str, method: str) -> None:
-    """Raise if there is no such model or method."""
-    for kind, name, known in (("model", model, tuple(BLOCKS)), ("method", method, METHODS + FIXED)):
-        check_known(kind, name, known)
 
 
 def optimizer_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

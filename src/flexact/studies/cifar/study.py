@@ -16,7 +16,7 @@ from flexact.studies.cifar.methods import FIXED, METHODS
 from flexact.studies.cifar.protocol import Cell, Grid, Protocol, Result
 from flexact.studies.cifar.table import in_order, table, title
 from flexact.studies.cifar.train import CHECKPOINT, train_cell
-from flexact.studies.cifar_data.data import Images, load
+from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.cell_task import Curve, evaluated, read_curve
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
@@ -28,36 +28,19 @@ from flexact.studies.grid.report import (
     selection,
 )
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, picks_column
+from flexact.studies.grid.study import GridStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def figures(outcome: Any) -> dict[str, Any]:
-    """The metrics of an `Outcome`, by column of results.csv."""
-    return {
-        "accuracy": outcome.accuracy,
-        "loss": float(outcome.losses[-1]) if outcome.losses else math.nan,
-        "epochs": len(outcome.losses),
-        "seconds": outcome.seconds,
-        "step_ms": outcome.step_ms if len(outcome.devices) == 1 else math.nan,
-        "picks": picks_column(outcome.picks),
-        "device": " + ".join(outcome.devices),
-    }
-
-
 def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
-    images = _load(name, folder, partial)
+    images = load(name, folder, partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
             f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
         )
     return images.sha256
-
-
-def _load(name: str, folder: Path, partial: bool) -> Images:
-    return load(name, folder, complete=not partial)
 
 
 STUDY = GridStudy(
@@ -68,8 +51,7 @@ STUDY = GridStudy(
     row=Result,
     table=table,
     train=train_cell,
-    load=_load,
-    figures=figures,
+    load=load,
     sha256=_sha256,
     told=lambda row: f"{row.accuracy:.2f} %",
     checkpoint=CHECKPOINT,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.cifar.methods import BASELINE, USUAL
@@ -13,6 +11,7 @@ from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.statistics import (
     Comparison,
+    by_method,
     effects_table,
     explained,
     gain_and_p,
@@ -54,35 +53,14 @@ CIFAR: dict[tuple[str, str, str], tuple[float, float, str]] = {
 The paper's AReLU row is `parametric`; the paper has no SPLASH row."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One method on one model and data set."""
-
-    dataset: str
-    model: str
-    method: str
-    accuracies: Mapping[int, float]
-    """In percent, by seed."""
-    against: Comparison | None
-    """The comparison with ReLU; None for ReLU itself, and if no seed of ReLU is done."""
+def in_order(dataset: str, model: str) -> tuple[int, int]:
+    """The sort key of the parts of tables and figures."""
+    return NAMES.index(dataset), list(BLOCKS).index(model)
 
 
-def summaries(done: Iterable[Result]) -> list[Summary]:
-    """One summary for each data set, model and method, in a fixed order."""
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
-    for row in sorted(done, key=lambda row: (in_order(row.dataset, row.model, row.method), row.seed)):
-        found.setdefault((row.dataset, row.model, row.method), {})[row.seed] = row.accuracy
-    summaries = []
-    for (dataset, model, method), accuracies in found.items():
-        relu = {} if method == BASELINE else found.get((dataset, model, BASELINE), {})
-        summaries.append(Summary(dataset, model, method, accuracies, paired(accuracies, relu)))
-    return summaries
-
-
-def in_order(dataset: str, model: str, method: str = BASELINE) -> tuple[int, int, int, str]:
-    """The sort key of tables and figures."""
-    place = USUAL.index(method) if method in USUAL else len(USUAL)
-    return NAMES.index(dataset), list(BLOCKS).index(model), place, method
+def _place(method: str) -> tuple[int, str]:
+    """The sort key of the rows of a table."""
+    return USUAL.index(method) if method in USUAL else len(USUAL), method
 
 
 TITLES = {
@@ -114,32 +92,40 @@ def title(name: str) -> str:
 def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) -> str:
     """The table in Markdown, with a list of the cells that are not done."""
     done = [row for row in results if row.state == DONE]
-    found = summaries(done)
     parts = [f"# CIFAR with ResNets, {counted(protocol.epochs, 'epoch')}", _explained(protocol)]
-    notes, meaning = [], list[str]()
-    for (dataset, model), group in groupby(found, key=lambda one: (one.dataset, one.model)):
-        rows, place = list(group), f"{title(model)} on {title(dataset)}"
-        parts.append(f"## {place}\n\n" + markdown(_HEADER, map(_row, rows)))
-        if statistics := effects_table({title(one.method): one.against for one in rows}):
+    methods, notes, meaning = [BASELINE], [], list[str]()
+    for dataset, model in sorted({(row.dataset, row.model) for row in done}, key=lambda both: in_order(*both)):
+        rows = by_method(row for row in done if (row.dataset, row.model) == (dataset, model))
+        found = {
+            method: {seed: row.accuracy for seed, row in rows[method].items()} for method in sorted(rows, key=_place)
+        }
+        methods += found
+        relu = found.get(BASELINE, {})
+        against = {method: None if method == BASELINE else paired(own, relu) for method, own in found.items()}
+        place = f"{title(model)} on {title(dataset)}"
+        lines = [_row(dataset, model, method, own, against[method]) for method, own in found.items()]
+        parts.append(f"## {place}\n\n" + markdown(_HEADER, lines))
+        if statistics := effects_table({title(method): one for method, one in against.items()}):
             parts.append(statistics)
             meaning = [explained(title(BASELINE))]
-        for one in rows:
-            if one.against is not None and one.against.why:
-                notes.append(f"- no p-value for {title(one.method)}, {place}: {one.against.why}.")
+        for method, one in against.items():
+            if one is not None and one.why:
+                notes.append(f"- no p-value for {title(method)}, {place}: {one.why}.")
     if notes:
         parts.append("\n".join(notes))
     parts += meaning
     if done:
-        methods = dict.fromkeys([BASELINE, *(one.method for one in found)])
-        parts.append(step_costs(done, list(methods), lambda row: f"{title(row.model)}, {title(row.dataset)}", title))
+        methods = list(dict.fromkeys(methods))
+        parts.append(step_costs(done, methods, lambda row: f"{title(row.model)}, {title(row.dataset)}", title))
     return "\n\n".join([*parts, *several_devices(results), *not_done(results, asked)]) + "\n"
 
 
-def _row(one: Summary) -> tuple[str, ...]:
-    mean, deviation, p = CIFAR.get((one.dataset, one.model, one.method), (None, None, ""))
+def _row(
+    dataset: str, model: str, method: str, accuracies: Mapping[int, float], against: Comparison | None
+) -> tuple[str, ...]:
+    mean, deviation, p = CIFAR.get((dataset, model, method), (None, None, ""))
     paper = "-" if mean is None else f"{mean:.2f} ± {deviation:.2f}"
-    accuracy = spread(one.accuracies)
-    return title(one.method), str(len(one.accuracies)), accuracy, *gain_and_p(one.against), paper, p or "-"
+    return title(method), str(len(accuracies)), spread(accuracies), *gain_and_p(against), paper, p or "-"
 
 
 def _explained(protocol: Protocol) -> str:

@@ -38,10 +38,6 @@ WAIT_EVERY = 20
 """Steps between two waits for the device."""
 
 
-class NanLoss(FlexActError):
-    """The loss or a weight is not finite."""
-
-
 class Epoch(NamedTuple):
     """One line of curve.csv."""
 
@@ -63,19 +59,21 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell."""
+    """The result of a cell: its columns of results.csv."""
 
     accuracy: float
     """In percent, of the extracted network on the test images."""
-    losses: tuple[float, ...]
-    """By epoch."""
+    loss: float
+    """The loss of the last epoch."""
+    epochs: int
     seconds: float
     step_ms: float
-    """Training time per step of the final network: the median over its epochs, plus its share of picking."""
+    """Training time per step of the final network: the median over its epochs, plus its share of picking; NaN if the
+    cell was trained on several devices."""
     picks: dict[str, str]
     """By site, in depth order; empty for methods that do not pick."""
-    devices: tuple[str, ...]
-    """The devices on which the cell was trained; several if it was resumed on another one."""
+    device: str
+    """Several, as "NVIDIA H200 + cpu", if a run was resumed on another device."""
 
 
 def train_cell(
@@ -90,36 +88,33 @@ def train_cell(
 
     stop: called before each step; once it returns True, a checkpoint is written and `Stopped` raised.
     """
-    if images.name != cell.dataset:
-        raise FlexActError(f"the cell needs {cell.dataset}; got the images of {images.name}.")
     try:
-        with DEVICE.held(), study_stream(device):
-            return _CellRun(cell, protocol, images, folder, device, stop).outcome()
+        with DEVICE, study_stream(device):
+            return _CellRun(cell, protocol, images.to(device), folder, device, stop).outcome()
     finally:
         gc.collect()  # a CUDA graph is part of a reference cycle, which holds its memory
 
 
+@dataclass
 class _CellRun:
     """The run of a cell."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        protocol: Protocol,
-        images: Images,
-        folder: Path,
-        device: torch.device,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.cell, self.protocol, self.images = cell, protocol, images.to(device)
-        self.folder, self.device, self.stop = folder, device, stop
-        self.training = Training(self._network(), self.images, protocol, cell.seed, device)
+    cell: Cell
+    protocol: Protocol
+    images: Images
+    folder: Path
+    device: torch.device
+    stop: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        device = self.device
+        self.training = Training(self._network(), self.images, self.protocol, self.cell.seed, device)
         self.devices = [torch.cuda.get_device_name(device) if device.type == "cuda" else device.type]
         self.curve: list[Epoch] = []
         self.picking_ms: list[float] = []
         """Milliseconds per step, for each epoch of picking."""
         self.seconds_before = 0.0
-        if (folder / CHECKPOINT).is_file():
+        if (self.folder / CHECKPOINT).is_file():
             self._resume()
         self._write_curve()
         self.started = self.saved = time.monotonic()
@@ -194,20 +189,18 @@ class _CellRun:
 
     def _accuracy(self, network: nn.Module) -> float:
         """The accuracy on the test images, in percent."""
-        x, y = self.images.test_x, self.images.test_y
-        size = 2000 if self.device.type == "cuda" else 250
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
-        training = network.training
+        images, on_gpu = self.images, self.device.type == "cuda"
+        layout = torch.channels_last if on_gpu else torch.contiguous_format
+        answers = []
         network.eval()
         with torch.inference_mode(), deterministic(self.device), self.training.autocast():
-            for first in range(0, len(y), size):
-                batch = normalised(x[first : first + size], self.images.mean, self.images.std)
-                if self.device.type == "cuda":
-                    batch = batch.contiguous(memory_format=torch.channels_last)
-                right += (network(batch).argmax(1) == y[first : first + size]).sum()
-        network.train(training)
+            for part in images.test_x.split(2000 if on_gpu else 250):
+                batch = normalised(part, images.mean, images.std).contiguous(memory_format=layout)
+                answers.append(network(batch).argmax(1))
+        network.train()
+        right = (torch.cat(answers) == images.test_y).sum()
         wait(self.device)
-        return 100 * right.item() / len(y)
+        return 100 * right.item() / len(images.test_y)
 
     def _finish(self) -> Outcome:
         """Save the extracted network, and return the result."""
@@ -226,11 +219,12 @@ class _CellRun:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return Outcome(
             accuracy=self.curve[-1].test_accuracy or 0.0,
-            losses=tuple(line.loss for line in self.curve),
+            loss=self.curve[-1].loss,
+            epochs=len(self.curve),
             seconds=self._seconds(),
-            step_ms=step_ms,
+            step_ms=step_ms if len(self.devices) == 1 else math.nan,
             picks={row.key: str(row.pick) for row in (selection(network) if picking else ()) if row.site in picking},
-            devices=tuple(self.devices),
+            device=" + ".join(self.devices),
         )
 
     def _save(self) -> None:
@@ -288,8 +282,8 @@ class _CellRun:
         if not bool(torch.stack(weights).all()):
             raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
 
-    def _not_finite(self, what: str) -> NanLoss:
-        return NanLoss(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
+    def _not_finite(self, what: str) -> FlexActError:
+        return FlexActError(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
 
 
 def extracted(network: nn.Module) -> nn.Module:

@@ -11,7 +11,6 @@ rate, order and crops restart at the rewind. If picking takes longer than these 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,35 +19,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flexact import Schedule, penalty
-from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
 from flexact.studies.cifar.methods import optimizer_groups, picking_sites
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.augment import augmented, epoch_draws
 from flexact.studies.cifar_data.data import Images
-from flexact.studies.cuda_graph import autocast, captured_by_thread, routing_state
+from flexact.studies.cuda_graph import GraphedTraining, autocast
 from flexact.studies.device_lock import wait
 from flexact.studies.named_seeds import generator_of
 
-WARM_UP = 3
-"""Eager steps before a capture: they compile kernels and allocate memory that outlives a step."""
 
-
-class Training:
+class Training(GraphedTraining):
     """The training of a network, step by step, from any step of the run.
 
     network, images: on the device already.
     """
 
     def __init__(self, network: nn.Module, images: Images, protocol: Protocol, seed: int, device: torch.device) -> None:
-        self.network, self.images, self.protocol = network.train(), images, protocol
-        self.seed, self.device = seed, device
+        super().__init__(network.train(), device)
+        self.images, self.protocol, self.seed = images, protocol, seed
         self.steps_per_epoch = len(images.train_y) // protocol.batch
         """An incomplete last batch of an epoch is dropped."""
-        if self.steps_per_epoch == 0:
-            raise FlexActError(
-                f"{counted(len(images.train_y), 'training image')}: less than one batch of {protocol.batch}."
-            )
         self.network_steps = protocol.epochs * self.steps_per_epoch
         """The number of steps that train the final network."""
         self.steps_done = 0
@@ -61,20 +51,13 @@ class Training:
             momentum=protocol.momentum,
             fused=True,
         )
-        self.schedule: Schedule | None = None
         if picking_sites(network):
             self.schedule = Schedule(network, optimizer=self.optimizer, network_steps=self.network_steps)
         self.total_steps = self.network_steps if self.schedule is None else self.schedule.total_steps
         self._order = torch.zeros(self.steps_per_epoch, protocol.batch, dtype=torch.int64, device=device)
         self._draws = torch.zeros_like(self._order)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
-        self._mean, self._std = (torch.tensor(values, device=device) for values in (images.mean, images.std))
-        self._loss = torch.zeros((), device=device)
         self._totals = torch.zeros(3, dtype=torch.float64, device=device)
-        self._captures = device.type == "cuda"
-        self._replay: Callable[[], None] | None = None
-        self._read_by_graph: list[Any] = []
-        self._directly = 0
         self._laid_out = -1
 
     @property
@@ -98,7 +81,7 @@ class Training:
         return self.protocol.lr * 0.5 * (1 + math.cos(math.pi * step / self.network_steps))
 
     def step(self) -> None:
-        """Take one step, without waiting for the device."""
+        """Train for one step, without waiting for the device."""
         place = self.trained_steps % self.network_steps
         epoch, position = divmod(place, self.steps_per_epoch)
         if position == 0:
@@ -106,19 +89,8 @@ class Training:
         if position == 0 or epoch != self._laid_out:
             self._load_epoch(epoch, position)
         self._lr.fill_(self.lr(place))
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._work()
-            self._directly += 1
-        if self.schedule is not None:
-            before = routing_state(self.schedule)
-            self.schedule.step(self._loss)
-            if routing_state(self.schedule) != before:
-                self._forget_graph()
         self.steps_done += 1
-        if self._captures and self._replay is None and self._directly >= WARM_UP:
-            self._capture()
+        super().step()
 
     def totals(self) -> tuple[float, float]:
         """The epoch's mean loss and accuracy so far. Waits for the device."""
@@ -165,7 +137,7 @@ class Training:
         images = self.images
         chosen = self._order.index_select(0, self._position).squeeze(0)
         drawn = self._draws.index_select(0, self._position).squeeze(0)
-        x = augmented(images.train_x.index_select(0, chosen), self._mean, self._std, drawn)
+        x = augmented(images.train_x.index_select(0, chosen), images.mean, images.std, drawn)
         y = images.train_y.index_select(0, chosen)
         with deterministic(self.device):
             with self.autocast():
@@ -175,18 +147,11 @@ class Training:
             total.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._loss = loss.detach()
+        self.loss = loss.detach()
         with torch.no_grad():
             right = (answers.argmax(1) == y).sum()
-            self._totals += torch.stack([self._loss.double(), right.double(), torch.ones_like(self._totals[0])])
+            self._totals += torch.stack([self.loss.double(), right.double(), torch.ones_like(self._totals[0])])
             self._position += 1
-
-    def _capture(self) -> None:
-        self._replay, self._read_by_graph = captured_by_thread(self._work, self.network, self.device)
-
-    def _forget_graph(self) -> None:
-        wait(self.device)  # the graph may still be running
-        self._replay, self._read_by_graph, self._directly = None, [], 0
 
 
 def deterministic(device: torch.device) -> AbstractContextManager[Any]:

@@ -4,25 +4,20 @@ The crop is torchvision's ``RandomCrop(32, padding=4)`` followed by ``RandomHori
 ``Normalize(mean, std)``. Crop and flip of an image are one number from 0 to 161, which can be drawn ahead and copied
 into the input of a CUDA graph. No operation waits for the host or depends on values, so a CUDA graph can capture all.
 
-A batch is uint8 (N, 3, H, W) on any device. mean and std are on the scale from 0 to 1, numbers or a tensor of three.
+A batch is uint8 (N, 3, H, W) on any device. mean and std are tensors of three values on the scale from 0 to 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from flexact.errors import FlexActError
 from flexact.studies.named_seeds import generator_of
 
 PADDING = 4
 PLACES = 2 * PADDING + 1
 """The number of offsets of a crop, vertically and horizontally."""
 DRAWS = PLACES * PLACES * 2
-
-Channels = Sequence[float] | Tensor
 
 
 def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
@@ -34,17 +29,13 @@ def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randint(DRAWS, (count,), generator=generator_of(f"crop and flip, seed {seed}, epoch {epoch}"))
 
 
-def augmented(
-    batch: Tensor, mean: Channels, std: Channels, drawn: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def augmented(batch: Tensor, mean: Tensor, std: Tensor, drawn: Tensor) -> Tensor:
     """A training batch: cropped and flipped as drawn, scaled, and channels-last."""
-    return normalised(cropped(batch, drawn), mean, std, dtype)
+    return normalised(cropped(batch, drawn), mean, std)
 
 
 def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
     """The drawn crops, flipped where drawn: uint8 of the batch's shape, channels-last in memory."""
-    if drawn.shape != batch.shape[:1]:
-        raise FlexActError(f"every image needs one draw; got {len(batch)} images and {tuple(drawn.shape)} draws.")
     number, _, height, width = batch.shape
     mirrored = (drawn % 2).view(-1, 1)
     down, across = drawn // (2 * PLACES), drawn // 2 % PLACES
@@ -57,16 +48,7 @@ def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
     return padded[image.view(-1, 1, 1), :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
 
 
-def normalised(batch: Tensor, mean: Channels, std: Channels, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A batch whose channels have their mean subtracted and are divided by their deviation."""
-    if batch.dtype is not torch.uint8 or batch.dim() != 4 or batch.shape[1] != 3:
-        raise FlexActError(f"expected images as uint8 (N, 3, H, W); got {batch.dtype} {tuple(batch.shape)}.")
-    means, deviations = _channels(mean, batch.device), _channels(std, batch.device)
-    return batch.to(torch.float32).sub_(means.mul(255)).div_(deviations.mul(255)).to(dtype)
-
-
-def _channels(values: Channels, device: torch.device) -> Tensor:
-    """One value per channel, (1, 3, 1, 1). Numbers are filled in: a graph cannot capture a copy from the host."""
-    if not isinstance(values, Tensor):
-        values = torch.stack([torch.full((), value, device=device) for value in values])
-    return values.view(1, 3, 1, 1)
+def normalised(batch: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """A batch in float32 whose channels have their mean subtracted and are divided by their deviation."""
+    means, deviations = (one.mul(255).view(3, 1, 1) for one in (mean, std))
+    return batch.to(torch.float32).sub_(means).div_(deviations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +24,14 @@ def data(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Download the missing files of a data set, check it, and print its contents."""
-    from flexact.studies.cifar_data.data import SITE, download, is_there, layout_of, load
+    from flexact.studies.cifar_data.data import SITE, download, layout_of, load
 
     layout = layout_of(name)
-    if not partial and not is_there(name, folder):
+    if not partial and layout.missing(folder):
         if not quiet and not (folder / layout.archive).is_file():
             print(f"downloading {layout.archive} from {SITE} to {folder}", file=sys.stderr)
         download(name, folder, progress=not quiet and sys.stderr.isatty())
-    images = load(name, folder, complete=not partial)
+    images = load(name, folder, partial)
     if quiet:
         return
     print(f"{layout.title} in {layout.place(folder)}")
@@ -38,7 +39,7 @@ def data(
     print(f"test     {_counts(images.test_y, images.classes)}")
     print(f"classes  {images.classes}")
     for what, found, published in (("mean", images.mean, layout.mean), ("std", images.std, layout.std)):
-        print(f"{what:<8} {_shown(found)} (red, green, blue; published: {_shown(published)})")
+        print(f"{what:<8} {_shown(found.tolist())} (red, green, blue; published: {_shown(published)})")
 
 
 def _counts(labels: Tensor, classes: int) -> str:
@@ -48,5 +49,5 @@ def _counts(labels: Tensor, classes: int) -> str:
     return f"{counted(len(labels), 'image')}, {least:,}{'' if least == most else f' to {most:,}'} per class"
 
 
-def _shown(values: tuple[float, ...]) -> str:
+def _shown(values: Sequence[float]) -> str:
     return " ".join(f"{value:.4f}" for value in values)

@@ -10,6 +10,7 @@ import tempfile
 import urllib.error
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +32,11 @@ class Layout:
     title: str
     folder: str
     """The folder in the archive."""
-    train_files: tuple[str, ...]
-    test_files: tuple[str, ...]
+    train: dict[str, int]
+    """The number of records of each file of training images."""
+    test: dict[str, int]
     labels: tuple[int, ...]
     """The number of values of each label byte."""
-    records: dict[str, int]
-    """The number of records per file."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     """The published mean and standard deviation of the training images' channels."""
@@ -44,9 +44,9 @@ class Layout:
     archive_md5: str
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """All files, the training images first."""
-        return self.train_files + self.test_files
+    def files(self) -> dict[str, int]:
+        """The number of records of each file, the training images first."""
+        return {**self.train, **self.test}
 
     @property
     def classes(self) -> int:
@@ -59,7 +59,7 @@ class Layout:
 
     def bytes_of(self, file: str) -> int:
         """The size of a file."""
-        return self.records[file] * self.record_bytes
+        return self.files[file] * self.record_bytes
 
     def place(self, folder: Path) -> Path:
         """The folder with the files: the given one if it holds any of them, or the archive's folder inside it."""
@@ -67,22 +67,23 @@ class Layout:
         direct = folder.name == self.folder or any((folder / file).exists() for file in self.files)
         return folder if direct and not inside.is_dir() else inside
 
+    def missing(self, folder: Path) -> list[str]:
+        """The files that neither a folder nor the archive's folder inside it has."""
+        return [file for file in self.files if not (self.place(folder) / file).is_file()]
+
     def command(self, folder: Path) -> str:
         """The command that downloads the missing files."""
         return f"flexact data {self.name} --data {shlex.quote(str(folder))}"
 
-
-_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 
 LAYOUTS: dict[str, Layout] = {
     "cifar10": Layout(
         name="cifar10",
         title="CIFAR-10",
         folder="cifar-10-batches-bin",
-        train_files=_BATCHES,
-        test_files=("test_batch.bin",),
+        train={f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
+        test={"test_batch.bin": 10_000},
         labels=(10,),
-        records=dict.fromkeys((*_BATCHES, "test_batch.bin"), 10_000),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         archive="cifar-10-binary.tar.gz",
@@ -92,10 +93,9 @@ LAYOUTS: dict[str, Layout] = {
         name="cifar100",
         title="CIFAR-100",
         folder="cifar-100-binary",
-        train_files=("train.bin",),
-        test_files=("test.bin",),
+        train={"train.bin": 50_000},
+        test={"test.bin": 10_000},
         labels=(20, 100),
-        records={"train.bin": 50_000, "test.bin": 10_000},
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         archive="cifar-100-binary.tar.gz",
@@ -180,41 +180,34 @@ class Images:
     test_x: Tensor
     test_y: Tensor
     classes: int
-    mean: tuple[float, ...]
-    """The mean of each channel of these training images, on the scale from 0 to 1."""
-    std: tuple[float, ...]
+    mean: Tensor
+    """The mean of each channel of these training images, float32 (3,) on the scale from 0 to 1."""
+    std: Tensor
     sha256: str
     """The SHA-256 of all files' bytes, in their order."""
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on a device."""
-        parts = {part: getattr(self, part).to(device) for part in ("train_x", "train_y", "test_x", "test_y")}
-        return replace(self, **parts)
+        tensors: Any = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **tensors)
 
 
-def is_there(name: str, folder: Path) -> bool:
-    """Whether a folder, or the archive's folder inside it, has every file of a set."""
-    layout = layout_of(name)
-    return all((layout.place(Path(folder)) / file).is_file() for file in layout.files)
-
-
-def load(name: str, folder: Path, complete: bool = True) -> Images:
+def load(name: str, folder: Path, partial: bool = False) -> Images:
     """Read a set from the folder with its files, or from the parent of that folder.
 
-    complete: whether every file must have the official number of records, rather than at least one.
+    partial: whether a file may have fewer records than the official one, but at least one.
     """
     layout, folder = layout_of(name), Path(folder)
     place = layout.place(folder)
-    missing = [file for file in layout.files if not (place / file).is_file()]
-    if missing:
+    if missing := layout.missing(folder):
         raise FlexActError(
             f"there is no {layout.title} in {folder}: {place} lacks {', '.join(missing)} of the binary "
             "version. (The Python version has other files; they are pickles, which can run code and are never read.) "
             f"Download it with: {layout.command(folder)}"
         )
-    contents = {file: _content(place / file, layout, folder, complete) for file in layout.files}
-    train_x, train_y = _images(layout, [contents[file] for file in layout.train_files])
-    test_x, test_y = _images(layout, [contents[file] for file in layout.test_files])
+    contents = {file: _content(place / file, layout, folder, partial) for file in layout.files}
+    train_x, train_y = _images(layout, [contents[file] for file in layout.train])
+    test_x, test_y = _images(layout, [contents[file] for file in layout.test])
     digest = hashlib.sha256()
     for content in contents.values():
         digest.update(content)
@@ -222,13 +215,13 @@ def load(name: str, folder: Path, complete: bool = True) -> Images:
     return Images(name, train_x, train_y, test_x, test_y, layout.classes, mean, std, digest.hexdigest())
 
 
-def _content(path: Path, layout: Layout, folder: Path, complete: bool) -> bytearray:
+def _content(path: Path, layout: Layout, folder: Path, partial: bool) -> bytearray:
     """The bytes of a file, whose size and labels are checked."""
     data, record = bytearray(path.read_bytes()), layout.record_bytes
     remedy = f"Remove it, and download it again with: {layout.command(folder)}"
-    if complete and len(data) != layout.bytes_of(path.name):
+    if not partial and len(data) != layout.bytes_of(path.name):
         raise FlexActError(
-            f"{path} has {len(data):,} bytes, not {layout.bytes_of(path.name):,} ({layout.records[path.name]:,} "
+            f"{path} has {len(data):,} bytes, not {layout.bytes_of(path.name):,} ({layout.files[path.name]:,} "
             f"records of {record:,} bytes). To use part of a set, give --partial. {remedy}"
         )
     if not data or len(data) % record:
@@ -252,7 +245,7 @@ def _images(layout: Layout, contents: list[bytearray]) -> tuple[Tensor, Tensor]:
     return records[:, labels:].contiguous().view(-1, 3, SIDE, SIDE), records[:, labels - 1].long()
 
 
-def _channels(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _channels(images: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and standard deviation of each channel, from integer sums, which do not depend on the order."""
     values = torch.arange(256, dtype=torch.int64)
     means, deviations = [], []
@@ -261,4 +254,4 @@ def _channels(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         number, total, squares = (int(sum_) for sum_ in (counts.sum(), counts @ values, counts @ values**2))
         means.append(total / number / 255)
         deviations.append((number * squares - total**2) ** 0.5 / number / 255)
-    return tuple(means), tuple(deviations)
+    return torch.tensor(means), torch.tensor(deviations)

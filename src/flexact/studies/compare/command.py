@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from flexact.studies.grid import command as shared
 @shared.grid_command()
 def compare(
     grid: shared.GridCommand,
-    _: dict[str, Any],
     build: Annotated[
         str | None, typer.Argument(help="The function that builds the network, as module:name.", show_default=False)
     ] = None,

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from flexact.io.value_checks import check_seed, check_whole
 from flexact.studies.compare.functions import Build, Functions, Train
 from flexact.studies.compare.protocol import USUAL, Grid, Result, methods_of
 from flexact.studies.compare.setup import engine_for, prepared
-from flexact.studies.compare.study import Store
+from flexact.studies.compare.study import STUDY, Store
 from flexact.studies.compare.table import Summary, mean_agreement, picks_by_seed, summaries
+from flexact.studies.compare.training import train_cell
 from flexact.studies.grid.cell_task import read_curve
-from flexact.studies.grid.run import run_and_report
+from flexact.studies.grid.run import page_of, run_and_report
 from flexact.studies.grid.study import MAX_SEEDS
 from flexact.studies.progress import Progress
 from flexact.surgery.choosing import Where
@@ -72,9 +73,7 @@ class Compared:
     def __str__(self) -> str:
         return Store(self.folder).table()
 
-    def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
-        return str(self)
+    _repr_markdown_ = __str__  # what a notebook shows
 
 
 def compare(
@@ -148,11 +147,11 @@ def compare(
     functions = Functions(build, train, where)
     protocol, original = prepared(functions, config, numbers)
     chosen = methods_of(config.candidates, methods, original)
-    store = Store(folder, functions)
+    store = Store(folder, study=replace(STUDY, train=partial(train_cell, functions)))
     resume = (folder / CONFIG).is_file() and not overwrite
     if resume and not quiet:
         print("flexact: finished runs keep their results, even if build or train was edited since.", file=sys.stderr)
-    page = run_and_report(
+    run_and_report(
         store,
         Progress(quiet, pieces="runs"),
         grids=[Grid(chosen, seeds=1, first_seed=seed) for seed in numbers],
@@ -163,9 +162,10 @@ def compare(
         overwrite=overwrite,
         retry_failed=retry_failed and resume,
     )
-    if page.startswith("not built"):
-        warnings.warn(f"{REPORT} is {page}", stacklevel=3)
-    return Compared(folder)
+    compared = Compared(folder)
+    if compared.page is None:
+        warnings.warn(f"{REPORT} is {page_of(folder)}", stacklevel=3)
+    return compared
 
 
 def _checked_seeds(seeds: Any) -> list[int]:

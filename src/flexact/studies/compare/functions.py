@@ -7,13 +7,14 @@ import inspect
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from flexact.candidates import Candidate, registered_candidates, restore_candidates
+from flexact.candidates import registered_candidates, restore_candidates
 from flexact.errors import FlexActError, missing_extra
 from flexact.surgery.choosing import Where
 
@@ -29,26 +30,24 @@ class Functions:
         for name, function, arguments in (("build", build, 0), ("train", train, 3)):
             _check(name, function, arguments)
         self.build, self.train, self.where = build, train, where
-        self._packed: bytes | None = None
 
+    @cached_property
     def packed(self) -> bytes:
         """The functions and the registered candidates as bytes. Raises if they cannot be sent to another process."""
-        if self._packed is None:
-            try:
-                cloudpickle = importlib.import_module("cloudpickle")
-            except ImportError:
-                raise missing_extra("cloudpickle", "studies") from None
-            try:
-                self._packed = cloudpickle.dumps((self.build, self.train, self.where, registered_candidates()))
-            except Exception as error:  # whatever the __reduce__ of the user's objects raises
-                raise FlexActError(
-                    f"build and train cannot be sent to another process ({type(error).__name__}: {error!s:.200}). "
-                    "Define what they use inside of them or in a module, or give engine='inline'."
-                ) from None
-        return self._packed
+        try:
+            cloudpickle = importlib.import_module("cloudpickle")
+        except ImportError:
+            raise missing_extra("cloudpickle", "studies") from None
+        try:
+            return bytes(cloudpickle.dumps((self.build, self.train, self.where, registered_candidates())))
+        except Exception as error:  # whatever the __reduce__ of the user's objects raises
+            raise FlexActError(
+                f"build and train cannot be sent to another process ({type(error).__name__}: {error!s:.200}). "
+                "Define what they use inside of them or in a module, or give engine='inline'."
+            ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (self.packed(),)
+        return _unpacked, (self.packed,)
 
 
 def named(specification: str) -> Callable[..., Any]:
@@ -80,8 +79,7 @@ def name_of(function: Any) -> str:
 
 def _unpacked(packed: bytes) -> Functions:
     build, train, where, candidates = pickle.loads(packed)
-    restored: Mapping[str, Candidate] = candidates
-    restore_candidates(restored)
+    restore_candidates(candidates)
     return Functions(build, train, where)
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 from flexact.candidates import ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_names, check_seed
-from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, candidate_of, fixed
+from flexact.io.value_checks import check_names
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, fixed
 
 FLEXACT = "flexact"
 """The network that picks while it trains."""
 ALONE = "flexact-alone"
 """The picks of `FLEXACT`, trained from the start in a plain network."""
-NAMED: tuple[str, ...] = (ORIGINAL, FLEXACT, ALONE)
 USUAL: tuple[str, ...] = (ORIGINAL, FIXED, FLEXACT, ALONE)
 
 
@@ -50,9 +49,6 @@ class Cell(GridCell):
     method: str
     seed: int
 
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-
 
 @dataclass(frozen=True)
 class Grid(Choices):
@@ -64,11 +60,11 @@ class Grid(Choices):
 
     methods: tuple[str, ...]
 
-    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": NAMED}
+    KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"methods": ()}
 
     def known(self, kind: str) -> tuple[str, ...]:
-        """The named methods, and any fixed ones, as their candidates may be registered in another process only."""
-        return (*NAMED, *(method for method in self.methods if candidate_of(method)))
+        """Any names: `methods_of` checks them, and a candidate may be registered in another process only."""
+        return self.methods
 
     @property
     def cells(self) -> list[Cell]:
@@ -112,7 +108,8 @@ class Result(NamedTuple):
     seconds: float = 0.0
     """Time spent in `train`."""
     picks: str = ""
-    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick."""
+    """Picks by site, such as "1=relu 3=gelu"; empty for a network that does not pick, and if the sites are not
+    committed."""
     note: str = ""
     error: str = ""
     device: str = ""

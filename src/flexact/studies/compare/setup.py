@@ -21,7 +21,7 @@ from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Build, Functions, name_of
 from flexact.studies.compare.protocol import ALONE, Protocol
 from flexact.studies.grid.cell_task import Engine, Task
-from flexact.studies.grid.engines import devices, streams_engine
+from flexact.studies.grid.engines import devices
 from flexact.studies.grid.engines import engine as grid_engine
 from flexact.studies.workers import Answer
 from flexact.surgery.convert import convert
@@ -123,8 +123,8 @@ def engine_for(functions: Functions, name: str, device: str | None, jobs: int | 
     if name == "inline":
         if (jobs or 1) > 1:
             raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
-        return streams_engine(devices(device)[0], 1)
-    functions.packed()
+        return grid_engine("streams", device, 1)
+    _ = functions.packed  # raises if they cannot be sent
     own = grid_engine(name, device, jobs, address)
     one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
     return own if one_at_a_time else _picks_first(own)

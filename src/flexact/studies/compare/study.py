@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,17 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash
 from flexact.observe.figures.drawing import Picture, style
 from flexact.report.page import Section, markdown
-from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import ALONE, FLEXACT, Grid, Protocol, Result
-from flexact.studies.compare.table import TITLE, differences, table
-from flexact.studies.compare.training import CellTraining, Outcome
+from flexact.studies.compare.table import TITLE, summaries, table
+from flexact.studies.compare.training import Outcome
 from flexact.studies.grid.cell_task import evaluated, read_curve
 from flexact.studies.grid.report import FLEXACT_COLOUR, finished, mean_line
-from flexact.studies.grid.statistics import mean_and_deviation
 from flexact.studies.grid.store import Store as GridStore
 from flexact.studies.grid.study import GridStudy, candidate_of
 
 
 def _no_training(*_: Any, **__: Any) -> Outcome:
+    """Stands for `train_cell`, which needs the user's functions."""
     raise FlexActError("this folder was opened for reading only, so no run can be trained in it.")
 
 
@@ -47,13 +46,8 @@ STUDY = GridStudy(
 )
 
 
-class Store(GridStore[Result]):
-    """The folder of one comparison. functions: None if the folder is only read."""
-
-    def __init__(self, folder: Path, functions: Functions | None = None) -> None:
-        train = _no_training if functions is None else CellTraining(functions)
-        super().__init__(folder, dataclasses.replace(STUDY, train=train))
-
+Store = functools.partial(GridStore[Result], study=STUDY)
+"""The folder of one comparison, for reading."""
 
 _OWN_COLOURS = {ORIGINAL: INK, FLEXACT: FLEXACT_COLOUR, ALONE: "#e69f00"}
 _SEED = "#8aa4b8"
@@ -71,14 +65,13 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 @style()
 def paired_differences(done: Sequence[Result]) -> Picture | None:
     """The difference from the original network on each seed, and its mean, with a row per method."""
-    found = {method: differences(done, method) for method in _methods(done) if method != ORIGINAL}
-    found = {method: own for method, own in found.items() if own}
+    found = {one.method: one.against for one in summaries(done, _methods(done)) if one.against is not None}
     if not found:
         return None
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(found)))
     for row, own in enumerate(found.values()):
-        ax.plot(list(own.values()), [row] * len(own), "D", color=_SEED, label="one seed")
-        ax.plot(mean_and_deviation(list(own.values()))[0], row, "o", color=FLEXACT_COLOUR, label="mean")
+        ax.plot(own.gains, [row] * own.seeds, "D", color=_SEED, label="one seed")
+        ax.plot(own.gain, row, "o", color=FLEXACT_COLOUR, label="mean")
     drawing.name_rows(ax, list(found))
     drawing.rule_rows(ax, len(found))
     ax.set_xlabel("score minus that of the original")
@@ -91,7 +84,7 @@ def paired_differences(done: Sequence[Result]) -> Picture | None:
 
 
 @style()
-def learning_curves(store: Store, done: Sequence[Result]) -> Picture | None:
+def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture | None:
     """The mean score over the evaluations of each method, if `train` yields scores."""
     curves: dict[str, list[dict[int, float]]] = {}
     for row in done:

@@ -70,12 +70,6 @@ def summaries(rows: Sequence[Result], methods: Sequence[str]) -> list[Summary]:
     return found
 
 
-def differences(rows: Sequence[Result], method: str) -> dict[int, float]:
-    """The score minus that of the original network, by seed."""
-    own, base = (by_method(rows).get(name, {}) for name in (method, ORIGINAL))
-    return {seed: row.score - base[seed].score for seed, row in own.items() if seed in base}
-
-
 def picks_by_seed(rows: Sequence[Result]) -> dict[int, dict[str, str]]:
     """Seed → site → pick, of the runs that picked."""
     found = {row.seed: picked(row.picks) for row in rows if row.method == FLEXACT and row.picks}
@@ -138,14 +132,9 @@ def decimals_of(found: Sequence[Summary]) -> int:
 
 def _row(one: Summary, decimals: int) -> tuple[str, ...]:
     seeds = str(len(one.scores)) + (f" ({one.failed} failed)" if one.failed else "")
-    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), _cost(one)
-
-
-def _cost(one: Summary) -> str:
-    if one.method == ORIGINAL:
-        return "-"
     low, high = one.cost_range
-    return times(one.cost) + (f" ({low:.2f} to {high:.2f})" if high > low else "")
+    cost = "-" if one.method == ORIGINAL else times(one.cost) + (f" ({low:.2f} to {high:.2f})" if high > low else "")
+    return one.method, seeds, spread(one.scores, decimals), *gain_and_p(one.against, decimals), cost
 
 
 def _picks(found: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -10,9 +10,9 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ from flexact.candidates import ORIGINAL
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
 from flexact.policy.schedule import Schedule
-from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 from flexact.studies.compare.functions import Functions
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol
 from flexact.studies.compare.setup import digest, network, seeded
-from flexact.studies.grid.cell_task import CURVE
-from flexact.studies.grid.study import candidate_of
+from flexact.studies.grid.cell_task import CURVE, OUTCOME
+from flexact.studies.grid.study import candidate_of, picked
 from flexact.surgery.convert import convert
 from flexact.surgery.picks_file import load_picks
 
@@ -64,8 +63,8 @@ def interruptible(stop: Callable[[], bool]) -> Iterator[None]:
         raise FlexActError("the training was stopped; it starts again when the comparison is resumed.") from None
 
 
-PICKS, TRACEBACK = "picks.json", "traceback.txt"
-"""Files in a cell's folder: the picks of a flexact cell, and the traceback of a `train` that raised."""
+TRACEBACK = "traceback.txt"
+"""A file in a cell's folder: the traceback of a `train` that raised."""
 
 
 class ScheduleMaker:
@@ -73,90 +72,95 @@ class ScheduleMaker:
     its number of steps, with the arguments of `Schedule` after the model; it returns the Schedule."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.made: Schedule | None = None
-        self.warnings: list[str] = []
-        """What the Schedule warned of when it was made, such as too few steps."""
+        self._model, self._sites = model, sites_of(model)  # `train` may extract the plain network
+        self._made: Schedule | None = None
+        self._warnings: list[str] = []
 
     def __call__(self, *args: Any, **options: Any) -> Schedule:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            self.made = Schedule(self._model, *args, **options)
-        self.warnings = [str(one.message).removesuffix(".") for one in caught]
+            self._made = Schedule(self._model, *args, **options)
+        self._warnings = [str(one.message).removesuffix(".") for one in caught]
         for one in caught:
             warnings.warn(one.message, stacklevel=2)  # points at the line of `train`
-        return self.made
+        return self._made
 
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the results has to know about this schedule."""
-        made = self.made
-        if made is None or made.steps_done >= made.total_steps:
-            return self.warnings
-        return [*self.warnings, f"train stopped at step {made.steps_done:,} of the schedule's {made.total_steps:,}"]
+    def picks_and_notes(self) -> tuple[dict[str, str], list[str]]:
+        """The picks of the trained network by site, or by site and channel, empty if the policy never commits; and what
+        a reader of the results has to know. Raises if `train` has not followed the schedule to its commitment."""
+        made, uncommitted = self._made, [site for site in self._sites if not site.committed]
+        ended = made is not None and made.steps_done >= made.total_steps
+        if uncommitted and not ended:
+            done = (
+                "train did not use the schedule"
+                if made is None
+                else f"train called schedule.step() {made.steps_done:,} times, and the schedule has "
+                f"{made.total_steps:,} steps"
+            )
+            raise FlexActError(
+                f"{len(uncommitted)} of {len(self._sites)} sites are not committed: {done}. Make it from the third "
+                "argument, schedule = make_schedule(network_steps=..., optimizer=...); train for schedule.total_steps "
+                "and call schedule.step(loss) after each step."
+            )
+        if uncommitted:
+            return {}, ["the sites are not committed: this policy never commits", *self._warnings]
+        picks = {
+            site.name if len(site.picks) == 1 else f"{site.name}:{channel}": pick
+            for site in self._sites
+            for channel, pick in enumerate(site.picks)
+        }
+        if made is None or ended:
+            return picks, self._warnings
+        early = f"train stopped at step {made.steps_done:,} of the schedule's {made.total_steps:,}"
+        return picks, [*self._warnings, early]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a cell."""
+    """The result of a cell, as in `Result`."""
 
     score: float
     seconds: float
-    """Time spent in `train`."""
-    picks: Mapping[str, str] = field(default_factory=dict)
-    """Site → pick; empty for a network that does not pick, and if the sites are not committed."""
+    picks: Mapping[str, str]
     note: str = ""
 
 
-@dataclass(frozen=True)
-class CellTraining:
-    """Trains a cell with the user's functions; it is sent to other processes."""
-
-    functions: Functions
-
-    def __call__(
-        self,
-        cell: Cell,
-        protocol: Protocol,
-        data: None,
-        folder: Path,
-        device: torch.device,
-        stop: Callable[[], bool],
-    ) -> Outcome:
-        for name in (PICKS, TRACEBACK, CURVE):  # of an earlier attempt
-            (folder / name).unlink(missing_ok=True)
-        picks = _fixed_picks(cell, protocol, folder)
-        model = self._network(cell, protocol, picks)
-        schedule = ScheduleMaker(model) if cell.method == FLEXACT else None
-        sites = sites_of(model)
-        _warm_up()
-        with interruptible(stop), seeded(cell.seed):
-            curve, seconds = _trained(self.functions.train, model, cell.seed, schedule, folder)
-        if len(curve) > 1:
-            write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
-        notes = []
-        if schedule is not None:
-            picks = _picks_of(sites, schedule)
-            if not picks:
-                notes.append("the sites are not committed: this policy never commits")
-            notes += schedule.notes
-            write_whole(folder / PICKS, json.dumps(picks, indent=2) + "\n")
+def train_cell(
+    functions: Functions,
+    cell: Cell,
+    protocol: Protocol,
+    data: None,
+    folder: Path,
+    device: torch.device,
+    stop: Callable[[], bool],
+) -> Outcome:
+    """Train a cell with the user's functions."""
+    for name in (TRACEBACK, CURVE):  # of an earlier attempt
+        (folder / name).unlink(missing_ok=True)
+    model = network(functions.build, cell.seed)
+    if digest(model) != protocol.architecture:
+        raise FlexActError(
+            "build() made another architecture than when the comparison began. It may depend on the machine or on "
+            "a file; a comparison needs the same network in every run."
+        )
+    picks, schedule = _fixed_picks(cell, protocol, folder), None
+    if picks:
+        model = load_picks(model, picks)
+    if cell.method == FLEXACT:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # shown when the comparison began
+            model = convert(model, functions.where, replace(protocol.flexact, seed=cell.seed))
+        schedule = ScheduleMaker(model)
+    _warm_up()
+    with interruptible(stop), seeded(cell.seed):
+        curve, seconds = _trained(functions.train, model, cell.seed, schedule, folder)
+    if len(curve) > 1:
+        write_rows(folder / CURVE, [{"epoch": i, "score": score} for i, score in enumerate(curve, start=1)])
+    if schedule is None:
         shown = {} if candidate_of(cell.method) else picks  # the name of a fixed method has them
-        return Outcome(curve[-1], seconds, shown, "; ".join(notes))
-
-    def _network(self, cell: Cell, protocol: Protocol, picks: Mapping[str, str]) -> nn.Module:
-        """The network of a cell: converted if it picks, with these picks otherwise."""
-        model = network(self.functions.build, cell.seed)
-        if digest(model) != protocol.architecture:
-            raise FlexActError(
-                "build() made another architecture than when the comparison began. It may depend on the machine or on "
-                "a file; a comparison needs the same network in every run."
-            )
-        if cell.method == FLEXACT:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # shown when the comparison began
-                return convert(model, self.functions.where, replace(protocol.flexact, seed=cell.seed))
-        return load_picks(model, picks) if picks else model
+        return Outcome(curve[-1], seconds, shown)
+    picks, notes = schedule.picks_and_notes()
+    return Outcome(curve[-1], seconds, picks, "; ".join(notes))
 
 
 @cache
@@ -176,10 +180,8 @@ def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]
     if cell.method in (ORIGINAL, FLEXACT):
         return {}
     flexact = Cell(FLEXACT, cell.seed)
-    try:
-        found: dict[str, str] = json.loads((folder.parent / flexact.name / PICKS).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        found = {}
+    outcome = folder.parent / flexact.name / OUTCOME
+    found = picked(json.loads(outcome.read_bytes())["picks"]) if outcome.is_file() else {}
     if not found:
         raise FlexActError(
             f"there are no picks to train: {flexact.name} failed or did not commit. Correct what its row says, then "
@@ -222,29 +224,3 @@ def _number(score: Any, seed: int, last: bool) -> float:
     if last and not math.isfinite(value):
         raise FlexActError(f"train returned {value} for seed {seed}: the training diverged, or the score is undefined.")
     return value
-
-
-def _picks_of(sites: Sequence[FlexAct], schedule: ScheduleMaker) -> dict[str, str]:
-    """The picks of a trained network by site, or by site and channel; empty if the policy never commits. Raises if
-    `train` has not followed the schedule to its end. The sites are those from before the training: `train` may have
-    extracted the plain network since."""
-    uncommitted = [site.name for site in sites if not site.committed]
-    if not uncommitted:
-        return {
-            site.name if len(site.picks) == 1 else f"{site.name}:{channel}": pick
-            for site in sites
-            for channel, pick in enumerate(site.picks)
-        }
-    made = schedule.made
-    if made is not None and made.steps_done >= made.total_steps:
-        return {}
-    done = (
-        "train did not use the schedule"
-        if made is None
-        else f"train called schedule.step() {made.steps_done:,} times, and the schedule has {made.total_steps:,} steps"
-    )
-    raise FlexActError(
-        f"{len(uncommitted)} of {len(sites)} sites are not committed: {done}. Make it from the third "
-        "argument, schedule = make_schedule(network_steps=..., optimizer=...); train for schedule.total_steps and "
-        "call schedule.step(loss) after each step."
-    )

@@ -11,13 +11,15 @@ from statistics import fmean
 from typing import Any
 
 from flexact.studies.cifar.methods import USUAL
-from flexact.studies.cifar.protocol import BUDGETS
 from flexact.studies.cifar.protocol import Grid as ImageGrid
+from flexact.studies.glue.data import TASKS
 from flexact.studies.glue.protocol import Grid as TextGrid
 from flexact.studies.grid.study import Choices
 from flexact.studies.picks.protocol import Grid as PicksGrid
 from flexact.studies.synthetic.studies import STUDIES
 
+BUDGETS = {"paper": 200, "short": 30}
+"""The epochs of CIFAR."""
 MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")
 """The methods of CIFAR that have the most seeds."""
 PICKING = ("relu", "flexact-penultimate", "flexact-all")
@@ -48,42 +50,36 @@ class Stage:
 
 def stages(budget: str) -> list[Stage]:
     """The stages of a budget: short trains CIFAR for 30 epochs, paper for 200 with the paper's 10 seeds throughout."""
-    every = [Stage(name, study.models) for name, study in STUDIES.items()] + [Stage("overhead")]
-    picks = _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEED))
+
+    def images(
+        methods: tuple[str, ...],
+        seeds: int,
+        models: tuple[str, ...] = ("resnet18",),
+        datasets: tuple[str, ...] = ("cifar100",),
+        arguments: tuple[str, ...] = (),
+        folder: str = "",
+    ) -> Stage:
+        grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
+        return _grid("cifar", grid, ("--epochs", str(BUDGETS[budget]), *arguments), folder, BUDGETS[budget])
+
     if budget == "short":
-        return [
-            *every,
-            _images(budget, MAIN, seeds=10),
-            _images(budget, PICKING, seeds=10, arguments=PAPERS_FIVE, folder="cifar-papers-five"),
-            _images(budget, RIVALS, seeds=3),
-            _images(budget, MAIN, seeds=3, models=("resnet34",)),
-            _images(budget, MAIN, seeds=3, datasets=("cifar10",)),
+        paper = [
+            images(MAIN, 10),
+            images(PICKING, 10, arguments=PAPERS_FIVE, folder="cifar-papers-five"),
+            images(RIVALS, 3),
+            images(MAIN, 3, models=("resnet34",)),
+            images(MAIN, 3, datasets=("cifar10",)),
             _grid("glue", TextGrid(seeds=5)),
-            picks,
         ]
-    models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
-    return [
-        *every,
-        _images(budget, USUAL, 10, models, datasets),
-        _images(budget, PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
-        _grid(
-            "glue", TextGrid(("cola", "mrpc", "stsb", "qnli", "rte", "wnli"), seeds=5), ("--model", "bert-base-uncased")
-        ),
-        picks,
-    ]
-
-
-def _images(
-    budget: str,
-    methods: tuple[str, ...],
-    seeds: int,
-    models: tuple[str, ...] = ("resnet18",),
-    datasets: tuple[str, ...] = ("cifar100",),
-    arguments: tuple[str, ...] = (),
-    folder: str = "",
-) -> Stage:
-    grid = ImageGrid(datasets, models, methods, seeds=seeds, first_seed=FIRST_SEED)
-    return _grid("cifar", grid, ("--budget", budget, *arguments), folder, BUDGETS[budget])
+    else:
+        models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")
+        paper = [
+            images(USUAL, 10, models, datasets),
+            images(PICKING, 10, models, datasets, PAPERS_FIVE, "cifar-papers-five"),
+            _grid("glue", TextGrid(tuple(TASKS), seeds=5), ("--model", "bert-base-uncased")),
+        ]
+    synthetic = [Stage(name, study.defaults.models) for name, study in STUDIES.items()]
+    return [*synthetic, Stage("overhead"), *paper, _grid("picks", PicksGrid(seeds=5, first_seed=FIRST_SEED))]
 
 
 def _grid(study: str, grid: Choices, arguments: tuple[str, ...] = (), folder: str = "", epochs: int = 1) -> Stage:

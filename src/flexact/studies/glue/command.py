@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,18 +13,9 @@ from flexact.studies.glue.protocol import Grid, Protocol
 from flexact.studies.grid import command as shared
 
 
-@shared.grid_command(Protocol)
+@shared.grid_command(Grid, Protocol)
 def glue(
     grid: shared.GridCommand,
-    settings: dict[str, Any],
-    tasks: Annotated[
-        shared.Names, typer.Option(help="cola, mrpc, stsb, qnli, rte, wnli.", show_default="all but qnli")
-    ] = None,
-    methods: Annotated[
-        shared.Names, typer.Option(help="fixed, flexact-penultimate, flexact-all.", show_default="all")
-    ] = None,
-    seeds: shared.Seeds = None,
-    first_seed: shared.FirstSeed = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -42,24 +33,18 @@ def glue(
     ] = None,
 ) -> None:
     """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
-    from flexact.studies.glue.encoder import check_encoder, find_encoder
+    from flexact.studies.glue.encoder import BUNDLED, find_encoder
     from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
 
     store = Store(grid.out)
-    before = grid.before(store)
-    chosen = shared.given(tasks=tasks, methods=methods, seeds=seeds, first_seed=first_seed)
-    if before is not None:
-        known = Protocol.from_dict(before["protocol"])
-        model = model or known.encoder.model_option
-        settings = {**known.settings, **settings}
-    # Invalid names and settings raise before the encoder is looked up.
-    Grid.asked_for(chosen, before)
-    Protocol(**settings)
-    encoder = find_encoder(model)
-    protocol = Protocol.of(encoder, **settings)
-    check_encoder(encoder, protocol.length)
-    if grid.engine == "local" and grid.jobs is None and devices(grid.device) == ["cpu"]:
-        # For small networks, one core per cell is faster than all cores on one cell.
-        grid = replace(grid, jobs=min(os.cpu_count() or 1, 4))
-    grid.carry_out(store, chosen, data, protocol=protocol)
+    known = (grid.before(store) or {}).get("protocol", {})
+    settings = grid.settings | find_encoder(model or known.get("folder"))
+    if model is None:  # the folder of a model of the hub does not have its name
+        settings["model"] = known.get("model", settings["model"])
+    if not known and settings["model"] == BUNDLED:  # it is small, and learns nothing on RTE at BERT's learning rate
+        settings.setdefault("lr", 1e-4)
+    jobs = grid.jobs
+    if grid.engine == "local" and jobs is None and devices(grid.device) == ["cpu"]:
+        jobs = min(os.cpu_count() or 1, 4)  # for small networks, one core per cell is faster than all cores on one cell
+    replace(grid, jobs=jobs, settings=settings).carry_out(store, data)

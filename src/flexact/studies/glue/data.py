@@ -8,11 +8,11 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from flexact.errors import FlexActError, missing_extra
-from flexact.io.value_checks import check_known
+from flexact.errors import FlexActError
 
 
 @dataclass(frozen=True)
@@ -23,41 +23,33 @@ class TextTask:
     title: str
     """The title, which is also the name of the task's folder."""
     columns: tuple[str, ...]
-    """The columns in the header of its files; empty if there is no header."""
+    """The columns of its files."""
     texts: tuple[int, ...]
-    """The fields of the sentence, or of both sentences."""
+    """The places of the columns with the sentence, or with both sentences."""
     label: int
-    """The field of the label."""
+    """The place of the column with the label."""
     labels: tuple[str, ...]
     """The labels in the order of the classes; empty for a score from 0 to 5."""
     metrics: tuple[str, ...]
     epochs: int = 3
-    width: int = 0
-    """The number of fields per line if there is no header."""
+    has_header: bool = True
+    """Whether its files begin with the names of the columns."""
     majority: float | None = None
     """The accuracy in percent on the official dev rows of always answering the more frequent class there."""
-
-    @property
-    def fields(self) -> int:
-        return len(self.columns) or self.width
 
     @property
     def is_regression(self) -> bool:
         return not self.labels
 
-    @property
-    def outputs(self) -> int:
-        """The number of outputs of the network."""
-        return len(self.labels) or 1
 
-
+_JUDGED = ("source", "label", "mark", "sentence")
 _PAIR = ("index", "sentence1", "sentence2", "label")
 _QUESTION = ("index", "question", "sentence", "label")
 _PARAPHRASE = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _SCORED = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
 _BINARY, _ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
 _ALL = (
-    TextTask("cola", "CoLA", (), (3,), 1, _BINARY, ("matthews",), width=4, majority=100 * 721 / 1043),
+    TextTask("cola", "CoLA", _JUDGED, (3,), 1, _BINARY, ("matthews",), has_header=False, majority=100 * 721 / 1043),
     TextTask("mrpc", "MRPC", _PARAPHRASE, (3, 4), 0, _BINARY, ("f1", "accuracy"), majority=100 * 279 / 408),
     TextTask("stsb", "STS-B", _SCORED, (7, 8), 9, (), ("pearson", "spearman")),
     TextTask("qnli", "QNLI", _QUESTION, (1, 2), 3, _ENTAILMENT, ("accuracy",), majority=100 * 2761 / 5463),
@@ -70,12 +62,6 @@ USUAL = ("cola", "mrpc", "stsb", "rte", "wnli")
 """The default tasks. QNLI, the paper's sixth, often lacks its training file."""
 
 
-def task_named(name: str) -> TextTask:
-    """A task by its name."""
-    check_known("task", name, TASKS)
-    return TASKS[name]
-
-
 def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
     """A task's metrics from a network's outputs, (rows, classes), or (rows, 1) for a score, and the labels.
 
@@ -84,11 +70,9 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
     >>> measured(TASKS["rte"], numpy.array([[2.0, 1.0], [0.0, 3.0]]), numpy.array([0, 0]))
     {'accuracy': 50.0}
     """
-    try:
-        from scipy.stats import pearsonr, spearmanr
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-    except ImportError as error:
-        raise missing_extra(str(error.name), "studies") from None
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
     functions = {
         "matthews": matthews_corrcoef,
         "f1": f1_score,
@@ -103,21 +87,11 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
 
 
 OFFICIAL, OF_DEV = "official", "of dev.tsv"
-_HUB = "nyu-mll/glue"
 _GIVE_FOLDER = "give --data the folder that contains GLUE's own folders (CoLA, MRPC, STS-B, ...)"
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Sentences, or pairs of sentences, with their labels."""
-
-    texts: tuple[tuple[str, ...], ...]
-    """One or two sentences per row."""
-    labels: tuple[float, ...]
-    """The number of a class, or a score."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
+Rows = tuple[tuple[tuple[str, ...], float], ...]
+"""One or two sentences per row, and its label: the number of a class, or a score."""
 
 
 @dataclass(frozen=True)
@@ -132,24 +106,23 @@ class TextData:
     @property
     def sha256(self) -> str:
         """The SHA-256 of the rows, in their order."""
-        rows = [(part.texts, part.labels) for part in (self.train, self.dev)]
-        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        texts_and_labels = [tuple(zip(*rows, strict=True)) for rows in (self.train, self.dev)]
+        return hashlib.sha256(json.dumps(texts_and_labels).encode()).hexdigest()
 
     def first(self, limit: int | None) -> TextData:
         """At most `limit` rows of each part."""
-        train, dev = (Rows(rows.texts[:limit], rows.labels[:limit]) for rows in (self.train, self.dev))
-        return replace(self, train=train, dev=dev)
+        return replace(self, train=self.train[:limit], dev=self.dev[:limit])
 
 
 def load(name: str, folder: Path) -> TextData:
     """The rows of a task from the benchmark's folders, or from the `datasets` package if there is no such folder."""
-    task = task_named(name)
+    task = TASKS[name]
     if not folder.exists():
         return _from_datasets(task, folder)
     dev, train = folder / task.title / "dev.tsv", folder / task.title / "train.tsv"
     if train.is_file():
         return TextData(task, read(task, train), read(task, dev), OFFICIAL)
-    if task.name == "qnli":
+    if name == "qnli":
         return _split(task, read(task, dev))
     raise FlexActError(f"{train} does not exist; {_GIVE_FOLDER}.")
 
@@ -171,25 +144,25 @@ def read(task: TextTask, path: Path) -> Rows:
     except (OSError, UnicodeDecodeError) as error:
         raise FlexActError(f"cannot read {path} as UTF-8 text ({error}); {_GIVE_FOLDER}.") from None
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    if task.columns and tuple(lines[:1]) != ("\t".join(task.columns),):
+    if task.has_header and lines[0] != "\t".join(task.columns):
         raise FlexActError(f"{path} does not begin with the columns of {task.title}: {', '.join(task.columns)}.")
-    first = 1 if task.columns else 0
-    rows = [_row(task, path, number, line) for number, line in enumerate(lines[first:], start=first + 1)]
-    return Rows(tuple(texts for texts, _ in rows), tuple(label for _, label in rows))
+    first = 1 if task.has_header else 0
+    return tuple(_row(task, path, number, line) for number, line in enumerate(lines[first:], start=first + 1))
 
 
 def _row(task: TextTask, path: Path, number: int, line: str) -> tuple[tuple[str, ...], float]:
     fields = line.split("\t")
-    if len(fields) != task.fields:
-        raise FlexActError(f"{path}, line {number}: {len(fields)} fields, expected {task.fields} separated by tabs.")
+    expected = len(task.columns)
+    if len(fields) != expected:
+        raise FlexActError(f"{path}, line {number}: {len(fields)} fields, expected {expected} separated by tabs.")
     given = fields[task.label]
     try:
         label = float(given) if task.is_regression else float(task.labels.index(given))
     except ValueError:
         label = math.nan
     if not 0 <= label <= 5:
-        expected = "a number from 0 to 5" if task.is_regression else " or ".join(task.labels)
-        raise FlexActError(f"{path}, line {number}: the label is {given!r}; expected {expected}.")
+        known = "a number from 0 to 5" if task.is_regression else " or ".join(task.labels)
+        raise FlexActError(f"{path}, line {number}: the label is {given!r}; expected {known}.")
     return tuple(fields[place] for place in task.texts), label
 
 
@@ -197,20 +170,15 @@ def _split(task: TextTask, rows: Rows) -> TextData:
     """Split the dev file of QNLI, which is often available without its training file. Rows whose second sentence has a
     SHA-256 divisible by 5 are used for evaluation, and the others for training, so no sentence is in both parts."""
 
-    def part(dev: bool) -> Rows:
-        pairs = [pair for pair in zip(rows.texts, rows.labels, strict=True) if (_hash(pair[0][1]) % 5 == 0) == dev]
-        return Rows(tuple(texts for texts, _ in pairs), tuple(label for _, label in pairs))
+    def is_dev(row: tuple[tuple[str, ...], float]) -> bool:
+        return int.from_bytes(hashlib.sha256(row[0][1].encode()).digest()[:8], "big") % 5 == 0
 
-    return TextData(task, part(dev=False), part(dev=True), OF_DEV)
-
-
-def _hash(sentence: str) -> int:
-    return int.from_bytes(hashlib.sha256(sentence.encode()).digest()[:8], "big")
+    return TextData(task, tuple(filterfalse(is_dev, rows)), tuple(filter(is_dev, rows)), OF_DEV)
 
 
 def _from_datasets(task: TextTask, folder: Path) -> TextData:
     try:
-        found = import_module("datasets").load_dataset(_HUB, task.name)
+        found = import_module("datasets").load_dataset("nyu-mll/glue", task.name)
     except Exception as error:  # the package raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlexActError(
@@ -222,4 +190,4 @@ def _from_datasets(task: TextTask, folder: Path) -> TextData:
 
 def _of_hub(rows: Any) -> Rows:
     names = [name for name in rows.column_names if name not in ("idx", "label")]
-    return Rows(tuple(tuple(row[name] for name in names) for row in rows), tuple(float(row["label"]) for row in rows))
+    return tuple((tuple(row[name] for name in names), float(row["label"])) for row in rows)

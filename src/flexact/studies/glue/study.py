@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +12,12 @@ from typing import Any
 from flexact.io.markdown_tables import PAPERS_ROW
 from flexact.observe.figures import drawing
 from flexact.observe.figures.drawing import Picture, style
-from flexact.observe.history import DECISIONS, DROPS
 from flexact.report.page import Section, markdown
 from flexact.studies.glue.data import TASKS, TextData, check_rows, load
+from flexact.studies.glue.encoder import check_encoder
 from flexact.studies.glue.protocol import METHODS, Cell, Grid, Protocol, Result
 from flexact.studies.glue.table import TITLES, columns_of, heading, scores, table
-from flexact.studies.glue.train import CHECKPOINTS, STATE, Outcome, train_cell
+from flexact.studies.glue.train import Outcome, train_cell
 from flexact.studies.grid.report import (
     BASELINE_COLOUR,
     FLEXACT_COLOUR,
@@ -48,6 +47,7 @@ def _load(name: str, folder: Path, partial: bool) -> TextData:
 def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
     data = load(name, folder)
     check_rows(data.first(protocol.limit))
+    check_encoder(protocol.folder, protocol.length)
     return data.sha256
 
 
@@ -64,7 +64,6 @@ STUDY = GridStudy(
     sha256=_sha256,
     told=_summary,
     data=Path("data/glue"),
-    checkpoint=f"{CHECKPOINTS}/*/{STATE}",
     operational=("keep", "folder"),
 )
 Store = functools.partial(GridStore[Result], study=STUDY)
@@ -81,8 +80,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
     bars = _metrics(done)
     body = markdown(store.table(), muted=PAPERS_ROW)
     metrics = Section("Metrics and cost", body, [] if bars is None else [bars])
-    histories = {cell: list(map(_shortened, records)) for cell, records in histories_of(store).items()}
-    return [metrics, *selection(histories, done, _title)]
+    return [metrics, *selection(histories_of(store), done, _title)]
 
 
 @style()
@@ -110,13 +108,3 @@ def _metrics(done: Sequence[Result]) -> Picture | None:
 
 def _title(cell: Cell) -> str:
     return f"{TITLES[cell.method]} on {TASKS[cell.task].title}"
-
-
-def _shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the picks with short names for the figure."""
-    sites = record["sites"]
-    short = {name: re.sub(r".*\.(\d+)\..*", r"layer \1", name) for name in sites}
-    if len(set(short.values())) < len(short):  # a layer has several sites
-        return record
-    named = [name for name in ("sites", DROPS, DECISIONS) if name in record]
-    return record | {name: {short[site]: value for site, value in record[name].items()} for name in named}

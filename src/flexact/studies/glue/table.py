@@ -14,6 +14,7 @@ from flexact.studies.grid.statistics import (
     Comparison,
     effects_table,
     explained,
+    gain_and_p,
     holm,
     p_value,
     paired,
@@ -23,24 +24,14 @@ from flexact.studies.grid.statistics import (
 from flexact.studies.grid.status import not_done, several_devices
 from flexact.studies.grid.store import DONE
 
-_GLUE_COLUMNS = (
-    ("cola", "matthews"),
-    ("mrpc", "f1"),
-    ("mrpc", "accuracy"),
-    ("stsb", "pearson"),
-    ("stsb", "spearman"),
-    ("qnli", "accuracy"),
-    ("rte", "accuracy"),
-    ("wnli", "accuracy"),
-)
+COLUMNS = [(name, metric) for name, task in TASKS.items() for metric in task.metrics]
+"""Each task with each of its metrics, in the paper's order."""
 _GLUE_ROWS = {
     "fixed": (56.53, 88.85, 84.07, 88.64, 88.48, 90.66, 65.70, 56.34),
     "flexact-penultimate": (60.08, 90.07, 85.78, 89.20, 88.82, 91.14, 66.43, 56.34),
     "flexact-all": (59.40, 90.78, 85.85, 89.70, 88.92, 91.22, 66.06, 61.97),
 }
-GLUE: dict[str, dict[tuple[str, str], float]] = {
-    method: dict(zip(_GLUE_COLUMNS, row, strict=True)) for method, row in _GLUE_ROWS.items()
-}
+GLUE = {method: dict(zip(COLUMNS, row, strict=True)) for method, row in _GLUE_ROWS.items()}
 """The paper's tab:glue_results, for BERT: by method, then by task and metric. Its average is over all eight."""
 
 
@@ -61,9 +52,9 @@ Column = tuple[str, str]
 
 
 def columns_of(results: Sequence[Result]) -> list[Column]:
-    """The metrics of the tasks with a finished cell, in the paper's order."""
+    """The columns of the tasks with a finished cell."""
     tasks = {row.task for row in results if row.state == DONE}
-    return [(name, metric) for name, task in TASKS.items() if name in tasks for metric in task.metrics]
+    return [column for column in COLUMNS if column[0] in tasks]
 
 
 def averaged(results: Sequence[Result]) -> list[Column]:
@@ -194,10 +185,8 @@ def _papers(figures: Mapping[Column, float], columns: Sequence[Column], over: Se
 
 
 def _gain(ours: Mapping[int, float], baseline: Mapping[int, float]) -> str:
-    found = paired(ours, baseline)
-    if found is None:
-        return "-"
-    return f"{found.gain:+.2f}" + ("" if found.p is None else f" (p {p_value(found.p)})")
+    gain, p = gain_and_p(paired(ours, baseline))
+    return gain if p == "-" else f"{gain} (p {p})"
 
 
 def _explained(done: Sequence[Result], protocol: Protocol) -> str:

@@ -17,7 +17,7 @@ from flexact.io.atomic_files import write_rows
 from flexact.routing.sites import sites_of
 from flexact.studies.glue.encoder import MULTIPLE, tokenizer_of, transformers_package
 from flexact.studies.glue.protocol import Cell, Protocol
-from flexact.studies.grid.cell_task import CURVE, Stopped, read_curve
+from flexact.studies.grid.cell_task import CURVE, Stopped
 from flexact.studies.named_seeds import seed_of
 
 HISTORY = "history.jsonl"
@@ -33,34 +33,23 @@ _package = transformers_package()
 class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
     """A callback of the cell's Trainer. It writes the curve and the history of the picks, and stops the run."""
 
-    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool] | None, device: torch.device) -> None:
-        self.network, self.folder, self.device = network, folder, device
-        self.stop = stop or (lambda: False)
+    def __init__(self, network: nn.Module, folder: Path, stop: Callable[[], bool], device: torch.device) -> None:
+        self.network, self.folder, self.stop, self.device = network, folder, stop, device
         self.curve: list[dict[str, Any]] = []
         self.recorder: Recorder | None = None
-
-    def write_score(self, score: float) -> None:
-        """Write the final score to the last line of the curve."""
-        self.curve[-1]["score"] = score
-        write_rows(self.folder / CURVE, self.curve)
 
     def close(self) -> None:
         if self.recorder is not None:
             self.recorder.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = read_curve(self.folder)  # from an earlier start, up to its checkpoint
-        self.curve = [line | {"score": ""} for line in found if line["epoch"] <= int(state.epoch or 0)]
-        self.seconds_before = self.curve[-1]["seconds"] if self.curve else 0.0
         self.record_every = max(1, state.max_steps // RECORDS)
         if sites_of(self.network):
-            self.recorder = Recorder(self.network, self.folder / HISTORY, resume=True)
-            self.recorder.rewind(state.global_step)
-            if not self.recorder.history:
-                self.recorder.record(0, epoch=0.0)
+            self.recorder = Recorder(self.network, self.folder / HISTORY, overwrite=True)
+            self.recorder.record(0, epoch=0.0)
         self.started = time.monotonic()
-        self.times = [(state.global_step, self.started)]
-        """The steps between which time is measured, and when each was done."""
+        self.times = [(0, self.started)]
+        """The steps between which the time of this epoch is measured, and when each was done."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.recorder is not None and state.global_step % self.record_every == 0:
@@ -68,10 +57,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
         if state.global_step % WINDOW == 0:
             self.times.append((state.global_step, time.monotonic()))
         if self.stop() and state.global_step < state.max_steps:
-            raise Stopped(
-                f"stopped after {state.global_step} of {state.max_steps} steps; start it again to resume from the last "
-                f"epoch in {args.output_dir}."
-            )
+            raise Stopped(f"stopped after {state.global_step} of {state.max_steps} steps; it starts again on --resume.")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" not in (logs or {}):
@@ -80,13 +66,13 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             torch.cuda.synchronize(self.device)
         now = time.monotonic()
         self.times.append((state.global_step, now))
-        windows = [(1e3 * (end - begin), b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
+        windows = [1e3 * (end - begin) / (b - a) for (a, begin), (b, end) in pairwise(self.times) if b > a]
         line = {
             "epoch": round(state.epoch),
             "loss": logs["loss"],
             "score": "",
-            "seconds": self.seconds_before + now - self.started,
-            "step_ms": statistics.median(ms / steps for ms, steps in windows),  # some windows also compiled kernels
+            "seconds": now - self.started,
+            "step_ms": statistics.median(windows),  # in some windows, kernels were compiled too
         }
         self.curve.append(line)
         write_rows(self.folder / CURVE, self.curve)
@@ -94,8 +80,8 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
 
 
 class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[misc,name-defined]
-    """Batches of rows of similar length, in an order that depends only on seed and epoch: a resumed run and every
-    method have the same one."""
+    """Batches of rows of similar length, in an order that depends only on seed and epoch, so every method has the same
+    one."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], batch: int, seed: int) -> None:
         super().__init__(batch, rows, model_input_name="input_ids", generator=torch.Generator())
@@ -150,8 +136,7 @@ def trainer_for(
         seed=cell.seed,
         bf16=device.type == "cuda" and protocol.precision == "bf16",
         use_cpu=device.type == "cpu",
-        save_strategy="epoch",
-        save_total_limit=1,
+        save_strategy="no",
         logging_strategy="epoch",
         logging_nan_inf_filter=False,  # it would synchronize at every step; train_cell checks at the end
         report_to="none",
@@ -166,7 +151,7 @@ def trainer_for(
         args=arguments,
         train_dataset=train,
         eval_dataset=dev,
-        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.encoder), pad_to_multiple_of=MULTIPLE),
+        data_collator=_package.DataCollatorWithPadding(tokenizer_of(protocol.folder), pad_to_multiple_of=MULTIPLE),
     )
     trainer.remove_callback(_package.PrinterCallback)
     trainer.model_accepts_loss_kwargs = False  # a step is one batch, so the loss needs no count of items

@@ -32,11 +32,13 @@ Curve = list[dict[str, Any]]
 
 
 def read_curve(folder: Path) -> Curve:
-    """The complete lines of a cell's curve; none if there is no curve yet."""
+    """A cell's curve; empty if there is none yet."""
     path = folder / CURVE
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    rows = [row for row in csv.DictReader(lines) if (row.get("epoch") or "").isdigit()]
-    return [{name: _number(row[name]) for name in row if name} | {"epoch": int(row["epoch"])} for row in rows]
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [
+        {name: float(cell or "nan") for name, cell in row.items()} | {"epoch": int(row["epoch"])}
+        for row in csv.DictReader(lines)
+    ]
 
 
 def epochs_in(folder: Path) -> int:
@@ -48,13 +50,6 @@ def epochs_in(folder: Path) -> int:
 def evaluated(curve: Curve, measure: str) -> dict[int, float]:
     """One column by epoch, for the epochs after which it was measured."""
     return {line["epoch"]: line[measure] for line in curve if not math.isnan(line.get(measure, math.nan))}
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell or "nan")
-    except ValueError:
-        return math.nan
 
 
 @contextmanager
@@ -115,7 +110,7 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
         with locked(task.folder / LOCK, f"HOLDER is still running in {task.folder}; stop it.", PATIENCE):
-            if (task.folder / OUTCOME).is_file():  # the grid was killed before it could append the result
+            if (task.folder / OUTCOME).is_file():  # the grid was killed before it could write the result
                 return Answer("done", json.loads((task.folder / OUTCOME).read_bytes()))
             data = loaded(task.load, task.cell.data_name, task.data, task.partial)
             outcome = task.train(task.cell, task.protocol, data, task.folder, torch.device(device), stop=stop)

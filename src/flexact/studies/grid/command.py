@@ -6,9 +6,9 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -16,57 +16,58 @@ import typer
 
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import CONFIG, REPORT, TABLE
-from flexact.studies.grid.store import FAILED, Store, place_of_data
-from flexact.studies.grid.study import GridProtocol
+from flexact.io.result_folder import CONFIG, TABLE
+from flexact.studies.grid.store import FAILED, PARTIAL, PLACE, Store, data_of
+from flexact.studies.grid.study import Choices, GridProtocol, Setting
 from flexact.studies.progress import Progress
 
 Names = list[str] | None
-Seeds = Annotated[int | None, typer.Option(help="Number of seeds.", show_default="3")]
-FirstSeed = Annotated[int | None, typer.Option(help="The first seed.", show_default="0")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder with CIFAR's data sets; see `flexact data`.",
+        show_default="data; with --resume the grid's own",
+    ),
+]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept data sets with fewer images than the official ones.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing.")]
+_KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @dataclass(frozen=True)
 class GridCommand:
-    """The options that all grid commands share, and how they run their grid."""
+    """The options that all grid commands share, what is given of a study's own, and how they run the grid."""
 
-    out: Annotated[Path, typer.Option(help="The folder to write.")]
+    out: Path
     engine: Annotated[
         str,
-        typer.Option(
-            help="local (processes), ray (a cluster), streams (threads that share one GPU; cifar and picks) or inline "
-            "(this process; compare only)."
+        Setting(
+            "local (processes), ray (a cluster), streams (threads that share one GPU; cifar and picks) or inline (this "
+            "process; compare only)."
         ),
     ] = "local"
-    address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster.", show_default="the one that is running")
-    ] = None
+    address: Annotated[str | None, Setting("Address of the Ray cluster.", "the one that is running")] = None
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Cells that run at the same time.",
-            show_default="one per device; with streams 16; glue on a CPU: one per core up to 4",
+        Setting(
+            "Cells that run at the same time.",
+            "one per device; with streams 16; glue on a CPU: one per core up to 4",
+            at_least=1,
         ),
     ] = None
-    device: Annotated[
-        str | None, typer.Option(help="cuda (all GPUs), cuda:N or cpu.", show_default="cuda if available, else cpu")
-    ] = None
+    device: Annotated[str | None, Setting("cuda (all GPUs), cuda:N or cpu.", "cuda if available, else cpu")] = None
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the grid in the folder with its own settings; cells that are named are added."
-        ),
+        bool, Setting("Resume the grid in the folder with its own settings; cells that are named are added.")
     ] = False
-    overwrite: Overwrite = False
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Resume, and run the failed cells again.")] = (
-        False
-    )
-    status: Annotated[bool, typer.Option("--status", help="Only print the state of the grid in the folder.")] = False
-    quiet: Quiet = False
+    overwrite: Annotated[bool, Setting("Replace the run in the folder.")] = False
+    retry_failed: Annotated[bool, Setting("Resume, and run the failed cells again.")] = False
+    status: Annotated[bool, Setting("Only print the state of the grid in the folder.")] = False
+    quiet: Annotated[bool, Setting("Print nothing.")] = False
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """The fields of the study's grid that are given."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The fields of its protocol that are given."""
 
     def before(self, store: Store[Any]) -> dict[str, Any] | None:
         """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
@@ -85,37 +86,26 @@ class GridCommand:
             raise FlexActError(f"{store.folder / CONFIG} has no protocol; restore it, or start again with --overwrite.")
         return found
 
-    def carry_out(
-        self,
-        store: Store[Any],
-        chosen: dict[str, Any],
-        data: Path | None,
-        settings: dict[str, Any] | None = None,
-        protocol: GridProtocol | None = None,
-        partial: bool | None = None,
-    ) -> None:
+    def carry_out(self, store: Store[Any], data: Path | None, partial: bool = False) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
         What is not given is that of the grid to resume, or the default of the study.
-
-        chosen: the fields of the study's grid that are given. settings: those of its protocol, unless `protocol` is
-        given. partial: whether partial data sets are accepted; None if the study has no such option.
         """
         from flexact.studies.grid.engines import engine
         from flexact.studies.grid.run import run_and_report
 
         study, before = store.study, self.before(store)
-        settings = (settings or {}) if before is None else {**before["protocol"], **(settings or {})}
-        if protocol is None:
-            protocol = study.protocol(**settings) if before is None else study.protocol.from_dict(settings)
+        kind, settings = study.protocol, self.settings
+        protocol = kind(**settings) if before is None else kind.from_dict({**before["protocol"], **settings})
+        earlier = data_of(before or {})
         with self.reported(store):
             run_and_report(
                 store,
                 Progress(self.quiet, pieces="cells"),
-                grids=study.grid.asked_for(chosen, before),
+                grids=study.grid.asked_for(self.chosen, before),
                 protocol=protocol,
-                data=data or place_of_data(before or {}) or study.data,
-                partial=None if partial is None else partial or bool((before or {}).get("data", {}).get("partial")),
+                data=data or Path(earlier.get(PLACE, study.data)),
+                partial=partial or earlier[PARTIAL],
                 engine=engine(self.engine, self.device, self.jobs, self.address),
                 resume=self.resume,
                 overwrite=self.overwrite,
@@ -125,8 +115,7 @@ class GridCommand:
     @contextmanager
     def reported(self, store: Store[Any]) -> Iterator[None]:
         """Print the table of the grid that the body runs, or how to resume it. Exits with an error if a cell failed."""
-        from flexact.report.build import missing_packages
-        from flexact.studies.grid.run import Stopped
+        from flexact.studies.grid.run import Stopped, page_of
 
         try:
             yield
@@ -139,9 +128,7 @@ class GridCommand:
             raise typer.Exit(130) from None
         if not self.quiet:
             print((store.folder / TABLE).read_text(encoding="utf-8"))
-            missing = ", ".join(missing_packages())
-            built = f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report"
-            print(f"Page: {built} {store.folder}" if missing else f"Page: {store.folder / REPORT}")
+            print(f"Page: {page_of(store.folder)}")
         failed = sum(row.state == FAILED for row in store.results().values())
         if failed:
             count = counted(failed, "cell")
@@ -151,54 +138,71 @@ class GridCommand:
             raise typer.Exit(1)
 
 
-def grid_command(protocol: type[GridProtocol] = GridProtocol) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command. After its own options come the fields of the protocol with a `Setting`, and the options of
-    `GridCommand`. It receives a `GridCommand` and the given settings as its first arguments."""
+def grid_command(
+    grid: type[Choices] | None = None, protocol: type[GridProtocol] = GridProtocol
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. Its options are the fields of the grid with a `Setting`, its own, the fields of the protocol
+    with a `Setting`, and the shared ones. It receives a `GridCommand` as its first argument."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        _, _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        settings = setting_options(protocol)
-        shared = inspect.signature(GridCommand, eval_str=True).parameters
-        out = shared["out"].replace(default=Path("runs", command.__name__))
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        chosen, settings = [] if grid is None else setting_options(grid), setting_options(protocol)
+        shared = setting_options(GridCommand)
+        folder = Annotated[Path, typer.Option(help="The folder to write.")]
+        out = inspect.Parameter("out", _KIND, default=Path("runs", command.__name__), annotation=folder)
 
         @functools.wraps(command)
         def called(**options: Any) -> None:
-            grid = GridCommand(**{name: options.pop(name) for name in shared})
-            chosen = {one.name: options.pop(one.name) for one in settings}
-            command(grid, given(**{name: value for name, value in chosen.items() if value is not False}), **options)
+            def taken(parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
+                return given(**{one.name: options.pop(one.name) for one in parameters})
 
-        parameters = [*own, *settings, out, *list(shared.values())[1:]]
+            shared_options = taken([out, *shared])
+            command(GridCommand(**shared_options, chosen=taken(chosen), settings=taken(settings)), **options)
+
+        parameters = [*chosen, *own, *settings, out, *shared]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
         return called
 
     return decorated
 
 
-def setting_options(protocol: type[Any]) -> list[inspect.Parameter]:
-    """The options for the fields of a protocol with a `Setting`; an option that is not given is None, or False."""
+def with_settings(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command. Its first options are the fields with a `Setting`, which it receives as its `**settings`."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        command.__signature__ = inspect.Signature([*setting_options(options), *own])  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
+def setting_options(kind: type[Any]) -> list[inspect.Parameter]:
+    """The options for the fields of a dataclass with a `Setting`; an option that is not given is None, or False."""
     options = []
-    for name, hint in get_type_hints(protocol, include_extras=True).items():
-        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        for one in notes:
-            shown = one.default or str(getattr(protocol, name))
-            option = typer.Option(help=one.help, min=one.at_least, show_default=shown)
-            given = Names if tuple in [get_origin(part) for part in (kind, *get_args(kind))] else kind | None
-            default = None
-            if kind is bool:
-                option, given, default = typer.Option(f"--{name}", help=one.help), bool, False
-            annotation = Annotated[given, option]  # type: ignore[valid-type]
-            place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            options.append(inspect.Parameter(name, place, default=default, annotation=annotation))
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            continue
+        value, setting = get_args(hint)
+        shown = setting.default or str(getattr(kind, name))
+        option = typer.Option(help=setting.help, min=setting.at_least, show_default=shown)
+        given, default = value | None, None
+        if tuple in [get_origin(part) for part in (value, *get_args(value))]:
+            given = Names
+        elif value is bool:
+            option, given, default = typer.Option(f"--{name.replace('_', '-')}", help=setting.help), bool, False
+        annotation = Annotated[given, option]  # type: ignore[valid-type]
+        options.append(inspect.Parameter(name, _KIND, default=default, annotation=annotation))
     return options
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None; lists become names.
+    """The options that are neither None nor False; lists become names.
 
     >>> given(seeds=None, lr=0.1, methods=["relu,prelu"])
     {'lr': 0.1, 'methods': ('relu', 'prelu')}
     """
-    found = {name: value for name, value in options.items() if value is not None}
+    found = {name: value for name, value in options.items() if value is not None and value is not False}
     return {name: names(value) if isinstance(value, list) else value for name, value in found.items()}
 
 

@@ -57,37 +57,24 @@ class Threads:
 ENGINES = ("local", "streams", "ray")
 
 
-def engine(name: str, device: str | None, jobs: int | None, address: str | None) -> Engine:
-    """An engine by its name."""
+def engine(name: str, device: str | None, jobs: int | None, address: str | None = None) -> Engine:
+    """An engine by its name: one process per device, or `jobs` processes that share the devices ("local"); `jobs`
+    threads that share one device ("streams"); or a Ray cluster."""
     check_known("engine", name, ENGINES)
     if name == "ray":
         return ray_engine(device, jobs, address)
     if address is not None:
         raise FlexActError("--address is the address of a Ray cluster; give it with --engine ray.")
-    if name == "streams":
-        return streams_engine(devices(device)[0], jobs)
-    return local_engine(devices(device), jobs)
-
-
-def local_engine(devices: Sequence[str], jobs: int | None) -> Engine:
-    """One process per device, or `jobs` processes that share the devices."""
-    assigned = [devices[i % len(devices)] for i in range(jobs or len(devices))]
-    return _engine(lambda: Pool(assigned, run_task), shares=len(assigned) > len(set(assigned)))
-
-
-def streams_engine(device: str, jobs: int | None) -> Engine:
-    """`jobs` threads of this process, which share one device."""
-    return _engine(lambda: Threads(device, jobs or DEFAULT_JOBS), shares=True)
-
-
-def _engine(workers: Callable[[], Workers], shares: bool) -> Engine:
-    """The engine of these workers. shares: whether several of them share a device."""
+    found = devices(device)
+    assigned = [found[i % len(found)] for i in range(jobs or len(found))]
+    shares = name == "streams" or len(assigned) > len(set(assigned))
 
     def run(tasks: Sequence[Task], ended: Callable[[Task, Answer], None], beat: Callable[[], bool]) -> None:
         def kept(task: Task, answer: Answer) -> None:
             ended(task, without_step_ms(answer) if shares else answer)
 
-        run_tasks(workers(), tasks, kept, beat)
+        workers: Workers = Threads(found[0], jobs or DEFAULT_JOBS) if name == "streams" else Pool(assigned, run_task)
+        run_tasks(workers, tasks, kept, beat)
 
     return run
 

@@ -37,19 +37,9 @@ def mean_line(
     drawing.line(ax, name, epochs, means, colour, dash, width, around if band else None)
 
 
-def selection_by_depth(histories: Mapping[Any, Records], title: Callable[[Any], str]) -> list[Picture]:
-    """The leading candidate of each site over the epochs: one figure per kind of run, one panel per seed.
-
-    histories: by cell. title: returns the title of a cell, without its seed.
-    """
-    return [
-        _selection_of_kind(kind, title(cells[0]), {cell.seed: histories[cell] for cell in cells})
-        for kind, cells in _kinds(histories).items()
-    ]
-
-
 @style()
-def _selection_of_kind(kind: str, title: str, by_seed: Mapping[int, Records]) -> Picture:
+def selection_by_depth(kind: str, title: str, by_seed: Mapping[int, Records]) -> Picture:
+    """The leading candidate of each site over the epochs, for one kind of run: one panel per seed."""
     sites = max(len(by_site(records[-1:])[1]) for records in by_seed.values())
     figure, axes = drawing.panels(len(by_seed), across=3, inches=drawing.row_inches(sites))
     colours: dict[str, str] = {}
@@ -117,6 +107,9 @@ def selection(histories: Mapping[Any, Records], done: Sequence[Row], title: Call
     """The section on the picks, if there are any. title: returns the title of a cell, without its seed."""
     if not histories:
         return []
-    pictures = selection_by_depth(histories, title)
+    pictures = [
+        selection_by_depth(kind, title(cells[0]), {cell.seed: histories[cell] for cell in cells})
+        for kind, cells in _kinds(histories).items()
+    ]
     body = final_picks(done, title) + evidence(histories, title)
     return [Section("What was picked, by depth", body, pictures)]

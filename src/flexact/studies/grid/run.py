@@ -1,4 +1,4 @@
-"""Running a grid: the cells that are not done yet run, and the result of each is appended as soon as it ends.
+"""Running a grid: the cells that are not done yet run, and the result of each is written as soon as it ends.
 
 A cell that fails is recorded while the grid continues. Only the process of the grid writes the results.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,11 @@ from typing import Any
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import TABLE
+from flexact.io.result_folder import REPORT, TABLE
 from flexact.report.build import build, missing_packages
 from flexact.studies.grid.cell_task import Engine, Task, disk_is_full, epochs_in
-from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PLACE, Store
-from flexact.studies.grid.study import Choices, GridCell, GridProtocol
+from flexact.studies.grid.store import DIGESTS, DONE, FAILED, PARTIAL, PLACE, Store
+from flexact.studies.grid.study import LOCK, Choices, GridCell, GridProtocol
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import provenance, run_config
 from flexact.studies.workers import Answer
@@ -42,7 +43,7 @@ def run(
     data: Path,
     engine: Engine,
     *,
-    partial: bool | None = None,
+    partial: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -51,7 +52,7 @@ def run(
     """Run the cells that are not done yet.
 
     grids: the grids to add; if empty, the cells that the folder already asks for are run.
-    partial: whether data sets may have fewer rows than the official ones; None if a study has no such option.
+    partial: whether data sets may have fewer rows than the official ones.
     """
     resume, study, place = resume or retry_failed, store.study, Path(data).absolute()
     if resume:
@@ -62,40 +63,43 @@ def run(
         study.title,
         grids=[grid.to_dict() for grid in grids],
         protocol=protocol.to_dict(),
-        data=({} if partial is None else {"partial": partial}) | {PLACE: str(place)},
+        data={PARTIAL: partial, PLACE: str(place)},
     )
     work = (study.train, study.load, study.figures)
     with store.held():
         cells = study.asked(config if grids else store.config())
         before = store.results() if resume else {}
         left = [
-            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, bool(partial))
+            Task(cell, protocol, store.cell_folder(cell).absolute(), place, *work, partial)
             for cell in cells
             if cell not in before or (retry_failed and before[cell].state == FAILED)
         ]
         # The data is read before the folder is opened: if that fails, the folder is unchanged.
         names = dict.fromkeys(task.cell.data_name for task in left)
-        digests = {name: study.sha256(name, protocol, Path(data), bool(partial)) for name in names}
+        digests = {name: study.sha256(name, protocol, Path(data), partial) for name in names}
         config["data"] |= {DIGESTS: {name: digest for name, digest in digests.items() if digest is not None}}
         store.open(config, resume, overwrite)
         if left:
             _Run(store, left, made, progress or Progress(quiet=True)).go(engine, len(cells) - len(left))
-            store.sort()
 
 
-def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> str:
-    """Run a grid, write its table and build its page; return the path of the page, or why it was not built.
+def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> None:
+    """Run a grid, write its table and build its page.
 
     A machine without the packages of the page still trains; the page can be built elsewhere.
     """
     run(store, progress=progress, **options)
     write_whole(store.folder / TABLE, store.table())
+    if not missing_packages():
+        with progress.during("building the page"):
+            build(store.folder)
+
+
+def page_of(folder: Path) -> str:
+    """The path of a grid's page, or why it is not built."""
     if missing := ", ".join(missing_packages()):
-        return (
-            f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {store.folder}"
-        )
-    with progress.during("building the page"):
-        return str(build(store.folder))
+        return f"not built, because {missing} is missing. Install 'flexact[report]', then: flexact report {folder}"
+    return str(folder / REPORT)
 
 
 class _Run:
@@ -104,19 +108,21 @@ class _Run:
     def __init__(self, store: Store[Any], tasks: list[Task], made: dict[str, str], progress: Progress) -> None:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
-        self.kept: set[GridCell] = set()
-        self.failed = 0
+        self.states: dict[GridCell, str] = {}
+        """Of the cells whose result is written."""
         self.full = ""
         self.signal = 0
         self.last_look = 0.0
 
     def go(self, engine: Engine, done: int) -> None:
         """Run all tasks. done: the number of cells that earlier runs finished."""
-        with self._signals(), self.progress.over([1.0] * len(self.tasks), done=done):
+        with self._signals(), self.progress.over(len(self.tasks), done=done):
             engine(self.tasks, self._ended, self._beat)
-        kept = f"{len(self.kept) - self.failed} of {counted(len(self.tasks), 'cell')} kept"
-        kept += f", {self.failed} failed" * (self.failed > 0)
-        kept += f"; the others {'resume from their last checkpoints' if self.store.study.resumes else 'start again'}"
+        counts = Counter(self.states.values())
+        kept = f"{counts[DONE]} of {counted(len(self.tasks), 'cell')} kept"
+        kept += f", {counts[FAILED]} failed" if counts[FAILED] else ""
+        resumes = self.store.study.checkpoint != LOCK
+        kept += f"; the others {'resume from their last checkpoints' if resumes else 'start again'}"
         if self.full:
             raise FlexActError(
                 f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
@@ -126,7 +132,7 @@ class _Run:
             raise Stopped(f"stopped by {signal.Signals(self.signal).name}; {kept}.", self.signal)
 
     def _ended(self, task: Task, answer: Answer) -> None:
-        """Append the result of a cell."""
+        """Write the result of a cell."""
         if answer.kind == "full":
             self.full = self.full or answer.error
         if answer.kind not in ("done", "failed"):
@@ -140,14 +146,13 @@ class _Run:
             **{name: self.made[name] for name in ("torch", "commit", "date")},
         )
         try:
-            self.store.append(row)
+            self.store.add(row)
         except OSError as error:
             if not disk_is_full(error):
                 raise
             self.full = self.full or str(error)
             return
-        self.kept.add(cell)
-        self.failed += row.state == FAILED
+        self.states[cell] = row.state
         result = f": {study.told(row)}" if row.state == DONE else f" failed: {answer.error}"
         self.progress.finished(self.indexes[cell], cell.name + result)
 
@@ -156,7 +161,7 @@ class _Run:
         now = time.monotonic()
         if now - self.last_look >= 2.0:
             self.last_look = now
-            for task in (task for task in self.tasks if task.cell not in self.kept):
+            for task in (task for task in self.tasks if task.cell not in self.states):
                 if total := task.protocol.epochs_of(task.cell.data_name):
                     self.progress.at(self.indexes[task.cell], min(0.999, epochs_in(task.folder) / total))
         return bool(self.signal or self.full)

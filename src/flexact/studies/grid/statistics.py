@@ -180,10 +180,21 @@ def interval_of(size: float, seeds: int) -> tuple[float, float]:
 
     Its ends are the sizes at which the observed t has a probability of 2.5 % on either side.
     """
-    t, root = size * math.sqrt(seeds), math.sqrt(seeds)
-    low = _solved(lambda noncentrality: _noncentral_t(t, seeds - 1, noncentrality) - (1 - LEVEL / 2), t)
-    high = _solved(lambda noncentrality: _noncentral_t(t, seeds - 1, noncentrality) - LEVEL / 2, t)
-    return low / root, high / root
+    from scipy.optimize import brentq
+
+    root = math.sqrt(seeds)
+    t = size * root
+
+    def size_with(tail: float) -> float:
+        def falling(noncentrality: float) -> float:
+            return _noncentral_t(t, seeds - 1, noncentrality) - tail
+
+        step = 1.0
+        while falling(t - step) < 0 or falling(t + step) > 0:
+            step *= 2
+        return float(brentq(falling, t - step, t + step)) / root
+
+    return size_with(1 - LEVEL / 2), size_with(LEVEL / 2)
 
 
 def power(gain: float, deviation: float, seeds: int) -> float:
@@ -271,16 +282,6 @@ def _noncentral_t(t: float, df: int, noncentrality: float) -> float:
     """The distribution function of the noncentral t distribution. scipy's is NaN where it is almost 0."""
     below = float(_stats().nct.cdf(t, df, noncentrality))
     return 0.0 if math.isnan(below) else below
-
-
-def _solved(falling: Callable[[float], float], near: float) -> float:
-    """The zero of a decreasing function, searched in both directions from a point."""
-    from scipy.optimize import brentq
-
-    step = 1.0
-    while falling(near - step) < 0 or falling(near + step) > 0:
-        step *= 2
-    return float(brentq(falling, near - step, near + step))
 
 
 def _stats() -> Any:

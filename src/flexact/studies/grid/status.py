@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flexact.io.markdown_tables import counted, markdown
@@ -15,45 +14,37 @@ from flexact.studies.grid.study import LOCK, GridCell, Row
 KINDS = ("done", "running", "failed", "stopped", "missing")
 
 
-@dataclass(frozen=True)
-class State:
-    """The state of a cell. kind: one of `KINDS`; a stopped cell can be resumed."""
-
-    cell: GridCell
-    kind: str
-    detail: str
-
-
-def states(store: Store[Any]) -> list[State]:
-    """The states of all cells of the folder's grids."""
+def states(store: Store[Any]) -> dict[GridCell, tuple[str, str]]:
+    """The state of each cell of the folder's grids, one of `KINDS`, and a detail; a stopped cell can be resumed."""
     protocol, results = store.protocol(), store.results()
-    return [_state(store, cell, protocol.epochs_of(cell.data_name), results.get(cell)) for cell in store.asked()]
+    cells = store.asked()
+    return {cell: _state(store, cell, protocol.epochs_of(cell.data_name), results.get(cell)) for cell in cells}
 
 
-def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> State:
+def _state(store: Store[Any], cell: GridCell, epochs: int, row: Any) -> tuple[str, str]:
     folder = store.cell_folder(cell)
     done = epochs_in(folder)
     epoch = f"epoch {done} of {epochs}" if epochs else ""
     if is_locked(folder / LOCK):
-        return State(cell, "running", epoch)
+        return "running", epoch
     if row is not None:
-        return State(cell, row.state, "see below" if row.state == FAILED else store.study.told(row))
+        return row.state, "see below" if row.state == FAILED else store.study.told(row)
     started = done or any(folder.glob(store.study.checkpoint))
-    return State(cell, "stopped", epoch) if started else State(cell, "missing", "")
+    return ("stopped", epoch) if started else ("missing", "")
 
 
 def table(store: Store[Any]) -> str:
     """What `--status` prints: the grid, the state of each cell, the number of cells per state, and errors."""
     found, results = states(store), store.results()
-    rows = [(*map(str, state.cell.to_dict().values()), state.kind, state.detail) for state in found]
+    rows = [(*map(str, cell.to_dict().values()), *state) for cell, state in found.items()]
     columns = store.study.row._fields
     identity = ["data set" if name == "dataset" else name for name in columns[: columns.index("state")]]
     header = (*identity, "state", "progress")
-    counts = Counter(state.kind for state in found)
+    counts = Counter(kind for kind, _ in found.values())
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     shown = markdown(header, rows, words=[name for name in header if name != "seed"])
     parts = [_about(store), shown, f"{counted(len(found), 'cell')}: {summary}."]
-    parts += failed([results[state.cell] for state in found if state.kind == FAILED])
+    parts += failed([results[cell] for cell, (kind, _) in found.items() if kind == FAILED])
     return "\n\n".join([*parts, *several_devices(list(results.values()))])
 
 

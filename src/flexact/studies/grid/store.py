@@ -1,13 +1,10 @@
 """A grid's folder: config.json, results.csv with one line per finished or failed cell, and a folder for each cell.
 
-Lines are only appended, while the folder is locked, and put in the order of the cells when the grid is done. If a cell
-has several lines (it failed and was retried), the last one counts. An incomplete last line, which a kill can leave, is
-ignored and later removed.
+Only the process that holds the folder's lock writes. Every write is atomic, so a kill leaves a complete file.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +12,16 @@ from typing import Any, Generic, TypeVar
 
 from flexact.errors import FlexActError
 from flexact.io import csv_rows
-from flexact.io.atomic_files import made_folder, write_whole
+from flexact.io.atomic_files import made_folder
 from flexact.io.result_folder import CONFIG, RESULTS, check_same, enter, read_config, write_config
 from flexact.studies.grid.cell_task import locked
 from flexact.studies.grid.study import GridCell, GridStudy
 
 CELLS, LOCK = "cells", "grid.lock"
 DONE, FAILED = "done", "failed"
-DIGESTS, PLACE = "sha256", "folder"
-"""The keys of config.json's "data" for the SHA-256 of each data set, and for the folder of the data."""
+DIGESTS, PLACE, PARTIAL = "sha256", "folder", "partial"
+"""The keys of config.json's "data": the SHA-256 of each data set that the grid has read, the folder of the data, and
+whether the data sets may have fewer rows than the official ones."""
 
 _REMEDY = "Restore the file, or remove that line: its cell then resumes from its last checkpoint."
 
@@ -64,33 +62,27 @@ class Store(Generic[R]):
         writes = (RESULTS, CELLS, *self.study.folders)
         before = enter(self.folder, self.study.name, resume=resume, overwrite=overwrite, writes=writes, ignored={LOCK})
         if before is not None:
-            shared = _digests(before).keys() & _digests(config).keys()
+            shared = data_of(before)[DIGESTS].keys() & data_of(config)[DIGESTS].keys()
             old, new = (self._comparable(one, shared) for one in (before, config))
             check_same(self.folder, old, new, ("protocol", "data", "versions"))
             config = _joined(before, config)
         if config != before:
             write_config(self.folder, config)
         (self.folder / CELLS).mkdir(exist_ok=True)
-        self._cut_incomplete_line()
+        if not (self.folder / RESULTS).exists():
+            csv_rows.write(self.folder / RESULTS, self.study.row, [])
 
-    def append(self, row: R) -> None:
-        """Append one line. Only the process that holds the folder calls this."""
-        self._cut_incomplete_line()  # an earlier call may have run out of disk space
-        with (self.folder / RESULTS).open("a", encoding="utf-8", newline="") as file:
-            file.write(csv_rows.line([csv_rows.text(value) for value in row]))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def sort(self) -> None:
-        """Put the lines in the order of the cells, as engines finish them in any order, and keep the last of each."""
+    def add(self, row: R) -> None:
+        """Write the result of a cell, in place of an earlier one. Lines are in the order of the cells."""
+        rows = self.results() | {row.cell: row}
         places = {cell: place for place, cell in enumerate(self.asked())}
-        rows = sorted(self.results().values(), key=lambda row: places.get(row.cell, len(places)))
-        csv_rows.write(self.folder / RESULTS, self.study.row, rows)
+        ordered = sorted(rows.values(), key=lambda row: places.get(row.cell, len(places)))
+        csv_rows.write(self.folder / RESULTS, self.study.row, ordered)
 
     def results(self) -> dict[Any, R]:
-        """The last line of each cell."""
+        """The result of each cell that is done or has failed; the last one if an older version wrote several."""
         path = self.folder / RESULTS
-        found: list[R] = csv_rows.read(path, self.study.row, _REMEDY, cut_off=True)
+        found: list[R] = csv_rows.read(path, self.study.row, _REMEDY)
         for number, row in enumerate(found, start=2):
             if row.state not in (DONE, FAILED):
                 raise csv_rows.damaged(path, number, f"state is {row.state!r}, not {DONE!r} or {FAILED!r}", _REMEDY)
@@ -100,8 +92,9 @@ class Store(Generic[R]):
         """config.json of the grid; raises if the folder has none."""
         found = read_config(self.folder) if self.folder.is_dir() else None
         if found is None or found["study"] != self.study.name:
+            command = self.study.command or f"flexact reproduce {self.study.name}"
             raise FlexActError(
-                f"{self.folder} holds no grid of `{self.study.called}` with a {CONFIG}. "
+                f"{self.folder} holds no grid of `{command}` with a {CONFIG}. "
                 "Give the folder of an existing one to --out."
             )
         return found
@@ -121,37 +114,18 @@ class Store(Generic[R]):
     def _comparable(self, config: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
         """The parts of a configuration that must not change on resuming, with the digests of these data sets."""
         protocol = {name: one for name, one in config["protocol"].items() if name not in self.study.operational}
-        data = {name: one for name, one in _data(config).items() if name not in (DIGESTS, PLACE)}
-        digests = {name: _digests(config)[name] for name in sorted(datasets)}
-        return config | {"protocol": protocol, "data": data | {DIGESTS: digests}}
-
-    def _cut_incomplete_line(self) -> None:
-        """Remove an incomplete last line of results.csv, and write the header if it is missing."""
-        path = self.folder / RESULTS
-        data = path.read_bytes() if path.is_file() else b""
-        if b"\n" not in data:
-            write_whole(path, csv_rows.line(self.study.row._fields))
-        elif not data.endswith(b"\n"):
-            os.truncate(path, data.rfind(b"\n") + 1)
+        data = data_of(config)
+        digests = {name: data[DIGESTS][name] for name in sorted(datasets)}
+        return config | {"protocol": protocol, "data": {PARTIAL: data[PARTIAL], DIGESTS: digests}}
 
 
-def place_of_data(config: dict[str, Any]) -> Path | None:
-    """The folder of a grid's data when the grid was started; None if its config.json has none."""
-    found = _data(config).get(PLACE)
-    return Path(found) if isinstance(found, str) else None
+def data_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says about the data. Files of older versions lack some of it."""
+    return {PARTIAL: False, DIGESTS: {}, **(config.get("data") or {})}
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a resumed grid: the earlier one, with new grids and newly read data sets added."""
     joined = before | {"grids": [*before["grids"], *(grid for grid in now["grids"] if grid not in before["grids"])]}
-    digests = _digests(now) | _digests(before)
-    return joined | {"data": _data(now) | _data(before) | {DIGESTS: digests}} if digests else joined
-
-
-def _data(config: dict[str, Any]) -> dict[str, Any]:
-    return dict(config.get("data") or {})
-
-
-def _digests(config: dict[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each data set that the grid has read."""
-    return dict(_data(config).get(DIGESTS) or {})
+    digests = data_of(now)[DIGESTS] | data_of(before)[DIGESTS]
+    return joined | {"data": data_of(now) | data_of(before) | {DIGESTS: digests}} if digests else joined

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from flexact.config import PAPER_CANDIDATES, FlexConfig
 from flexact.errors import FlexActError
-from flexact.io.value_checks import check_known, check_names, check_whole
+from flexact.io.value_checks import check_known, check_names, check_whole, number
 
 VERSION = 1
 POLICIES: tuple[str, ...] = ("default", "paper")
@@ -23,8 +22,8 @@ Own = TypeVar("Own", bound="GridProtocol")
 
 
 class Setting(NamedTuple):
-    """The annotation of a protocol's field that is an option of its command: the help, the default in words if they say
-    more than the value, and the smallest value."""
+    """The annotation of a protocol's or a grid's field that is an option of its command: the help, the default in words
+    if they say more than the value, and the smallest value."""
 
     help: str
     default: str = ""
@@ -35,26 +34,15 @@ class Setting(NamedTuple):
 class GridProtocol:
     """Settings that are checked and can be saved as a dictionary."""
 
-    WHOLE: ClassVar[tuple[str, ...]] = ()
-    """The fields that are whole numbers of at least 1, or None if that is their default."""
-    FROM_ZERO: ClassVar[tuple[str, ...]] = ()
-    """The fields that are finite numbers of at least 0."""
-    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """The fields that are one of several names."""
-
     def __post_init__(self) -> None:
-        for name in self.WHOLE:
-            value = getattr(self, name)
-            if value is None and getattr(type(self), name) is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise FlexActError(f"{name} must be a whole number of at least 1; got {value!r}.")
-        for name in self.FROM_ZERO:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise FlexActError(f"{name} must be a finite number of at least 0; got {value!r}.")
-        for name, known in self.CHOICES.items():
-            check_known(name, getattr(self, name), known)
+        """Check the numbers: an int is at least 1, and a float is finite and at least 0."""
+        for name, kind in get_type_hints(type(self)).items():
+            if kind is float:
+                number(name, getattr(self, name), at_least=0)
+            elif kind is int or (kind == int | None and getattr(self, name) is not None):
+                value = getattr(self, name)
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise FlexActError(f"{name} must be a whole number of at least 1; got {value!r}.")
 
     def epochs_of(self, dataset: str) -> int:
         """The epochs of a cell on a data set; 0 in a study whose cells have no curve over epochs."""
@@ -97,10 +85,11 @@ class PickingProtocol(GridProtocol):
     """The default candidates of each policy."""
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = {}
     """The fields that the study changes in every policy."""
-    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {"policy": POLICIES, "precision": PRECISIONS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_known("policy", self.policy, POLICIES)
+        check_known("precision", self.precision, PRECISIONS)
         if self.candidates is None:
             object.__setattr__(self, "candidates", self.OWN_CANDIDATES[self.policy])
         elif not isinstance(self.candidates, str):
@@ -138,8 +127,8 @@ Grid = TypeVar("Grid", bound="Choices")
 class Choices(ABC):
     """The cells of a grid. A study adds fields for what it varies, as tuples of names."""
 
-    seeds: int = field(default=3, kw_only=True)
-    first_seed: int = field(default=0, kw_only=True)
+    seeds: Annotated[int, Setting("Number of seeds.")] = field(default=3, kw_only=True)
+    first_seed: Annotated[int, Setting("The first seed.")] = field(default=0, kw_only=True)
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The study's fields, and the names that each can have."""
@@ -301,16 +290,6 @@ class GridStudy:
     """The fields of the protocol that do not affect results, and may change when a grid is resumed."""
     folders: Sequence[str] = ()
     """Folders that cells write besides their own; `--overwrite` removes them."""
-
-    @property
-    def called(self) -> str:
-        """The command of this study."""
-        return self.command or f"flexact reproduce {self.name}"
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a cell that was stopped resumes from a checkpoint."""
-        return self.checkpoint != LOCK
 
     def asked(self, config: Mapping[str, Any]) -> list[Any]:
         """All cells that a folder's config.json asks for, each once."""

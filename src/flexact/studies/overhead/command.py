@@ -4,49 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flexact.studies.grid.command import Names, Overwrite, Quiet, names
+from flexact.io.result_folder import TABLE
+from flexact.studies.grid.command import Overwrite, Quiet, given, with_settings
+from flexact.studies.overhead.options import BASELINE, TRAIN, Options, chosen
 from flexact.studies.progress import Progress
 
 
+@with_settings(Options)
 def overhead(
-    models: Annotated[Names, typer.Option(help="resnet18, resnet34, or both.", show_default="both")] = None,
-    modes: Annotated[
-        Names,
-        typer.Option(
-            help="eager, graph (the whole step is replayed from one CUDA graph), compiled, compiled_graph.",
-            show_default="all on a GPU, eager on a CPU",
-        ),
-    ] = None,
-    ways: Annotated[
-        Names,
-        typer.Option(
-            help="plain, closed_form, compiled_form, fused, fused_bn.", show_default="all that the device supports"
-        ),
-    ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Rounds of timing.", show_default="20; 5 on a CPU")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images per batch.", show_default="128; 8 on a CPU")] = None,
-    width: Annotated[
-        int | None, typer.Option(help="Channels of the first stage.", show_default="64; 16 on a CPU")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda if there is a GPU")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure one network with three repeats, and compile nothing.")
-    ] = False,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs/overhead"),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    **settings: Any,
 ) -> None:
     """Measure what routing costs in time, memory and parameters: the paper's overhead table."""
-    from flexact.io.result_folder import TABLE
-    from flexact.studies.overhead.options import BASELINE, TRAIN, by_key, chosen
     from flexact.studies.overhead.study import run
 
-    sizes = {"repeats": repeats, "batch": batch, "width": width}
-    options = chosen(device, quick, models=names(models), modes=names(modes), ways=names(ways), **sizes)
+    options = chosen(**given(**settings))
     try:
         rows = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="networks"))
     except KeyboardInterrupt:
@@ -55,6 +33,6 @@ def overhead(
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))
         print(f"Folder: {out}")
-    if not any(cell.placement != BASELINE and quantity == TRAIN for cell, quantity in by_key(rows)):
+    if not any(row.placement != BASELINE and row.quantity == TRAIN and not row.error for row in rows):
         print(f"flexact: no routed network was measured; the end of {out / TABLE} says why.", file=sys.stderr)
         raise typer.Exit(1)

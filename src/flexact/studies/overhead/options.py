@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names, check_whole
 from flexact.ops import dispatch
 from flexact.studies.cifar_resnets import BLOCKS
+from flexact.studies.grid.engines import devices
+from flexact.studies.grid.study import Setting
 
 BASELINE = "relu"
 """Placement and way of a network in which nothing is routed."""
-MODES = ("eager", "graph", "compiled", "compiled_graph")
-"""How a step is run. In the graph modes, the whole step is replayed from one CUDA graph."""
+MODES = {
+    "eager": "Eager",
+    "graph": "One CUDA graph per step",
+    "compiled": "Compiled",
+    "compiled_graph": "Compiled, one CUDA graph per step",
+}
+"""How a step is run, with its title. In the graph modes, the whole step is replayed from one CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,6 @@ WAYS: dict[str, Way] = {
     BASELINE: Way("ReLU"),
     "plain": Way("plain-written", plain=True),
     "closed_form": Way("closed form", kernels="closed_form"),
-    "compiled_form": Way("closed form, compiled", kernels="compiled"),
     "fused": Way("fused", kernels="triton"),
     "fused_bn": Way("fused with batch norm", kernels="triton", fuse=True),
 }
@@ -45,25 +49,26 @@ WAYS: dict[str, Way] = {
 class Options:
     """The options of one run. The defaults depend on the device; see `chosen`."""
 
-    device: str
-    models: tuple[str, ...]
-    modes: tuple[str, ...]
-    ways: tuple[str, ...]
+    models: Annotated[tuple[str, ...], Setting("resnet18, resnet34, or both.", "both")]
+    modes: Annotated[
+        tuple[str, ...],
+        Setting(
+            "eager, graph (the whole step is replayed from one CUDA graph), compiled, compiled_graph.",
+            "all on a GPU, eager on a CPU",
+        ),
+    ]
+    ways: Annotated[tuple[str, ...], Setting("plain, closed_form, fused, fused_bn.", "all that the device supports")]
     """In the order of WAYS. The compiled modes measure only the first and the last."""
-    repeats: int
-    batch: int
-    width: int
-    """Channels of the first stage; the paper's networks have 64."""
+    repeats: Annotated[int, Setting("Rounds of timing.", "20; 5 on a CPU")]
+    batch: Annotated[int, Setting("Images per batch.", "128; 8 on a CPU")]
+    width: Annotated[int, Setting("Channels of the first stage; the paper's networks have 64.", "64; 16 on a CPU")]
+    device: Annotated[str, Setting("cuda, cuda:N or cpu.", "cuda if there is a GPU")]
 
     def __post_init__(self) -> None:
         for name, known in (("models", list(BLOCKS)), ("modes", MODES), ("ways", list(WAYS)[1:])):
             check_names(name, getattr(self, name), known)
         for name, most in (("repeats", 1000), ("batch", 65536), ("width", 1024)):
             check_whole(name, getattr(self, name), 1, most)
-        if self.device not in ("cuda", "cpu"):
-            raise FlexActError(f"--device must be cuda or cpu; got {self.device!r}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise FlexActError("--device cuda: torch sees no GPU here; see `flexact doctor`, or give --device cpu.")
 
     @property
     def where(self) -> torch.device:
@@ -72,27 +77,17 @@ class Options:
     @property
     def dtype(self) -> torch.dtype:
         """The type of convolutions and activations: bfloat16 by autocast on a GPU."""
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
-def chosen(device: str | None, quick: bool, **given: Any) -> Options:
+def chosen(device: str | None = None, **given: Any) -> Options:
     """Return the options for a device (by default a GPU if there is one). Values in `given` override the defaults."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    ways: tuple[str, ...] = ("plain", "closed_form")
-    if device == "cuda":
-        ways += ("fused", "fused_bn")
-        values: dict[str, Any] = {"modes": MODES, "repeats": 20, "batch": 128, "width": 64}
-    else:
-        if not dispatch.why_not_compiled():
-            ways += ("compiled_form",)
-        values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
-    values |= {"models": tuple(BLOCKS), "ways": ways}
-    if quick:
-        values |= {"models": ("resnet18",), "repeats": 3}
-        for name in ("modes", "ways"):
-            values[name] = tuple(one for one in values[name] if "compiled" not in one)
-    values |= {name: value for name, value in given.items() if value is not None}
-    return Options(device=device, **values)
+    device = devices(device)[0]
+    values: dict[str, Any] = {"models": tuple(BLOCKS), "modes": tuple(MODES), "ways": tuple(WAYS)[1:]}
+    values |= {"repeats": 20, "batch": 128, "width": 64}
+    if device == "cpu":
+        values |= {"modes": ("eager",), "ways": ("plain", "closed_form"), "repeats": 5, "batch": 8, "width": 16}
+    return Options(device=device, **values | {name: value for name, value in given.items() if value is not None})
 
 
 FILE = "overhead.csv"
@@ -147,11 +142,6 @@ class Measurement(NamedTuple):
     @property
     def cell(self) -> Cell:
         return Cell(self.network, self.placement, self.way, self.mode)
-
-
-def by_key(rows: Iterable[Measurement]) -> dict[tuple[Cell, str], Measurement]:
-    """Return the successful rows by cell and quantity."""
-    return {(row.cell, row.quantity): row for row in rows if row.value is not None}
 
 
 def failed(cell: Cell, error: Exception) -> Measurement:

@@ -10,6 +10,7 @@ from flexact.io import csv_rows
 from flexact.io.atomic_files import write_whole
 from flexact.io.markdown_tables import markdown
 from flexact.io.result_folder import TABLE, enter, write_config
+from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.cuda_graph import study_stream
 from flexact.studies.overhead.options import (
@@ -24,11 +25,10 @@ from flexact.studies.overhead.options import (
     Cell,
     Measurement,
     Options,
-    by_key,
     failed,
 )
 from flexact.studies.overhead.timing import Run, allocated, interleaved, peak_mb, ratios, release, spread
-from flexact.studies.overhead.training import Batch, Training, build, logit_count
+from flexact.studies.overhead.training import Batch, Training, build
 from flexact.studies.progress import Progress
 from flexact.studies.provenance import processor, provenance, run_config
 
@@ -42,9 +42,6 @@ PAPER: dict[tuple[str, str], tuple[float, float, int]] = {
 }
 """The paper's overhead (tab:performance_benchmarking) by network and placement: training in ms per batch of 128,
 memory in MB, extra parameters."""
-_MODES = dict(
-    zip(MODES, ("Eager", "One CUDA graph per step", "Compiled", "Compiled, one CUDA graph per step"), strict=True)
-)
 _PLACEMENTS = {BASELINE: "ReLU", "penultimate": "penultimate", "all": "all sites"}
 
 Found = Mapping[tuple[Cell, str], Measurement]
@@ -59,7 +56,8 @@ def written(rows: Sequence[Measurement], made: Mapping[str, str]) -> str:
         "interleaved repeats, with the 10th and 90th percentiles; ratios are to the same network with ReLU in the "
         "same mode, round by round."
     )
-    sections = [section for mode in MODES if (section := _section(by_key(rows), mode))]
+    found = {(row.cell, row.quantity): row for row in rows if not row.error}
+    sections = [section for mode in MODES if (section := _section(found, mode))]
     return "\n\n".join(["# What routing costs", about, *sections, *_errors(rows)]) + "\n"
 
 
@@ -71,7 +69,7 @@ def _section(found: Found, mode: str) -> str:
         return ""
     header = ["network", "way", "training, ms", "ratio", *(["to compiled ReLU"] if cells[0].captured else [])]
     header += ["paper's", "peak allocated, MB", "ratio", "paper's", "extra parameters"]
-    return f"## {_MODES[mode]}\n\n" + markdown(header, [_line(found, cell) for cell in cells])
+    return f"## {MODES[mode]}\n\n" + markdown(header, [_line(found, cell) for cell in cells])
 
 
 def _line(found: Found, cell: Cell) -> list[str]:
@@ -132,7 +130,7 @@ def run(
     made = {"batch": str(options.batch), "width": str(options.width), "dtype": str(options.dtype)[6:]} | made
     rows: list[Measurement] = []
     progress = Progress(quiet=True) if progress is None else progress
-    with study_stream(options.where), progress.over([float(sum(BLOCKS[name])) for name in options.models]):
+    with study_stream(options.where), progress.over(len(options.models)):
         for number, name in enumerate(options.models):
             rows += measure(name, options)
             csv_rows.write(folder / FILE, Measurement, rows, made)
@@ -186,7 +184,8 @@ def _measured_together(cells: Sequence[Cell], options: Options, batch: Batch) ->
             rows.append(failed(cell, error))
             continue
         runs[cell] = training.step
-        rows.append(Measurement(*cell, PARAMETERS, float(logit_count(training.network))))
+        logits = sum(site.logits.numel() for site in sites_of(network))
+        rows.append(Measurement(*cell, PARAMETERS, float(logits)))
         if used is not None:
             base = memory.get(cell.baseline)
             rows.append(Measurement(*cell, PEAK, used, ratio=used / base if base else None))

@@ -25,11 +25,10 @@ PLACEMENTS: dict[str, str] = {"penultimate": "penultimate", "all": "layer*"}
 
 
 class PlainSite(FlexAct):
-    """A straightforward site: candidates, blend and statistics are separate torch operations."""
+    """A straightforward site, in training before the first drop: candidates, blend and statistics are separate torch
+    operations."""
 
     def forward(self, h: Tensor) -> Tensor:
-        if not self.training or self.committed:
-            return super().forward(h)
         routing = self.routing(h)
         noise = self.router.noise[self.view.first_row]
         x, sensitivity = plain_blend(h, self.logits, noise, self.temperature, self.keys)
@@ -68,8 +67,8 @@ def build(
     if placement == BASELINE:
         return network
     use_kernels(way, device)
-    keywords: dict[str, Any] = {"fuse": True} if WAYS[way].fuse else {}
-    network = convert(network, PLACEMENTS[placement], FlexConfig(candidates=tuple(candidates)), **keywords)
+    config = FlexConfig(candidates=tuple(candidates))
+    network = convert(network, PLACEMENTS[placement], config, fuse=WAYS[way].fuse)
     if WAYS[way].plain:
         for site in sites_of(network):
             site.__class__ = PlainSite
@@ -87,11 +86,6 @@ def check_kernels(way: str, device: torch.device) -> None:
     wanted, found = WAYS[way].kernels, dispatch.active(device)
     if wanted not in ("auto", found.name):
         raise FlexActError(f"{wanted} does not run here: {found.reason}")
-
-
-def logit_count(network: nn.Module) -> int:
-    """Return the number of parameters that routing adds."""
-    return sum(site.logits.numel() for site in sites_of(network))
 
 
 COMPILER = "inductor"
@@ -126,10 +120,9 @@ class Training:
 
     def __init__(self, network: nn.Module, way: str, batch: Batch, compiled: bool) -> None:
         self.network, self.way, self.batch = network.train(), way, batch
-        self.routed = bool(sites_of(network))
         settings: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "fused": batch.device.type == "cuda"}
         self.optimizer = torch.optim.SGD(param_groups(network, weight_decay=5e-4), **settings)
-        self.schedule = Schedule(network, STEPS, self.optimizer) if self.routed else None
+        self.schedule = Schedule(network, STEPS, self.optimizer) if sites_of(network) else None
         self.forward: Callable[[Tensor], Tensor] = network
         self._replay: Callable[[], None] | None = None
         self.step()  # not compiled: a router's first forward takes a different path from later ones
@@ -160,7 +153,7 @@ class Training:
     def _on_device(self) -> None:
         with autocast(self.batch.device, self.batch.dtype == torch.bfloat16):
             loss = F.cross_entropy(self.forward(self.batch.images), self.batch.labels)
-            if self.routed:
+            if self.schedule is not None:
                 loss = loss + penalty(self.network)
         loss.backward()
         self.optimizer.step()

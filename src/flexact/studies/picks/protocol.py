@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError, suggestion
-from flexact.io.value_checks import check_known, check_seed
-from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, fixed
+from flexact.errors import FlexActError
+from flexact.studies.grid.study import FIXED, Choices, GridCell, GridProtocol, Setting, candidate_of, fixed
 from flexact.studies.picks.task import Task
 from flexact.studies.picks.tasks import TASKS
 
@@ -56,8 +55,6 @@ class Protocol(GridProtocol):
         None
     )
 
-    WHOLE: ClassVar[tuple[str, ...]] = ("steps",)
-
     def about(self) -> list[str]:
         return [] if self.steps is None else [f"{self.steps} steps per plain run"]
 
@@ -83,16 +80,6 @@ class Cell(GridCell):
     method: str
     seed: int
 
-    def __post_init__(self) -> None:
-        check_known("task", self.task, TASKS)
-        own = methods_of(TASKS[self.task])
-        if self.method not in own:
-            raise FlexActError(
-                f"the task {self.task} has no method {self.method!r}{suggestion(self.method, own)} It has: "
-                f"{', '.join(own)}."
-            )
-        check_seed(self.seed)
-
     @property
     def data_name(self) -> str:
         """The data set that the grid reads; the task's name if the task makes its own data."""
@@ -107,8 +94,14 @@ class Grid(Choices):
     ['tabular-fixed-relu-0', 'tabular-flexact-0']
     """
 
-    tasks: tuple[str, ...] = tuple(TASKS)
-    methods: tuple[str, ...] = USUAL
+    tasks: Annotated[tuple[str, ...], Setting(f"{', '.join(TASKS)}.", "all")] = tuple(TASKS)
+    methods: Annotated[
+        tuple[str, ...],
+        Setting(
+            f"fixed (each candidate at every site), fixed-CANDIDATE, {', '.join(CHOOSING)}.",
+            "all but flexact-sites, -blend, -trial and -unrewound",
+        ),
+    ] = USUAL
 
     KNOWN: ClassVar[Mapping[str, tuple[str, ...]]] = {"tasks": tuple(TASKS), "methods": KNOWN}
 
@@ -127,23 +120,15 @@ class Grid(Choices):
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
-        tasks = [task for name, task in TASKS.items() if name in self.tasks]
-        first: dict[tuple[str, str], str] = {}
-        for task in tasks:
+        repeats: dict[tuple[str, str], bool] = {}
+        trained: set[tuple[str, str]] = set()
+        for task in (task for name, task in TASKS.items() if name in self.tasks):
             for method in methods_of(task, self.methods):
-                first.setdefault((_network(task), method), task.name)
-        pairs = [(task, method) for task in tasks for method in methods_of(task, self.methods)]
-        later = {(task.name, method): method in REUSING or _repeats(task, method, first) for task, method in pairs}
-        return sorted(later, key=lambda pair: later[pair])
-
-
-def _network(task: Task) -> str:
-    return task.network or task.name
-
-
-def _repeats(task: Task, method: str, first: Mapping[tuple[str, str], str]) -> bool:
-    """Return whether an earlier task of the grid trains the same fixed network."""
-    return method.startswith("fixed-") and first[_network(task), method] != task.name
+                run = (task.network or task.name, method)
+                is_fixed = candidate_of(method) is not None
+                repeats[task.name, method] = method in REUSING or (is_fixed and run in trained)
+                trained.add(run)
+        return sorted(repeats, key=lambda pair: repeats[pair])
 
 
 class Result(NamedTuple):

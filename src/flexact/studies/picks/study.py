@@ -15,7 +15,7 @@ from flexact.report.page import Section, markdown
 from flexact.studies.cifar_data.data import load
 from flexact.studies.grid.report import finished
 from flexact.studies.grid.store import Store as GridStore
-from flexact.studies.grid.study import GridStudy, fixed
+from flexact.studies.grid.study import GridStudy
 from flexact.studies.picks.protocol import ABLATED, CHOOSING, Grid, Protocol, Result
 from flexact.studies.picks.table import ORIGINAL, TITLE, Summary, summaries, table
 from flexact.studies.picks.tasks import TASKS
@@ -36,7 +36,7 @@ def _sha256(name: str, protocol: Protocol, data: Path, partial: bool) -> str | N
     if name in TASKS:
         return None
     try:
-        return load(name, data, complete=not partial).sha256
+        return load(name, data, partial).sha256
     except FlexActError as error:
         needing = ", ".join(task.name for task in TASKS.values() if task.dataset == name)
         raise FlexActError(
@@ -78,11 +78,7 @@ def sections(folder: Path, config: dict[str, Any]) -> list[Section]:
 @style()
 def regrets(found: Sequence[Summary]) -> Picture | None:
     """Draw the regret of each method that chooses and of the original activation, with a row per task."""
-    by_key = {
-        (one.task, ORIGINAL if one.method == fixed(TASKS[one.task].original) else one.method): one.regret
-        for one in found
-        if math.isfinite(one.regret)
-    }
+    by_key = {(one.task, one.role): one.regret for one in found if math.isfinite(one.regret)}
     tasks = [name for name in TASKS if any((name, method) in by_key for method in COLOURS)]
     methods = [method for method in COLOURS if any((task, method) in by_key for task in tasks)]
     if not tasks:

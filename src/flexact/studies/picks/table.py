@@ -70,33 +70,10 @@ class Summary:
     seconds_ratio: float
     """The same ratio of seconds, over the seeds on which both ran on the same device."""
 
-
-@dataclass(frozen=True)
-class Overall:
-    """One method on all tasks on which it has a regret."""
-
-    method: str
-    tasks: Sequence[Summary]
-
     @property
-    def worst(self) -> Summary:
-        """The task with the largest regret."""
-        return max(self.tasks, key=lambda one: one.regret)
-
-    @property
-    def mean_regret(self) -> float:
-        return fmean(one.regret for one in self.tasks)
-
-    @property
-    def better(self) -> int:
-        """Number of tasks with a mean score above that of the original activation."""
-        return sum(one.against is not None and one.against.gain > 0 for one in self.tasks)
-
-    @property
-    def significantly_worse(self) -> int:
-        """Number of tasks with a lower mean score and p < 0.05."""
-        tests = [one.against for one in self.tasks if one.against is not None]
-        return sum(test.gain < 0 and test.p is not None and test.p < LEVEL for test in tests)
+    def role(self) -> str:
+        """The method, or `ORIGINAL` if it is the task's original activation."""
+        return ORIGINAL if self.method == fixed(TASKS[self.task].original) else self.method
 
 
 def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
@@ -113,14 +90,6 @@ def reference(task: Task, rows: Iterable[Result]) -> Reference | None:
 def summaries(rows: Sequence[Result]) -> list[Summary]:
     """Return a summary per task and method with a finished cell, in the order of the tasks and of their methods."""
     return [one for task in TASKS.values() for one in _of_task(task, [row for row in rows if row.task == task.name])]
-
-
-def overall(found: Sequence[Summary]) -> list[Overall]:
-    """Return the overall results of each method that chooses, and of the original activation."""
-    every = {method: [one for one in found if one.method == method] for method in CHOOSING}
-    every[ORIGINAL] = [one for one in found if one.method == fixed(TASKS[one.task].original)]
-    compared = {method: [one for one in its if math.isfinite(one.regret)] for method, its in every.items()}
-    return [Overall(method, own) for method, own in compared.items() if own]
 
 
 def _of_task(task: Task, rows: Sequence[Result]) -> list[Summary]:
@@ -171,8 +140,8 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     parts = [TITLE, _EXPLAINED]
     if protocol.steps is not None:
         parts.append(f"A quick test: every plain run has {protocol.steps} steps instead of its task's own number.")
-    if every := overall(found):
-        parts.append("## All tasks\n\n" + markdown(_OVERALL, [_overall_row(one) for one in every], words=["on"]))
+    if every := _overall(found):
+        parts.append("## All tasks\n\n" + markdown(_OVERALL, every, words=["on"]))
     for name, group in groupby(found, key=lambda one: one.task):
         task = TASKS[name]
         parts.append(
@@ -189,25 +158,28 @@ def _header(task: Task) -> list[str]:
 
 
 def _row(one: Summary, task: Task) -> tuple[str, ...]:
-    name = one.method + (" (original)" if one.method == fixed(task.original) else "")
+    name = one.method + (" (original)" if one.role == ORIGINAL else "")
     cost = (times(one.steps_ratio), times(one.seconds_ratio))
     scores = (str(len(one.scores)), spread(one.scores, 3), *gain_and_p(one.against, 3))
     return name, *scores, figure(one.regret), *cost
 
 
-def _overall_row(one: Overall) -> tuple[str, ...]:
-    is_original = one.method == ORIGINAL
-    return (
-        one.method,
-        str(len(one.tasks)),
-        figure(one.mean_regret),
-        figure(one.worst.regret),
-        one.worst.task,
-        "-" if is_original else str(one.better),
-        "-" if is_original else str(one.significantly_worse),
-        times(_mean(task.steps_ratio for task in one.tasks)),
-        times(_mean(task.seconds_ratio for task in one.tasks)),
-    )
+def _overall(found: Sequence[Summary]) -> list[tuple[str, ...]]:
+    """Return a row for each method that chooses and for the original, over the tasks on which it has a regret."""
+    rows: list[tuple[str, ...]] = []
+    for method in (*CHOOSING, ORIGINAL):
+        own = [one for one in found if one.role == method and math.isfinite(one.regret)]
+        if not own:
+            continue
+        worst = max(own, key=lambda one: one.regret)
+        regrets = figure(fmean(one.regret for one in own)), figure(worst.regret), worst.task
+        tests = [one.against for one in own if one.against is not None]
+        better = sum(test.gain > 0 for test in tests)
+        worse = sum(test.gain < 0 and test.p is not None and test.p < LEVEL for test in tests)
+        counts = ("-", "-") if method == ORIGINAL else (str(better), str(worse))
+        costs = times(_mean(one.steps_ratio for one in own)), times(_mean(one.seconds_ratio for one in own))
+        rows.append((method, str(len(own)), *regrets, *counts, *costs))
+    return rows
 
 
 def _notes(task: Task, known: Reference | None) -> str:

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from flexact.errors import FlexActError
 from flexact.studies.cuda_graph import autocast
 
-OPTIMIZERS = ("adamw", "sgd")
-
 
 class Problem(ABC):
     """The data of a task on a device for one seed. All randomness depends only on the seed."""
@@ -83,7 +81,7 @@ class Task:
             return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
         if self.optimizer != "adamw":
             raise FlexActError(
-                f"the optimizer of task {self.name!r} is {self.optimizer!r}; expected one of: {', '.join(OPTIMIZERS)}."
+                f"the optimizer of task {self.name!r} is {self.optimizer!r}; expected one of: adamw, sgd."
             )
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from flexact import FlexConfig, Schedule, convert
+from flexact import Schedule, convert
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
@@ -127,7 +127,7 @@ def train_cell(
     task = protocol.shortened(TASKS[cell.task])
     kept = folder.parent.parent / FOLDER
     try:
-        with DEVICE.held(), study_stream(device):
+        with DEVICE, study_stream(device):
             setting = Setting(task, task.problem(cell.seed, device, data), cell.seed, device, kept, cell.name, stop)
             return _outcome(cell, setting, folder)
     finally:
@@ -140,7 +140,13 @@ def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
         return trained_alone(setting, setting.everywhere(candidate))
     if cell.method == "flexact" or cell.method in ABLATED:
         return _flexact(setting, folder, ABLATED.get(cell.method, {}))
-    picked = _picked(cell.method, setting, folder.parent / Cell(cell.task, "flexact", cell.seed).name)
+    if cell.method == "random":
+        picked = picked_at_random(setting)
+    elif cell.method == "race":
+        picked = picked_by_race(setting)
+    else:  # the picks of the flexact cell; if it has not picked yet, pick here, with the same result
+        flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
+        picked = _read(flexact / FILE, Picked) or flexact_run(setting)[1]
     run = trained_alone(setting, picked.picks)
     return Outcome(run.score, picked.steps + run.steps, picked.seconds + run.seconds, picked.picks)
 
@@ -154,16 +160,6 @@ def _flexact(setting: Setting, folder: Path, changes: Mapping[str, Any]) -> Outc
     training.run(schedule.total_steps - schedule.steps_done, setting.stop)
     score = training.evaluate(setting.problem.score)
     return Outcome(score, schedule.total_steps, training.seconds, picked.picks)
-
-
-def _picked(method: str, setting: Setting, flexact: Path) -> Picked:
-    """Return the picks of a method. flexact: the folder of the flexact cell of the same seed. If that cell has not
-    picked yet, pick here, with the same result."""
-    if method in ("random", "race"):
-        return picked_at_random(setting) if method == "random" else picked_by_race(setting)
-    if method == "flexact-one" and FlexConfig().share != "model":
-        return flexact_run(setting, share="model")[1]
-    return _read(flexact / FILE, Picked) or flexact_run(setting)[1]
 
 
 def flexact_run(setting: Setting, **changes: Any) -> tuple[Training, Picked]:

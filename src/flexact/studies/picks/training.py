@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from flexact import Schedule, param_groups
+from flexact import param_groups
 from flexact.errors import FlexActError
 from flexact.routing.sites import sites_of
-from flexact.studies.cuda_graph import captured_by_thread, routing_state
+from flexact.studies.cuda_graph import Graph, GraphedTraining
 from flexact.studies.device_lock import wait
 from flexact.studies.grid.cell_task import Stopped
 from flexact.studies.named_seeds import seed_of
@@ -30,8 +29,6 @@ REPLAYS_AT_ONCE = 50
 """Replays of a captured step between two synchronizations."""
 PICKING_STEPS_AT_ONCE = 10
 """Steps between two releases of the device lock, for a network that picks."""
-DIRECT_STEPS = 3
-"""Steps that run without a graph before one is captured."""
 
 
 class Diverged(FlexActError):
@@ -43,17 +40,7 @@ def never() -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Graph:
-    """A captured step, the tables it reads, the loss it writes, and the optimizer's states that it updates."""
-
-    replay: Callable[[], None]
-    read: list[Any]
-    loss: Tensor
-    states: list[dict[str, Tensor]]
-
-
-class Training:
+class Training(GraphedTraining):
     """A network in training.
 
     steps: the length of a run, over which the learning rate falls to 0. A longer run starts over.
@@ -65,8 +52,8 @@ class Training:
     def __init__(
         self, task: Task, problem: Problem, network: nn.Module, seed: int, device: torch.device, steps: int
     ) -> None:
-        self.task, self.problem, self.device = task, problem, device
-        self.network = network.to(device).train()
+        super().__init__(network.to(device).train(), device)
+        self.task, self.problem = task, problem
         generator = torch.Generator().manual_seed(number("order", seed))
         self._order = problem.order(steps, generator).to(device)
         self._rates = torch.tensor([_rate(task, step, steps) for step in range(steps)], device=device)
@@ -75,12 +62,6 @@ class Training:
         self.optimizer = task.make_optimizer(param_groups(network, weight_decay=task.weight_decay), self._lr, device)
         logits = {id(site.logits) for site in sites_of(network)}
         self._weights = [one for one in network.parameters() if id(one) not in logits]
-        self.schedule: Schedule | None = None
-        self.loss = torch.zeros((), device=device)
-        self._replay: Callable[[], None] | None = None
-        self._read_by_graph: list[Any] = []
-        self._states: list[dict[str, Tensor]] = []
-        self._directly = 0
         self._tried: dict[int, Graph] = {}
         """The captured steps of the candidates of a trial, which trains each of them several times."""
 
@@ -92,8 +73,8 @@ class Training:
         while done < steps:
             if stop():
                 raise Stopped(f"stopped after {done} of {steps} steps.")
-            if self._replay is not None and (self.schedule is None or self.schedule.committed):
-                done += self._replayed(min(steps - done, REPLAYS_AT_ONCE))
+            if self.graph is not None and (self.schedule is None or self.schedule.committed):
+                done += self._replayed(self.graph, min(steps - done, REPLAYS_AT_ONCE))
             else:
                 self.step()
                 done += 1
@@ -103,28 +84,16 @@ class Training:
         self.seconds += time.perf_counter() - start
 
     def step(self) -> None:
-        """Train for one step, without synchronizing."""
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._work()
-            self._directly += 1
-        if self.schedule is not None:
-            before, tried = routing_state(self.schedule), self.schedule.router.trying
-            self.schedule.step(self.loss)
-            if routing_state(self.schedule) != before:
-                self._switch_graph(tried)
-            if self.schedule.rewound_at == self.schedule.steps_done:
-                self._place.fill_(self.schedule.trained_steps)
-        if self.device.type == "cuda" and self._replay is None and self._directly >= DIRECT_STEPS:
-            self._capture()
+        """Train for one step, without waiting for the device."""
+        super().step()
+        if self.schedule is not None and self.schedule.rewound_at == self.schedule.steps_done:
+            self._place.fill_(self.schedule.trained_steps)
 
-    def _replayed(self, steps: int) -> int:
+    def _replayed(self, graph: Graph, steps: int) -> int:
         """Replay a number of steps, then let other threads use the device. The lock is held during the launches,
         because torch's generator refuses a replay while any thread captures."""
-        assert self._replay is not None
         for _ in range(steps):
-            self._replay()
+            graph.replay()
         if self.schedule is not None:  # counted on the host while the device works
             for _ in range(steps):
                 self.schedule.step(self.loss)
@@ -146,24 +115,21 @@ class Training:
             )
         return value
 
-    def _switch_graph(self, tried: int | None) -> None:
-        """Replace the graph, because the network runs other functions or its optimizer has other memory.
-
-        tried: the candidate that the graph of a trial ran. The graph is kept for the candidate's next rung.
-        """
-        assert self.schedule is not None
-        if self._replay is not None:
-            wait(self.device)
-            if tried is not None:
-                self._tried[tried] = Graph(self._replay, self._read_by_graph, self.loss, self._states)
-        self._replay, self._read_by_graph, self._directly = None, [], 0
+    def _forget_graph(self, tried: int | None = None) -> None:
+        """Keep the graph of a candidate of a trial for its next rung, and continue with that of the next candidate."""
+        if tried is not None and self.graph is not None:
+            self._tried[tried] = self.graph
+        super()._forget_graph(tried)
+        if tried is None or self.schedule is None:
+            return
         router = self.schedule.router
         candidate = int(router.sites[0].likeliest()[0]) if router.committed else router.trying
-        kept = None if tried is None or candidate is None else self._tried.get(candidate)
-        if kept is None:
+        if candidate not in self._tried:
             return
-        self._replay, self._read_by_graph, self.loss, self._states = kept.replay, kept.read, kept.loss, kept.states
-        for one, own in zip(self._weights, kept.states, strict=True):
+        self.graph = self._tried[candidate]
+        self.loss = self.graph.loss
+        for one in self._weights:
+            own = self.graph.states[one]
             for key, value in self.optimizer.state[one].items():
                 own[key].copy_(value)
             self.optimizer.state[one] = own
@@ -181,11 +147,6 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
         self._place.add_(1).remainder_(len(self._rates))
-
-    def _capture(self) -> None:
-        """Capture the step on the current stream."""
-        self._replay, self._read_by_graph = captured_by_thread(self._work, self.network, self.device)
-        self._states = [self.optimizer.state[one] for one in self._weights]  # a rewind puts others in their place
 
 
 def _rate(task: Task, step: int, steps: int) -> float:

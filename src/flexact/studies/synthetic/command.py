@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flexact.io.result_folder import TABLE
-from flexact.studies.grid.command import Overwrite, Quiet, again, given, setting_options
+from flexact.studies.grid.command import Overwrite, Quiet, again, given, with_settings
 from flexact.studies.progress import Progress
 from flexact.studies.synthetic.options import Options
 from flexact.studies.synthetic.studies import Study
@@ -20,6 +20,7 @@ from flexact.studies.synthetic.studies import Study
 def command_of(study: Study) -> Callable[..., None]:
     """Return the command of `flexact reproduce` that runs a study. Its first options are the fields of `Options`."""
 
+    @with_settings(Options)
     def command(
         out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("runs", study.name),
         jobs: Annotated[
@@ -33,7 +34,7 @@ def command_of(study: Study) -> Callable[..., None]:
         from flexact.report.build import build, check_packages
         from flexact.studies.synthetic.runner import run
 
-        options, progress = study.options(**given(**settings)), Progress(quiet)
+        options, progress = replace(study.defaults, **given(**settings)), Progress(quiet)
         check_packages()
         try:
             run(study, options, out, resume=resume, overwrite=overwrite, jobs=jobs, progress=progress)
@@ -46,6 +47,4 @@ def command_of(study: Study) -> Callable[..., None]:
             print((out / TABLE).read_text(encoding="utf-8"))
             print(f"Page: {page}")
 
-    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*setting_options(Options), *own])  # type: ignore[attr-defined]
     return command

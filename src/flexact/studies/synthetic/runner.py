@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -27,14 +27,6 @@ from flexact.studies.workers import Answer, Pool, Stop, cores, one_thread, run_t
 
 CURVE_STEP = 125
 """A predicted curve has every n-th point of the grid, 81 in all."""
-
-
-class Group(NamedTuple):
-    """One model on all its cells: the unit of work and of resuming."""
-
-    study: str
-    model: str
-    options: Options
 
 
 def run(
@@ -64,38 +56,38 @@ def run(
     else:
         check_same(folder, before, config, ("options", "policies", "versions"))
         parts = read_parts(folder, options)
-    left = [Group(study.name, model, options) for model in options.models if model not in parts]
+    left = [model for model in options.models if model not in parts]
+    work = functools.partial(train_model, study.name, options)
     progress = progress or Progress(quiet=True)
 
-    def ended(group: Group, answer: Answer) -> None:
+    def ended(model: str, answer: Answer) -> None:
         if answer.kind != "done":
-            raise FlexActError(f"{group.model}: {answer.error}; the finished models are kept. Continue with --resume.")
-        parts[group.model] = answer.figures
+            raise FlexActError(f"{model}: {answer.error}; the finished models are kept. Continue with --resume.")
+        parts[model] = answer.figures
         write_parts(folder, parts, options.models)
-        progress.finished(left.index(group), group.model)
+        progress.finished(left.index(model), model)
 
     processes = min(jobs or cores(), len(left))
-    with progress.over([1.0] * len(left), done=len(parts)):
+    with progress.over(len(left), done=len(parts)):
         if processes > 1:
-            run_tasks(Pool(["cpu"] * processes, train_group), left, ended, beat=lambda: False)
+            run_tasks(Pool(["cpu"] * processes, work), left, ended, beat=lambda: False)
         else:
-            for group in left:
-                ended(group, train_group(group, "cpu", stop=lambda: False))
+            for model in left:
+                ended(model, work(model, "cpu", stop=lambda: False))
     results = [row for model in options.models for row in parts[model].results]
     write_whole(folder / TABLE, table(study.title, options, results))
 
 
-def train_group(group: Group, device: str, stop: Stop) -> Answer:
+def train_model(study: str, options: Options, model: str, device: str, stop: Stop) -> Answer:
     """Train one model on all its cells, in one thread."""
     with one_thread():
         try:
-            return Answer("done", _trained(group, stop))
+            return Answer("done", _trained(study, options, model, stop))
         except Exception as error:
             return Answer("failed", error=f"{type(error).__name__}: {error}")
 
 
-def _trained(group: Group, stop: Stop) -> Part:
-    options, model = group.options, group.model
+def _trained(study: str, options: Options, model: str, stop: Stop) -> Part:
     activation = named.activation(model, options)
     points: list[Point] = []
 
@@ -111,7 +103,7 @@ def _trained(group: Group, stop: Stop) -> Part:
     if isinstance(activation, FlexAct):
         picks = [(row.pick or "undecided", row.probability) for row in selection(activation)]
     results = [
-        Result(group.study, model, cell.truth, cell.seed, *pick, mse, spread, options.epochs)
+        Result(study, model, cell.truth, cell.seed, *pick, mse, spread, options.epochs)
         for cell, pick, mse, spread in zip(options.cells, picks, trained.mse, trained.spread, strict=True)
     ]
     return Part(results, points + _curves(model, options, trained))

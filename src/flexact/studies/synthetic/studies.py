@@ -26,40 +26,29 @@ from flexact.studies.synthetic.tables import variants
 
 @dataclass(frozen=True)
 class Study:
-    """One table of the paper, with the defaults of its options."""
+    """One table of the paper."""
 
     name: str
     title: str
-    seeds: int
-    truths: tuple[str, ...]
-    models: tuple[str, ...]
-
-    def options(self, **given: Any) -> Options:
-        """Return the options of a run."""
-        own: dict[str, Any] = {"seeds": self.seeds, "truths": self.truths, "models": self.models}
-        return Options(**own | given)
+    defaults: Options
 
 
 SYNTHETIC = Study(
     "synthetic",
     "Synthetic regression: which activation made the data?",
-    seeds=5,
-    truths=PAPER_CANDIDATES,
-    models=(DEFAULT, "flexact-a0.3", "flexact-a0", *PAPER_CANDIDATES, "gelu", "silu", "mish", *BASELINES, KAN),
+    Options(models=(DEFAULT, "flexact-a0.3", "flexact-a0", *PAPER_CANDIDATES, "gelu", "silu", "mish", *BASELINES, KAN)),
 )
 ALPHA = Study(
     "alpha",
     "The weight of the correction: the paper's sweep of α",
-    seeds=3,
-    truths=("sigmoid",),
-    models=tuple(f"flexact-a{tenths / 10:g}" for tenths in range(11)),
+    Options(seeds=3, truths=("sigmoid",), models=tuple(f"flexact-a{tenths / 10:g}" for tenths in range(11))),
 )
 CORRECTIONS = Study(
     "corrections",
     "Corrections of the routing: the paper's ablation",
-    seeds=5,
-    truths=("sigmoid",),
-    models=("none", "clip_logit_gradient", "clipped_norm_kl", "output_norm", "grad_norm_kl"),
+    Options(
+        truths=("sigmoid",), models=("none", "clip_logit_gradient", "clipped_norm_kl", "output_norm", "grad_norm_kl")
+    ),
 )
 STUDIES = {study.name: study for study in (SYNTHETIC, ALPHA, CORRECTIONS)}
 

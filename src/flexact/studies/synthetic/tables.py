@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
+from statistics import fmean
 
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.markdown_tables import PAPERS_ROW, counted, markdown
@@ -82,7 +83,8 @@ def _errors(options: Options, results: Sequence[Result]) -> list[str]:
     """Return the errors of all models by truth, and how often each truth was picked."""
     rows = []
     for model in options.models:
-        errors = [_error_and_spread(_of(results, model, truth)) for truth in options.truths]
+        cells = [_of(results, model, truth) for truth in options.truths]
+        errors = [f"{fmean(row.mse for row in cell):.4f} ± {fmean(row.spread for row in cell):.4f}" for cell in cells]
         right = "" if policy(model, options) is None else _right(_of(results, model))
         rows.append([model, *errors, right, str(learned(model, options))])
         paper = synthetic_row(model, options)
@@ -97,12 +99,6 @@ def _errors(options: Options, results: Sequence[Result]) -> list[str]:
         f"{FALLING_FROM * LEARNING_RATE:g}, falling linearly to 0, so that each reaches its minimum error."
     )
     return [about, markdown(["model", *options.truths, "right picks", "learned"], rows)]
-
-
-def _error_and_spread(cell: Sequence[Result]) -> str:
-    mean, _ = mean_and_deviation([row.mse for row in cell])
-    spread, _ = mean_and_deviation([row.spread for row in cell])
-    return f"{mean:.4f} ± {spread:.4f}"
 
 
 def _picks(models: Sequence[str], options: Options, results: Sequence[Result]) -> str:

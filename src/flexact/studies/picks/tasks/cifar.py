@@ -27,7 +27,7 @@ def images_on(device: torch.device, data: Path | None) -> Images:
     """Return the data set on a device. It is read once per process."""
     if data is None:
         raise FlexActError("the image tasks need CIFAR-100: give its folder with --data.")
-    return load("cifar100", data, complete=False).to(device)
+    return load("cifar100", data, partial=True).to(device)
 
 
 def channels_last(network: nn.Module) -> nn.Module:
@@ -45,7 +45,6 @@ class Classification(Problem):
     def __init__(self, seed: int, device: torch.device, data: Path | None) -> None:
         self.images = images_on(device, data)
         self.count = round(len(self.images.train_y) * (1 - HELD_OUT))
-        self._mean, self._std = (torch.tensor(values, device=device) for values in (self.images.mean, self.images.std))
 
     def order(self, steps: int, generator: torch.Generator) -> Tensor:
         chosen = epochs(self.count, steps, self.batch, generator)
@@ -53,7 +52,7 @@ class Classification(Problem):
 
     def loss(self, network: nn.Module, rows: Tensor) -> Tensor:
         images, draws = self.images.train_x.index_select(0, rows[0]), rows[1]
-        answers = network(self.prepared(augmented(images, self._mean, self._std, draws)))
+        answers = network(self.prepared(augmented(images, self.images.mean, self.images.std, draws)))
         return F.cross_entropy(answers, self.images.train_y.index_select(0, rows[0]))
 
     def held_out_loss(self, network: nn.Module) -> Tensor:
@@ -66,7 +65,7 @@ class Classification(Problem):
         return 100 * float((torch.cat(parts) == self.images.test_y).float().mean())
 
     def _inputs(self, images: Tensor) -> Tensor:
-        return self.prepared(normalised(images, self._mean, self._std))
+        return self.prepared(normalised(images, self.images.mean, self.images.std))
 
     def prepared(self, x: Tensor) -> Tensor:
         """Return the network's inputs, from normalised images."""
