@@ -142,7 +142,7 @@ def test_a_kept_network_loads(protocol: Protocol, glue_folder: Path, tmp_path: P
     [
         ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
         ({"limit": -1}, "limit must be a whole number of at least 1"),
-        ({"lr": float("nan")}, "lr must be a finite number of at least 0"),
+        ({"lr": float("nan")}, "lr must be a finite number at least 0"),
         ({"warmup": 2.0}, "warmup is a fraction of the steps"),
         ({"policy": "papr"}, "unknown policy 'papr'; did you mean 'paper'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
