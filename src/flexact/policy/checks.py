@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
 from flexact.routing.layer import FlexAct
-from flexact.routing.random_state import same_random_state
-from flexact.routing.sharding import local
 from flexact.routing.sites import SiteRouter
 
 SHORTEST = 150
@@ -32,39 +29,6 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
         )
     name, given = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
     return value_checks.steps(name, given)
-
-
-def check_held_out(
-    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, float | None], float], site: FlexAct
-) -> None:
-    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. If weights are
-    not finite, an infinite loss is accepted: the run may resume one whose current candidate has diverged.
-
-    given: the function of the user. loss: the function that calls it and checks its result.
-    """
-    try:
-        inspect.signature(given).bind()
-    except TypeError as error:
-        raise FlexActError(f"held_out is called without arguments, but {given!r:.80} has a {error}.") from None
-    except ValueError:
-        pass  # a function in C that has no signature
-    tried = site.router.trying
-    assert tried is not None
-    diverged = not all(bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
-    with same_random_state(model):
-        value = loss(site.candidates[tried], math.nan if diverged else None)
-    if math.isinf(value) and not diverged:
-        raise FlexActError(
-            f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, you "
-            "can load the state of the model after creating the Schedule."
-        )
-
-
-def held_out_number(value: Any) -> float:
-    """Return a held-out loss as a float. Raise a TypeError, ValueError or RuntimeError if it is not a number."""
-    if isinstance(value, bool | str | bytes):
-        raise TypeError
-    return float(value)
 
 
 def check_loss(loss: Any) -> None:
@@ -87,10 +51,10 @@ def divergence(loss: Tensor | float | None, sites: Sequence[FlexAct]) -> str | N
     return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
 
-def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = False) -> None:
-    """Raise if a state has another version, or is from a run with another number of steps.
+def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
+    """Raise if a state has another version, or is from a run with another length, other drops or other groups.
 
-    has_fixed_end: whether this run was created with `network_steps`.
+    own: these properties of the run that is to resume.
     """
     if not isinstance(state, dict):
         raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
@@ -103,25 +67,17 @@ def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = 
             f"the saved run has version {state['version']}, but this flexact only reads version {version}. Resume it "
             "with the flexact that wrote it."
         )
-    if state["total_steps"] != total_steps:
-        wanted = f"total_steps={state['total_steps']}"
-        if has_fixed_end:
-            wanted = f"network_steps={state.get('network_steps', 'the number that it was started with')}"
-        raise FlexActError(
-            f"the saved run has {state['total_steps']} steps, but this one {total_steps}; create the Schedule with "
-            f"{wanted} to resume it."
-        )
-    if not 0 <= state["step"] <= total_steps:
-        raise FlexActError(f"step {state['step']} is outside a run of {total_steps} steps.")
-
-
-def check_drops(saved: Any, drops: list[int]) -> None:
-    """Raise if the saved run drops its candidates at other steps."""
-    if saved != drops:
-        raise FlexActError(
-            f"the saved run drops candidates at the steps {saved!r:.80}, but this one drops them at {drops}. Resume it "
-            "with the FlexConfig and the number of steps that it was started with."
-        )
+    lengths = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
+    advice = {
+        "total_steps": f"Create the Schedule with {lengths}, whichever the saved run was created with.",
+        "drops": "Give the model the FlexConfig that the saved run was started with.",
+        "groups": "Convert the model with the same share=... as in the saved run.",
+    }
+    for name, wanted in advice.items():
+        if (saved := state.get(name, own[name])) != own[name]:
+            raise FlexActError(f"the saved run has {name}={saved!r:.80}, but this one {own[name]!r:.80}. {wanted}")
+    if not 0 <= state["step"] <= own["total_steps"]:
+        raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
 
 
 def groups(router: SiteRouter) -> list[int]:
@@ -130,17 +86,11 @@ def groups(router: SiteRouter) -> list[int]:
     return [found.index(group) for group in found]
 
 
-def check_groups(saved: Any, router: SiteRouter) -> None:
-    """Raise if the saved run groups the sites differently. saved: None if the flexact that saved it was older."""
-    if saved is not None and saved != groups(router):
-        raise FlexActError(
-            f"the saved run has the groups {saved!r:.80} of sites that pick together, but this one has "
-            f"{groups(router)!r:.80}. Convert the model with the same share=... as in the saved run."
-        )
+def warn_if_short(plan: Plan, network_steps: int | None) -> None:
+    """Warn if a run that commits has too few steps to compare its candidates.
 
-
-def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
-    """Warn if a run that commits has too few steps to compare its candidates. has_fixed_end: as in `check_run`."""
+    network_steps: as given to the Schedule.
+    """
     if plan.rungs:
         steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
         needed = trial_steps(rungs(plan.k, plan.config, value_checks.MAX_STEPS))
@@ -148,7 +98,7 @@ def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
     if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
-        run = f"with network_steps={plan.network_steps}, the run's " if has_fixed_end else ""
+        run = "" if network_steps is None else f"with network_steps={network_steps}, the run's "
         warnings.warn(
             f"{run}{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} "
             "steps. Train longer, or give fewer candidates.",

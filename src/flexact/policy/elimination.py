@@ -91,11 +91,10 @@ class Elimination:
         return self.evidence.state_dict() | {"protected": self.protected}
 
 
-def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool, last_step: int | None) -> None:
+def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) -> None:
     """Warn that a run diverged, and commit every site to its original. Raise if a site has none.
 
-    reason: why nothing can be picked. rewinds: whether the weights are restored next. last_step: the last step that
-    the run needs, if that is known.
+    reason: why nothing can be picked. rewinds: whether the weights are restored next.
     """
     without = [site.label for site in router.sites if site.original_index < 0]
     if without:
@@ -104,12 +103,10 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool, la
             "leave out the candidates that diverge."
         )
     weights = "The initial weights are restored" if rewinds else "The weights are not changed"
-    if last_step is not None:
-        weights += f", and training can stop after step {last_step}"
     warnings.warn(
         f"{reason}, so picking stops, and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
-        stacklevel=5,
+        stacklevel=4,
     )
     router.trying = None
     for site in router.sites:

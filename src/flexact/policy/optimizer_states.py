@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 First = dict[str, dict[str, dict[str, Any]]]
@@ -16,44 +16,54 @@ First = dict[str, dict[str, dict[str, Any]]]
 
 
 class OptimizerStates:
-    """The initial state of every optimizer that holds one of the given parameters.
-
-    names: the parameters' names by id.
+    """The initial state of every optimizer that holds one of a model's parameters, the logits included.
 
     `note` is called before each step of any optimizer; before its first step, an optimizer has its initial state. If a
     run is resumed, `first` is replaced by that of the saved run.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.first: First = {}
         self.resumed = False
         """Whether `first` is from a saved run, so that the states found at the first step are not the initial ones."""
         self.rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
         """The optimizers found so far, with their initial learning rates."""
-        self._names = names
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def note(self, optimizer: Optimizer) -> None:
         """Keep the state of an optimizer that holds any of the parameters and was not seen before."""
-        if optimizer in self.rates or not any(True for _ in _named_parameters(optimizer, self._names)):
+        if optimizer in self.rates or not any(self._parameters(optimizer)):
             return
         self.rates[optimizer] = learning_rates(optimizer)
-        states, kind = _states(optimizer, self._names), type(optimizer).__name__
+        states, kind = self._states(optimizer), type(optimizer).__name__
         if states and not self.resumed:
             self.first[kind] = states | self.first.get(kind, {})
 
-    def now(self, names: Mapping[int, str]) -> First:
+    def now(self) -> First:
         """Return a copy of the current state of every optimizer, in the form of `first`."""
         found: First = {}
         for optimizer in self.rates:
-            found.setdefault(type(optimizer).__name__, {}).update(_states(optimizer, names))
+            found.setdefault(type(optimizer).__name__, {}).update(self._states(optimizer))
         return found
 
-    def restore(self, names: Mapping[int, str], states: First) -> None:
-        """Restore these states in every optimizer. The states of unnamed parameters are not changed."""
+    def restore(self, states: First) -> None:
+        """Restore these states in every optimizer. The states of other models' parameters are not changed."""
         for optimizer in self.rates:
             own = states.get(type(optimizer).__name__, {})
-            for name, parameter, group in _named_parameters(optimizer, names):
+            for name, parameter, group in self._parameters(optimizer):
                 _restore_state(optimizer, group, parameter, own.get(name))
+
+    def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        """Return the parameters of the model that an optimizer holds, with their names and groups."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._names:
+                    yield self._names[id(parameter)], parameter, group
+
+    def _states(self, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
+        """Return copies of the states of these parameters, by name."""
+        state = optimizer.state
+        return {name: host_copies(state[one]) for name, one, _ in self._parameters(optimizer) if state.get(one)}
 
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
@@ -67,24 +77,11 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Restore the hyperparameters that `groups_of` returned; a learning rate that is a tensor is restored in place."""
-    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+    """Restore the hyperparameters that `groups_of` returned; a learning rate that is a tensor is restored in place.
+    Groups that were added since keep theirs."""
+    for group, kept in zip(optimizer.param_groups, groups, strict=False):
         for key, value in kept.items():
             group[key] = _copied_into(group.get(key), value)
-
-
-def _named_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Return the parameters of an optimizer that have a name, with their groups."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in names:
-                yield names[id(parameter)], parameter, group
-
-
-def _states(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-    """Return copies of the states of an optimizer's named parameters, by name."""
-    state = optimizer.state
-    return {name: host_copies(state[one]) for name, one, _ in _named_parameters(optimizer, names) if state.get(one)}
 
 
 def host_copies(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ class StartingPoint:
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
         self._wanted, self._model, self._given = wanted, model, optimizer
-        checked = _checked(others, model)
-        self._others = checked if wanted else []
+        _check_others(others, model)
+        self._others = list(others) if wanted else []
         self._start: dict[str, Any] | None = None
         self._optimizers: OptimizerStates | None = None
 
@@ -67,7 +67,7 @@ class StartingPoint:
         try:
             return {
                 "tensors": host_copies(tensors),
-                "optimizers": {} if self._optimizers is None else self._optimizers.now(_names(self._model)),
+                "optimizers": {} if self._optimizers is None else self._optimizers.now(),
                 "others": [_saved(other) for other in self._others],
             }
         except (MemoryError, RuntimeError) as error:
@@ -93,7 +93,6 @@ class StartingPoint:
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        self._check_groups(others)
         if not self._optimizers.rates:
             warnings.warn(
                 "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
@@ -103,7 +102,7 @@ class StartingPoint:
         self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
-        self._optimizers.restore(_names(self._model), saved["optimizers"])
+        self._optimizers.restore(saved["optimizers"])
         for other, kept in zip(self._others, others, strict=True):
             if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
                 restore_groups(stepped, kept["groups"])
@@ -122,38 +121,24 @@ class StartingPoint:
         start = None if self._start is None else self._start | {"optimizers": dict(self._start["optimizers"])}
         return {"rewind": True, "rewound_at": self.rewound_at, "start": start}
 
-    def load_state_dict(self, state: Mapping[str, Any], is_over: bool) -> None:
-        """Load the initial state of the run to resume. is_over: whether that run has already committed."""
-        rewound_at, start = state.get("rewound_at"), state.get("start")
-        differs = not (state.get("rewind") or is_over) if self._wanted else start is not None
-        if differs:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the initial state of the run to resume."""
+        if state.get("rewind", False) != self._wanted:
             raise FlexActError(
                 f"the saved run {'does not rewind' if self._wanted else 'rewinds'}, but this one has "
                 f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted})."
             )
-        if not self._wanted:
-            return
-        if isinstance(rewound_at, bool) or not isinstance(rewound_at, int | None):
-            raise FlexActError(f"not a Schedule's state: 'rewound_at' must be a step or None; got {rewound_at!r:.80}.")
-        if start is not None:
-            self._load(start)
-        else:
+        if (start := state.get("start")) is None:
             self.forget()
-        self.rewound_at = rewound_at
+        else:
+            self._load(start)
+        self.rewound_at = state.get("rewound_at")
 
-    def _load(self, start: Any) -> None:
-        parts = {"tensors": dict, "optimizers": dict, "others": list}
-        is_complete = isinstance(start, dict) and start.keys() == parts.keys()
-        if not is_complete or not all(isinstance(start[name], kind) for name, kind in parts.items()):
+    def _load(self, start: dict[str, Any]) -> None:
+        if len(start["others"]) != len(self._others):
             raise FlexActError(
-                "not a Schedule's state: 'start' must have the initial tensors, optimizers and others of the run."
-            )
-        others = start["others"]
-        known = all(isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others)
-        if not known or len(others) != len(self._others):
-            raise FlexActError(
-                f"the saved run rewinds {len(others)} further objects, but this one has {len(self._others)}. Create "
-                "the Schedule with the same rewinds=... as the saved run."
+                f"the saved run rewinds {len(start['others'])} further objects, but this one has {len(self._others)}. "
+                "Create the Schedule with the same rewinds=... as the saved run."
             )
         now = _tensors(self._model)
         kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
@@ -164,7 +149,7 @@ class StartingPoint:
         """Set the initial state, and start to look for optimizers; those that are known already are added now."""
         self._start = start
         if self._optimizers is None:
-            self._optimizers = OptimizerStates(_names(self._model))
+            self._optimizers = OptimizerStates(self._model)
             for optimizer in (self._given, *(_stepped_by(other) for other in self._others)):
                 if optimizer is not None:
                     self._optimizers.note(optimizer)
@@ -195,18 +180,9 @@ class StartingPoint:
                     stacklevel=5,
                 )
 
-    def _check_groups(self, others: Sequence[Mapping[str, Any]]) -> None:
-        for other, kept in zip(self._others, others, strict=True):
-            stepped, groups = _stepped_by(other), kept["groups"]
-            if stepped is not None and groups is not None and len(groups) != len(stepped.param_groups):
-                raise FlexActError(
-                    f"the optimizer of {type(other).__name__} has {len(stepped.param_groups)} parameter groups, but "
-                    f"had {len(groups)} when the Schedule was created. Add groups before that; nothing was restored."
-                )
 
-
-def _checked(others: Any, model: nn.Module) -> list[Any]:
-    """Return the further objects to rewind. Raise if one has no state to save and load, or would undo the picks."""
+def _check_others(others: Any, model: nn.Module) -> None:
+    """Raise if a further object to rewind has no state to save and load, or would undo the picks."""
     if not isinstance(others, list | tuple):
         raise FlexActError(
             f"rewinds must be a list of objects with state_dict() and load_state_dict(); got {type(others).__name__}. "
@@ -220,7 +196,6 @@ def _checked(others: Any, model: nn.Module) -> list[Any]:
             )
         if isinstance(other, nn.Module):
             _check_module(other, model)
-    return list(others)
 
 
 def _check_module(other: nn.Module, model: nn.Module) -> None:
@@ -271,22 +246,16 @@ def _derived(model: nn.Module) -> set[str]:
     }
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    """Return the names of all parameters, including the logits, by id."""
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _sharded_like(saved: Any, own: Tensor | None) -> Any:
+def _sharded_like(saved: Tensor, own: Tensor | None) -> Tensor:
     """Return a saved tensor in host memory, sharded like the model's tensor if only that one is sharded."""
-    splits = own is not None and is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved)
-    if own is None or not splits or saved.shape != own.shape:
-        return saved.to("cpu") if isinstance(saved, Tensor) else saved
+    if own is None or not is_sharded(own) or is_sharded(saved) or saved.shape != own.shape:
+        return saved.to("cpu")
     part = own.detach().to("cpu", copy=True)
     local(part).copy_(own_part(saved.to(own.device), own))
     return part
 
 
-def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set[str]) -> None:
+def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Tensor], derived: set[str]) -> None:
     """Raise if the model's parameters or buffers differ from those kept in name or shape."""
     for name in sorted({*kept, *now} - derived):
         current, initial = _shape(now.get(name)), _shape(kept.get(name))
@@ -297,5 +266,5 @@ def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set
             )
 
 
-def _shape(tensor: Any) -> str:
-    return f"shape {tuple(local(tensor).shape)}" if isinstance(tensor, Tensor) else "no tensor"
+def _shape(tensor: Tensor | None) -> str:
+    return "no tensor" if tensor is None else f"shape {tuple(local(tensor).shape)}"

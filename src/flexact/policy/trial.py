@@ -17,23 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.policy import checks
 from flexact.policy.evidence import SIGNIFICANT
 from flexact.policy.initialisation import has_init, initialise
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
 from flexact.routing.layer import FlexAct
+from flexact.routing.random_state import same_random_state
 from flexact.routing.sites import SiteRouter
 
 COMPARED_PART = 1 / 3
 """The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
 HELD_OUT_LOSSES = 7
 """The number of held-out losses that are measured in these steps."""
-
-
-class AllDiverged(Exception):
-    """No candidate of a rung has a finite loss."""
 
 
 class HeldOut:
@@ -59,7 +55,9 @@ class HeldOut:
             for module, training in modes.items():
                 module.training = training
         try:
-            number = checks.held_out_number(value)
+            if isinstance(value, bool | str | bytes):
+                raise TypeError
+            number = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
         if not math.isnan(number):
@@ -67,6 +65,16 @@ class HeldOut:
         if training_loss is not None and not math.isfinite(float(training_loss)):
             return math.inf
         raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
+
+    def check(self, candidate: str) -> None:
+        """Measure the loss once before the run. Raise if it is not finite."""
+        with same_random_state(self._model):
+            value = self.loss(candidate, None)
+        if math.isinf(value):
+            raise FlexActError(
+                f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, "
+                "you can load the state of the model after creating the Schedule."
+            )
 
 
 class Trial:
@@ -90,35 +98,49 @@ class Trial:
         self._saved: dict[int, dict[str, Any]] = {}
         router.trying = self._candidate
 
-    def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> None:
+    def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> str | None:
         """Count a step. At the end of a candidate's steps, switch to the next candidate or rung; at the end of the last
-        rung, commit the sites to the best candidate and restore its trained weights.
+        rung, commit the sites to the best candidate and restore its trained weights. Return why nothing can be picked;
+        None if it can.
 
-        maximizes: whether the optimizer maximizes the loss.
+        loss: needed without a held-out loss. maximizes: whether the optimizer maximizes the loss.
         """
+        if loss is None and self._held_out is None:
+            raise FlexActError(
+                "schedule.step() was called without a loss in a trial, which compares candidates by their loss. "
+                "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
+            )
         self.steps += 1
         left, compared = self._rungs[self._rung].until - self.steps, self._compared_steps
         if self._held_out is None:
             value = loss if left < compared else None
         else:
-            name = self._router.sites[0].candidates[self._candidate]
-            value = self._held_out.loss(name, loss) if _takes_held_out(left, compared) else None
+            value = self._held_out.loss(self.trying, loss) if _takes_held_out(left, compared) else None
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
-            return
+            return None
         self._start.check_model()
         self._saved[self._candidate] = self._start.save()
         self._index += 1
         if self._index == len(self._left):
-            self._end_rung(step)
+            ranked = self._ranked()
+            if not ranked:
+                return "the loss of every candidate is NaN or infinite"
+            self._end_rung(step, ranked)
         self.steps = self._started
         self._start.restore(step, self._saved.get(self._candidate))
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
+        return None
+
+    @property
+    def trying(self) -> str:
+        """The name of the candidate that is being trained."""
+        return self._router.sites[0].candidates[self._candidate]
 
     @property
     def _candidate(self) -> int:
@@ -133,9 +155,9 @@ class Trial:
     def _compared_steps(self) -> float:
         return max(3, COMPARED_PART * (self._rungs[self._rung].until - self._started))
 
-    def _end_rung(self, step: int) -> None:
-        """Drop the weaker candidates, and start the next rung with the others."""
-        sites, evidence_of = self._router.sites, self._ranked()
+    def _end_rung(self, step: int, evidence_of: dict[int, tuple[float, float, float]]) -> None:
+        """Drop the weaker candidates, and start the next rung with the others. evidence_of: see `_ranked`."""
+        sites = self._router.sites
         self._rung += 1
         kept = list(evidence_of)[: self._rungs[self._rung].candidates if self._rung < len(self._rungs) else 1]
         originals = {site.original_index for site in sites} - {-1}
@@ -144,19 +166,19 @@ class Trial:
         if original not in kept and margin <= SIGNIFICANT * error:  # no candidate is significantly better
             evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original
             kept[-1] = original
+        dropped = torch.zeros(1, self._router.k, dtype=torch.bool)
+        evidence = torch.full((1, self._router.k, 3), math.nan)
+        for candidate, found in evidence_of.items():
+            dropped[:, candidate] = candidate not in kept
+            evidence[:, candidate] = torch.tensor(found)
         for site in sites:
-            dropped = torch.zeros(site.rows, site.k, dtype=torch.bool)
-            evidence = torch.full((site.rows, site.k, 3), math.nan)
-            for candidate, found in evidence_of.items():
-                dropped[:, candidate] = candidate not in kept
-                evidence[:, candidate] = torch.tensor(found)
             site.drop(dropped, step, evidence)
         self._left, self._index, self._losses = kept, 0, {}
         self._saved = {candidate: self._saved[candidate] for candidate in kept}
 
     def _ranked(self) -> dict[int, tuple[float, float, float]]:
         """Return the candidates of the finished rung, best first, each with its difference in loss from the best, the
-        standard error of the difference, and the number of losses."""
+        standard error of the difference, and the number of losses. Empty if every candidate diverged."""
         losses = {
             candidate: mean_over_ranks(torch.stack(self._losses[candidate]).double()).cpu() for candidate in self._left
         }
@@ -164,7 +186,7 @@ class Trial:
         order = sorted(losses, key=lambda candidate: means[candidate] if _is_finite(losses[candidate]) else math.inf)
         best = losses[order[0]]
         if not _is_finite(best):
-            raise AllDiverged
+            return {}
         names = self._router.sites[0].candidates
         if diverged := [names[candidate] for candidate in order if not _is_finite(losses[candidate])]:
             warnings.warn(
