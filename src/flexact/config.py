@@ -345,18 +345,14 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
             raise FlexActError(
                 f"candidates are given by name; got {name!r:.60}. Register it with flexact.register_candidate first."
             )
-    given, names = names, [name if name == ORIGINAL else lookup(name).name for name in names]  # aliases resolved
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        aliases = {
-            f"{alias} is another name of {name}"
-            for alias, name in zip(given, names, strict=True)
-            if name in repeated and alias != name
-        }
-        told = "; ".join([", ".join(repeated), *sorted(aliases)])
-        raise FlexActError(f"each candidate may be named once; repeated: {told}.")
-    if len(names) < 2:
+    found = tuple(name if name == ORIGINAL else lookup(name).name for name in names)  # aliases resolved
+    if repeated := {name for name in found if found.count(name) > 1}:
+        given = [name if name == own else f"{name} (= {own})" for name, own in zip(names, found, strict=True)]
         raise FlexActError(
-            f"a pick needs at least two candidates; got {len(names)}: {names}. Use a single activation directly."
+            f"each candidate may be given once; got {', '.join(given)}. Repeated: {', '.join(sorted(repeated))}."
         )
-    return tuple(names)
+    if len(found) < 2:
+        raise FlexActError(
+            f"a pick needs at least two candidates; got {len(found)}: {found}. Use a single activation directly."
+        )
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -135,39 +135,27 @@ def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
 
 
 def warn_of_arbitrary_picks(
-    router: SiteRouter, running: RunningGradient, stepped: Collection[FlexAct], acts: bool
+    router: SiteRouter, running: RunningGradient, stepped: bool, acts: bool
 ) -> None:
     """Warn if a site is about to drop a candidate without any evidence.
 
-    stepped: the sites whose logits have been stepped by an optimizer. acts: whether the policy acts before steps.
+    stepped: whether an optimizer that holds logits has made a step. acts: whether the policy acts before steps.
     """
-    count = len(router.sites)
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
         # If the logits have moved, an optimizer without torch's hooks has stepped them.
         message = (
             "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
             "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
-    elif acts and (left_out := _left_out(router, stepped)):
-        message = (
-            f"no optimizer has stepped the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) yet, "
-            "so what they drop now is arbitrary. Give it flexact.param_groups(model), or exclude them in convert."
-        )
     elif router.config.policy.moves_logits and (idle := _without_gradient(router, running)):
         message = (
-            f"{len(idle)} of {count} sites have received no gradient so far ({', '.join(idle[:5])}), so their picks "
-            "are arbitrary. If the forward never calls them, exclude them in convert."
+            f"{len(idle)} of {len(router.sites)} sites have received no gradient so far ({', '.join(idle[:5])}), so "
+            "their picks are arbitrary. If no optimizer holds their logits, give it flexact.param_groups(model); if "
+            "the forward never calls them, exclude them in convert."
         )
     else:
         return
     warnings.warn(message, stacklevel=5)
-
-
-def _left_out(router: SiteRouter, stepped: Collection[FlexAct]) -> list[str]:
-    """Return the trainable sites that no optimizer has stepped and whose group has no stepped site."""
-    groups = {site.group for site in stepped} - {None}
-    sites = [site for site in router.sites if site.logits.requires_grad and site not in stepped]
-    return [site.label for site in sites if site.group not in groups]
 
 
 def _without_gradient(router: SiteRouter, running: RunningGradient) -> list[str]:

@@ -49,7 +49,7 @@ class Elimination:
         found = torch.stack([margin, error, count], dim=-1)
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
-            rows = site.view.rows
+            rows = site.table_rows
             own = found[rows, : site.k].clone()
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
@@ -68,7 +68,7 @@ class Elimination:
         round that unprotected it. A leader is only dropped if the original is kept instead, so its evidence becomes its
         margin behind the original, which is negative if the leader was ahead.
         """
-        protected = self.protected[site.view.rows]
+        protected = self.protected[site.table_rows]
         unprotected = ~protected.to(found.device)
         found[:, site.original_index][unprotected] = site.evidence[:, site.original_index][unprotected]
         protected &= ~significant
@@ -83,7 +83,7 @@ class Elimination:
         likeliest = site.likeliest()
         if site.original_index < 0 or not self._protects:
             return likeliest
-        protected = self.protected[site.view.rows].to(likeliest.device)
+        protected = self.protected[site.table_rows].to(likeliest.device)
         keeps = protected & (site.dropped_at[:, site.original_index] < 0)
         return torch.where(keeps, site.original_index, likeliest)
 

@@ -126,7 +126,7 @@ class Step:
         signed = list(zip(router.sites, signs, strict=True))
         self.sites = {site: sign < 0 for site, sign in signed if sign}
         """The sites whose logits the optimizer holds, and whether it maximizes."""
-        self.first_rows = {site.view.first_row for site in self.sites}
+        self.first_rows = {site.table_rows.start for site in self.sites}
         self._is_plain = all(sign == 1 for sign in signs)
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
         self._signs = torch.tensor(by_row, device=router.device).unsqueeze(1)

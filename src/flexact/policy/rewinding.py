@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -53,29 +52,15 @@ class StartingPoint:
                 stacklevel=3,
             )
             return
-        absent = [name for name, tensor in _tensors(self._model).items() if is_lazy(tensor) or tensor.is_meta]
-        if absent:
-            raise FlexActError(
-                f"rewind=True needs the initial weights, but {absent[0]!r} has none yet. Before creating the Schedule, "
-                "run one batch through a lazy model, or load the weights of a model on the meta device."
-            )
         self._begin(self.save(), resumed=False)
 
     def save(self) -> dict[str, Any]:
         """Return a copy in host memory of the weights and the states of the optimizers and the other objects."""
-        tensors = _tensors(self._model)
-        try:
-            return {
-                "tensors": host_copies(tensors),
-                "optimizers": {} if self._optimizers is None else self._optimizers.now(),
-                "others": [_saved(other) for other in self._others],
-            }
-        except (MemoryError, RuntimeError) as error:
-            size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
-            raise FlexActError(
-                f"a run that rewinds copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, "
-                f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
-            ) from error
+        return {
+            "tensors": host_copies(_tensors(self._model)),
+            "optimizers": {} if self._optimizers is None else self._optimizers.now(),
+            "others": [_saved(other) for other in self._others],
+        }
 
     def check_model(self) -> None:
         """Raise if the model has other parameters or buffers than at the start of the run."""

@@ -210,7 +210,7 @@ class Schedule:
         if drops:
             self._start.check_model()
             if step == min(self._elimination.steps):
-                checks.warn_of_arbitrary_picks(self.router, self._running, self._stepped, self._acts)
+                checks.warn_of_arbitrary_picks(self.router, self._running, bool(self._stepped), self._acts)
             self._running.reset()  # the remaining candidates have gradients of another size
             self._elimination.drop(step)
         if step in self._elimination.settled_after.values():

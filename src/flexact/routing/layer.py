@@ -19,7 +19,7 @@ from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.corrections import normalised_blend
 from flexact.routing.gumbel import log_pi
-from flexact.routing.router import Router, View, recomputing, version_of
+from flexact.routing.router import Router, recomputing, version_of
 from flexact.routing.saved_state import check_state, signature
 from flexact.routing.sharding import is_sharded, local, own_part, whole
 from flexact.routing.site_arguments import check_input, check_original, config_of, keys_of, rows_of
@@ -38,7 +38,7 @@ class FlexAct(nn.Module):
     inplace: ignored; accepted for compatibility with torch's activations. A site that is not committed never overwrites
     its input.
 
-    A site that is used alone draws its noise from the config's seed at each forward, so two sites with the same seed
+    router: draws for this site alone, or for all sites of its model. A site that is used alone draws its noise from the config's seed at each forward, so two sites with the same seed
     draw the same noise. The sites of a converted model, or of a model with a Schedule, draw different noise.
 
     State: `logits` (rows·K,), with one row for the layer or one per channel; `dropped_at` (rows, K), the step at which
@@ -61,7 +61,9 @@ class FlexAct(nn.Module):
     original: nn.Module | None
     picked: nn.Module | None
     layer_before: nn.Module | None
-    view: View
+    router: Router[FlexAct]
+    index: int
+    table_rows: slice
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class FlexAct(nn.Module):
         self.register_buffer("temperature", torch.tensor(config.policy.temperature))
         self.register_buffer("signature", torch.tensor([signature(key) for key in self.keys]))
         self.width = 1
-        Router([self], config, standalone=True)  # kept alive by self.view
+        Router([self], config, standalone=True)  # kept alive by self.router
         self.update_alive()
         self.register_load_state_dict_pre_hook(FlexAct.check_state)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(FlexAct.note_loaded)  # type: ignore[no-untyped-call]
@@ -102,11 +104,6 @@ class FlexAct(nn.Module):
     def label(self) -> str:
         """The site's name in messages."""
         return self.name or "FlexAct"
-
-    @property
-    def router(self) -> Router[FlexAct]:
-        """The router that draws for this site alone, or for all sites of its model."""
-        return self.view.router
 
     def forward(self, input: Tensor) -> Tensor:
         h = input  # the parameter has the name that torch's activations use
@@ -121,7 +118,7 @@ class FlexAct(nn.Module):
         weights, p, temperature, keys, _, channel_dim, _ = routing
         hard = weights is not p
         if self.config.policy.correction == "output_norm" and (self.training or not hard):  # a pick is plain
-            noise = self.view.own(self.router.noise) if self.training else torch.zeros_like(p)
+            noise = self._own(self.router.noise) if self.training else torch.zeros_like(p)
             alive = self.dropped_at < 0
             return normalised_blend(h, self.logits, alive, noise, temperature, keys, hard, channel_dim)
         x, sensitivity = routed_activation(h, self.logits, *routing)
@@ -136,7 +133,7 @@ class FlexAct(nn.Module):
         router = self.router
         if router.standalone or not router.current:
             router.refresh(self.training)
-        p = self.view.own(router.p if self.training else router.pi)
+        p = self._own(router.p if self.training else router.pi)
         if self.training:
             width = max(h.numel() // (max(h.shape[0], 1) * self.rows), 1) if h.dim() else 1
             # Setting an attribute of a module is slow, so it is skipped if nothing changes. A compiler always sets it,
@@ -156,6 +153,10 @@ class FlexAct(nn.Module):
         weights = nn.functional.one_hot(p.argmax(-1), self.k).to(p.dtype) if hard else p
         return Blending(weights, p, temperature, self.keys, alive, self.config.channel_dim, statistics)
 
+    def _own(self, table: Tensor) -> Tensor:
+        """Return the site's part of a table of its router."""
+        return table[self.table_rows, : self.k]
+
     def _is_batched(self) -> bool:
         """Return whether vmap runs several models at once, each with its own remaining candidates."""
         return is_wrapped(self.dropped_at)
@@ -163,7 +164,7 @@ class FlexAct(nn.Module):
     def gather(self, routing: Blending, sensitivity: Tensor) -> None:
         """Keep the sensitivities of a call if the policy needs them, unless activation checkpointing recomputes it."""
         if routing.statistics and (torch.compiler.is_compiling() or not recomputing()):
-            self.router.gathered.add(self.view.first_row, sensitivity)
+            self.router.gathered.add(self.table_rows.start, sensitivity)
 
     @property
     def committed(self) -> bool:
@@ -295,7 +296,7 @@ class FlexAct(nn.Module):
         if not torch.compiler.is_compiling():
             self.notice_copied_buffers()
             if self.picked is None:
-                self.router.notice(self.view.index)
+                self.router.notice(self.index)
 
     def notice_copied_buffers(self) -> None:
         """Update the site if its buffers were written to, for example by weight averaging."""

@@ -2,8 +2,7 @@
 
 A `Router` serves all sites of one model. It draws their noise once per step from its own generator, and turns all
 logits into probabilities in a number of operations that does not depend on the depth. Sites with different numbers of
-candidates share one padded table of (rows, K); a site has one row, or one per channel. Each site reads its part through
-a `View`.
+candidates share one padded table of (rows, K); a site has one row, or one per channel.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Router(SiteTables[AnySite]):
         self._decided = False  # whether the tables are those of committed sites, which do not change
         start = 0
         for index, site in enumerate(sites):
-            site.view = View(self, index, start, site.rows, site.k)
+            site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
@@ -238,19 +237,6 @@ class Router(SiteTables[AnySite]):
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Refresh the tables. The router is a forward pre-hook of the model."""
         self.refresh(module.training)
-
-
-class View:
-    """A site's index among the sites of its router, and its rows in the router's tables."""
-
-    def __init__(self, router: Router[Any], index: int, first_row: int, rows: int, k: int) -> None:
-        self.router, self.index, self.first_row, self._k = router, index, first_row, k
-        self.rows = slice(first_row, first_row + rows)
-
-    def own(self, table: Tensor) -> Tensor:
-        """Return the site's part of a (rows, K) table."""
-        own = table[self.rows]
-        return own if self._k == table.shape[1] else own[:, : self._k]
 
 
 def recomputing() -> bool:

@@ -23,8 +23,11 @@ class Site(Protocol):
     logits: nn.Parameter
     dropped_at: Tensor
     temperature: Tensor
-    view: Any
-    """The site's `flexact.routing.router.View`, which its router sets."""
+    router: Any
+    """The site's `flexact.routing.router.Router`, which also sets the following two."""
+    index: int
+    table_rows: slice
+    """The site's rows in the tables."""
     _parameters: dict[str, nn.Parameter | None]
 
     @property

@@ -88,12 +88,6 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
             "granularity='layer', or omit share."
         )
     groups = [group_of(site.name) for site in sites]
-    for site, group in zip(sites, groups, strict=True):
-        if not _is_hashable(group):
-            raise FlexActError(
-                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
-                "tuple of these, or None."
-            )
     if all(group is None for group in groups):
         raise FlexActError(
             f"share put none of the {len(sites)} sites into a group: it returned None for "
@@ -101,7 +95,13 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
         )
     candidates: dict[Hashable, FlexAct] = {}
     for site, group in zip(sites, groups, strict=True):
-        first = candidates.setdefault(group, site)
+        try:
+            first = candidates.setdefault(group, site)
+        except TypeError:
+            raise FlexActError(
+                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
+                "tuple of these, or None."
+            ) from None
         if group is not None and first.keys != site.keys:
             raise FlexActError(
                 f"share put {first.name} and {site.name} into the group {group!r}, but their candidates differ: "
@@ -109,14 +109,6 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
                 "same candidates."
             )
     return groups
-
-
-def _is_hashable(group: Any) -> bool:
-    try:
-        hash(group)
-    except TypeError:
-        return False
-    return True
 
 
 def blend(sites: list[FlexAct]) -> None:
