@@ -191,8 +191,7 @@ def _update(
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
         pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
-        all_called = router.gathered.all_called(router.device)
-        change = pulled if all_called else torch.where(router.called(), pulled, change)  # without a call, no target
+        change = torch.where(router.called(), pulled, change)  # without a call, no target
     if policy.moves_logits:
         change = step_size * (change / size)
     if moves is not None:

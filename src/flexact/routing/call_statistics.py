@@ -102,11 +102,6 @@ class Gathered:
         self._arrange(device)
         return self._called
 
-    def all_called(self, device: torch.device) -> bool:
-        """Return whether every row was called."""
-        self._arrange(device)
-        return self._even
-
     def _arrange(self, device: torch.device) -> None:
         """Compute the positions of each row's calls in the concatenated table, if the set of calls has changed."""
         pattern = (device, tuple(self._calls))

@@ -22,7 +22,7 @@ from flexact.routing.gumbel import log_pi
 from flexact.routing.router import Router, recomputing, version_of
 from flexact.routing.saved_state import check_state, signature
 from flexact.routing.sharding import is_sharded, local, own_part, whole
-from flexact.routing.site_arguments import check_input, check_original, config_of, keys_of, rows_of
+from flexact.routing.site_arguments import check_original, config_of, keys_of, rows_of
 
 ALIVE = -1
 """The value of `dropped_at` for a candidate that is not dropped."""
@@ -352,7 +352,30 @@ class FlexAct(nn.Module):
 
     def check_input(self, h: Tensor) -> None:
         """Raise if the site does not support an input."""
-        check_input(h, self.label, self.logits.device, self.config, self.rows)
+        if not isinstance(h, Tensor) or not h.is_floating_point():
+            got = f"a tensor of {h.dtype}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
+            raise FlexActError(
+                f"{self.label} got {got}; activations need a real floating-point tensor "
+                "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
+            )
+        if h.layout is not torch.strided or h.is_nested:
+            raise FlexActError(
+                f"{self.label} got {'a nested' if h.is_nested else 'a sparse'} tensor; activations need a dense one. "
+                "Convert it first, for example with h.to_padded_tensor(0.0) or h.to_dense()."
+            )
+        if h.device != self.logits.device:
+            raise FlexActError(
+                f"{self.label} is on {self.logits.device} but got a tensor on {h.device}; move the model or the "
+                "tensor, for example with model.to(h.device)."
+            )
+        dim = self.config.channel_dim
+        by_channel = self.config.granularity == "channel"
+        if by_channel and (not -h.dim() <= dim < h.dim() or h.shape[dim] != self.rows):
+            raise FlexActError(
+                f"{self.label} picks for {self.rows} channels in dimension {dim}, but its input has shape "
+                f"{tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or convert with "
+                "per_call=True if this activation is used with several numbers of channels."
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexAct:
         """Move to the model's device, but stay in float32 if the model changes its precision.
