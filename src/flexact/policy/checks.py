@@ -13,8 +13,8 @@ from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
-from flexact.routing.layer import FlexAct
-from flexact.routing.sites import SiteRouter
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 SHORTEST = 150
 """Minimum steps of a round, or of the last rung of a trial; with fewer, picks are close to random."""
@@ -39,7 +39,7 @@ def check_loss(loss: Any) -> None:
         raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
 
 
-def divergence(loss: Tensor | float | None, sites: Sequence[FlexAct]) -> str | None:
+def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None:
     """Return why a blend has diverged; None if it has not. A loss on a device is not read, to avoid a sync.
 
     sites: the sites whose logits are checked, which synchronizes with the device.
@@ -80,7 +80,7 @@ def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
         raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
 
 
-def groups(router: SiteRouter) -> list[int]:
+def groups(router: Router) -> list[int]:
     """Return a number for each site; sites that pick together have the same one."""
     found = [object() if site.group is None else site.group for site in router.sites]
     return [found.index(group) for group in found]
@@ -106,7 +106,7 @@ def warn_if_short(plan: Plan, network_steps: int | None) -> None:
         )
 
 
-def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
+def warn_if_frozen(sites: Sequence[Site]) -> None:
     """Warn about sites whose logits are frozen before they are committed."""
     frozen = [site.label for site in sites if not (site.logits.requires_grad or site.committed)]
     if frozen:
@@ -114,7 +114,7 @@ def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
+def omissions(router: Router, steps_done: int, stepped: bool) -> list[str]:
     """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
 
     stepped: whether an optimizer that holds logits has made a step.
@@ -134,9 +134,7 @@ def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
     return found
 
 
-def warn_of_arbitrary_picks(
-    router: SiteRouter, running: RunningGradient, stepped: bool, acts: bool
-) -> None:
+def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: bool, acts: bool) -> None:
     """Warn if a site is about to drop a candidate without any evidence.
 
     stepped: whether an optimizer that holds logits has made a step. acts: whether the policy acts before steps.
@@ -158,7 +156,7 @@ def warn_of_arbitrary_picks(
     warnings.warn(message, stacklevel=5)
 
 
-def _without_gradient(router: SiteRouter, running: RunningGradient) -> list[str]:
+def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
     """Return the trainable sites that have equal probabilities and never received a gradient."""
     still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
     idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]

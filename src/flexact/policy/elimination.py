@@ -12,8 +12,8 @@ from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.policy.evidence import SIGNIFICANT, Evidence
 from flexact.policy.rounds import drops
-from flexact.routing.layer import FlexAct
-from flexact.routing.sites import SiteRouter
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 
 class Elimination:
@@ -23,7 +23,7 @@ class Elimination:
     significantly better.
     """
 
-    def __init__(self, router: SiteRouter, config: FlexConfig, total_steps: int, commit_step: int) -> None:
+    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
         self._router, self._commit_step = router, commit_step
         self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
@@ -61,7 +61,7 @@ class Elimination:
                 site.keep(self._choice(site), step, own)
         self.evidence.reset()
 
-    def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
+    def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
 
         found: (rows, K, 3), this round's evidence, edited in place. An unprotected original keeps the evidence of the
@@ -77,7 +77,7 @@ class Elimination:
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
         found[torch.arange(site.rows, device=found.device), leader] = behind
 
-    def _choice(self, site: FlexAct) -> Tensor:
+    def _choice(self, site: Site) -> Tensor:
         """Return the candidate that each row commits to, (rows,): the original while it is protected, otherwise the
         likeliest one."""
         likeliest = site.likeliest()
@@ -91,7 +91,7 @@ class Elimination:
         return self.evidence.state_dict() | {"protected": self.protected}
 
 
-def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool) -> None:
+def keep_originals(router: Router, reason: str, step: int, rewinds: bool) -> None:
     """Warn that a run diverged, and commit every site to its original. Raise if a site has none.
 
     reason: why nothing can be picked. rewinds: whether the weights are restored next.

@@ -11,16 +11,16 @@ from torch import nn
 
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import is_sharded
+from flexact.routing.site import Site
 
 
-def has_init(site: FlexAct, k: int) -> bool:
+def has_init(site: Site, k: int) -> bool:
     """Return whether a candidate of a site has its own initialisation."""
     return lookup(site.keys[k]).init is not None
 
 
-def check_inits(sites: Sequence[FlexAct], rewinds: bool) -> None:
+def check_inits(sites: Sequence[Site], rewinds: bool) -> None:
     """Try each candidate's initialisation on a copy of the layer before it, so that it cannot fail in the middle of a
     run, and warn of those that will not be applied."""
     brought = [(site, k) for site in sites for k in range(site.k) if has_init(site, k)]
@@ -44,12 +44,12 @@ def check_inits(sites: Sequence[FlexAct], rewinds: bool) -> None:
         )
 
 
-def initialise(sites: Iterable[FlexAct], candidate: int | None = None) -> None:
+def initialise(sites: Iterable[Site], candidate: int | None = None) -> None:
     """Initialise the layer before each site whose rows all have one pick, or before all sites for one candidate.
 
     The random numbers are drawn with the config's seed, the same on every rank; torch's random state does not change.
     """
-    chosen: dict[int, tuple[nn.Module, FlexAct, int]] = {}
+    chosen: dict[int, tuple[nn.Module, Site, int]] = {}
     for site in sites:
         picks = {candidate} if candidate is not None else {site.candidates.index(pick) for pick in site.picks}
         k = min(picks)
@@ -64,7 +64,7 @@ def initialise(sites: Iterable[FlexAct], candidate: int | None = None) -> None:
             _run(layer, site, k)
 
 
-def _check_init(layer: nn.Module, site: FlexAct, k: int) -> None:
+def _check_init(layer: nn.Module, site: Site, k: int) -> None:
     if any(is_sharded(parameter) for parameter in layer.parameters()):
         raise FlexActError(
             f"candidate {site.candidates[k]!r} has an initialisation, but the layer before {site.label} is sharded. "
@@ -74,7 +74,7 @@ def _check_init(layer: nn.Module, site: FlexAct, k: int) -> None:
         _run(copy.deepcopy(layer), site, k)
 
 
-def _run(layer: nn.Module, site: FlexAct, k: int) -> None:
+def _run(layer: nn.Module, site: Site, k: int) -> None:
     init = lookup(site.keys[k]).init
     assert init is not None
     try:

@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
 from flexact.policy.optimizers import unwrapped
-from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import fsdp_modules, is_sharded, local, own_part
+from flexact.routing.site import Site
 
 
 class StartingPoint:
@@ -185,7 +185,7 @@ def _check_others(others: Any, model: nn.Module) -> None:
 
 def _check_module(other: nn.Module, model: nn.Module) -> None:
     """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
-    sites = [module for module in other.modules() if isinstance(module, FlexAct)]
+    sites = [module for module in other.modules() if isinstance(module, Site)]
     own = {id(module) for module in model.modules()}
     if any(id(site) in own for site in sites):
         raise FlexActError(
@@ -216,7 +216,7 @@ def _stepped_by(other: Any) -> Optimizer | None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers by name, each once, except those of the sites."""
-    sites = [module for module in model.modules() if isinstance(module, FlexAct)]
+    sites = [module for module in model.modules() if isinstance(module, Site)]
     routing = {id(tensor) for site in sites for tensor in (*site.parameters(False), *site.buffers(False))}
     named = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor for name, tensor in named if id(tensor) not in routing}

@@ -23,9 +23,8 @@ from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import planned, planned_for
 from flexact.policy.step_hooks import listen, stop_listening
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
-from flexact.routing.layer import FlexAct
-from flexact.routing.router import version_of
 from flexact.routing.saved_state import check_tensors
+from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
 VERSION = 2
@@ -117,7 +116,7 @@ class Schedule:
             if self._acts:
                 checks.warn_if_short(self._plan, network_steps)
         self._steps = Steps(self.router)
-        self._stepped: dict[FlexAct, bool] = {}
+        self._stepped: dict[Site, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
         self._picking = True
         """Whether the run still picks, or has yet to rewind after the commitment."""

@@ -22,9 +22,9 @@ from flexact.policy.initialisation import has_init, initialise
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
-from flexact.routing.layer import FlexAct
 from flexact.routing.random_state import same_random_state
-from flexact.routing.sites import SiteRouter
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
 """The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
@@ -86,7 +86,7 @@ class Trial:
     """
 
     def __init__(
-        self, router: SiteRouter, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
+        self, router: Router, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
     ) -> None:
         self._router, self._start, self._rungs, self._held_out = router, start, rungs, held_out
         self._rung = self._index = 0
@@ -209,7 +209,7 @@ class Trial:
         self._router.trying = self._candidate
 
 
-def _trial_order(site: FlexAct) -> list[int]:
+def _trial_order(site: Site) -> list[int]:
     """Return the candidates in trial order: those without an initialisation of their own first."""
     order = sorted(range(site.k), key=lambda k: has_init(site, k))
     if has_init(site, order[0]):
@@ -243,7 +243,7 @@ def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
-def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bool:
+def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
     """Return whether a model picks by a trial; see `FlexConfig.pick_by`.
 
     held_out: whether there is a held-out loss to compare them by.
@@ -262,7 +262,7 @@ def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bo
     return obstacle is None and usual and rewinds and (held_out or (one_original and not normalises))
 
 
-def _obstacle(router: SiteRouter) -> str | None:
+def _obstacle(router: Router) -> str | None:
     """Return why the sites cannot run one candidate together, and what to do about it; None if they can."""
     sites = router.sites
     if len({site.keys for site in sites}) > 1:

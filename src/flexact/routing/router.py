@@ -7,6 +7,7 @@ candidates share one padded table of (rows, K); a site has one row, or one per c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,12 +20,8 @@ from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.call_statistics import Gathered
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded
-from flexact.routing.site_tables import AnySite, Site, SiteTables
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; −1 for an inference tensor, which does not count writes."""
-    return -1 if tensor.is_inference() else tensor._version
+from flexact.routing.site import Site, version_of
+from flexact.routing.site_tables import SiteTables
 
 
 def _state_of(site: Site) -> tuple[int, int] | None:
@@ -46,7 +43,7 @@ def _is_real(tensor: Tensor) -> bool:
     return type(tensor) is Tensor
 
 
-class Router(SiteTables[AnySite]):
+class Router(SiteTables):
     """The noise, the probabilities and the call statistics of all sites of a model.
 
     `refresh` runs at the start of each forward of the model and computes the tables of probabilities that the sites
@@ -54,7 +51,7 @@ class Router(SiteTables[AnySite]):
     of its `step()`; every micro-batch and every recomputed forward of a step then uses the same noise.
     """
 
-    def __init__(self, sites: list[AnySite], config: FlexConfig, standalone: bool) -> None:
+    def __init__(self, sites: Sequence[Site], config: FlexConfig, standalone: bool) -> None:
         super().__init__(sites)
         self.config = config
         self.standalone = standalone

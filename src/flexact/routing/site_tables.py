@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.routing.sharding import whole
+from flexact.routing.site import Site
 
 
-class Site(Protocol):
-    """The attributes of a site that a router needs."""
-
-    group: Any
-    """Sites with the same group pick together; None for a site that picks alone."""
-    rows: int
-    k: int
-    width: int
-    """Elements per sample and row in the last training forward."""
-    logits: nn.Parameter
-    dropped_at: Tensor
-    temperature: Tensor
-    router: Any
-    """The site's `flexact.routing.router.Router`, which also sets the following two."""
-    index: int
-    table_rows: slice
-    """The site's rows in the tables."""
-    _parameters: dict[str, nn.Parameter | None]
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def committed(self) -> bool: ...
-
-    @property
-    def only_candidate(self) -> int | None: ...
-
-    def notice_copied_buffers(self) -> None: ...
-
-
-AnySite = TypeVar("AnySite", bound=Site)
-
-
-class SiteTables(Generic[AnySite]):
+class SiteTables:
     """Joins the flat tensors of the sites into tables, and splits tables into flat tensors.
 
     A site has one row, or one per channel; sites with fewer candidates than others are padded.
     """
 
-    def __init__(self, sites: list[AnySite]) -> None:
-        self.sites = sites
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = list(sites)
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
         self._widths: tuple[int, ...] = ()
