@@ -51,10 +51,10 @@ def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None
     return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
 
-def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
+def check_run(state: Any, version: int, own: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raise if a state has another version, or is from a run with another length, other drops or other groups.
 
-    own: these properties of the run that is to resume.
+    own, tensors: these properties, and the tensors of the state, of the run that is to resume.
     """
     if not isinstance(state, dict):
         raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
@@ -78,6 +78,10 @@ def check_run(state: Any, version: int, own: Mapping[str, Any]) -> None:
             raise FlexActError(f"the saved run has {name}={saved!r:.80}, but this one {own[name]!r:.80}. {wanted}")
     if not 0 <= state["step"] <= own["total_steps"]:
         raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
+    for name, tensor in tensors.items():
+        saved = state.get(name)
+        if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
+            raise FlexActError(f"not a state of these sites: {name!r} must be a tensor of shape {tuple(tensor.shape)}.")
 
 
 def groups(router: Router) -> list[int]:

@@ -58,7 +58,7 @@ class Elimination:
             while int((site.dropped_at < 0).sum(-1).max()) > left:
                 site.drop_weakest(step, own, protected)
             if step >= self._commit_step and not site.committed:
-                site.keep(self._choice(site), step, own)
+                site.commit(step, self._choice(site), own)
         self.evidence.reset()
 
     def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:

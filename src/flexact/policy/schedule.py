@@ -23,7 +23,6 @@ from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import planned, planned_for
 from flexact.policy.step_hooks import listen, stop_listening
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
-from flexact.routing.saved_state import check_tensors
 from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
@@ -286,8 +285,7 @@ class Schedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        checks.check_run(state, VERSION, self._identity())
-        check_tensors(state, self._tensors())
+        checks.check_run(state, VERSION, self._identity(), self._tensors())
         self._start.load_state_dict(state)
         for name, own in self._tensors().items():
             own.copy_(state[name])

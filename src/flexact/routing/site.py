@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,18 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from flexact.activations import key_of
-from flexact.candidates import lookup
+from flexact.candidates import known_names, lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.ops.differentiable import is_wrapped
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.gumbel import log_pi
-from flexact.routing.saved_state import check_state, signature
 from flexact.routing.sharding import is_sharded, local, own_part, whole
 from flexact.routing.site_arguments import check_original, config_of, keys_of, rows_of
 
 ALIVE = -1
 """The value of `dropped_at` for a candidate that is not dropped."""
+
+
+def signature(key: str) -> int:
+    """Return a number that identifies a candidate in a `state_dict`, which can only hold tensors."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
 def version_of(tensor: Tensor) -> int:
@@ -172,14 +177,13 @@ class Site(nn.Module):
         dropped = nn.functional.one_hot(weakest, self.k).bool() & (alive.sum(-1, keepdim=True) > 1)
         self.drop(dropped, step, evidence)
 
-    def commit(self, step: int = 0, candidate: int | None = None) -> None:
-        """Commit each row to its likeliest candidate, or to the given one."""
-        likeliest = self.likeliest()
-        self.keep(likeliest if candidate is None else torch.full_like(likeliest, candidate), step)
+    def commit(self, step: int = 0, candidate: int | Tensor | None = None, evidence: Tensor | None = None) -> None:
+        """Commit each row to its likeliest candidate, or to the given one: an index, or one per row, (rows,).
 
-    def keep(self, candidates: Tensor, step: int, evidence: Tensor | None = None) -> None:
-        """Drop all candidates but one per row. candidates: (rows,), its index. evidence: as for `drop`."""
-        self.drop(~nn.functional.one_hot(candidates, self.k).bool(), step, evidence)
+        evidence: as for `drop`.
+        """
+        picks = self.likeliest() if candidate is None else torch.as_tensor(candidate).expand(self.rows)
+        self.drop(~nn.functional.one_hot(picks, self.k).bool(), step, evidence)
 
     @property
     def original_index(self) -> int:
@@ -228,8 +232,40 @@ class Site(nn.Module):
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
         """Raise if the entries of a state under this prefix do not fit this site. Also runs before loading a state."""
-        names = ("signature", "dropped_at", "evidence", "logits", "temperature")
-        check_state({name: getattr(self, name) for name in names}, self.candidates, self.keys, state_dict, prefix)
+        state = f"the state of site {prefix[:-1] or 'FlexAct'!r}"
+        own = self._parameters | self._buffers
+        found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
+        for name, value in found.items():
+            if not isinstance(value, Tensor):
+                raise FlexActError(f"{state} has a {type(value).__name__} for {name}, not a tensor; it was edited.")
+        saved, dropped_at, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
+        if saved is None or dropped_at is None:
+            return  # torch reports missing keys itself
+        if saved.tolist() != [signature(key) for key in self.keys]:
+            names = {signature(name): name for name in known_names()}
+            had = ", ".join(names.get(number, "an unregistered function") for number in saved.flatten().tolist())
+            raise FlexActError(
+                f"{state} was saved with the candidates {had}; this model has {', '.join(self.candidates)}. Build it "
+                "with the same candidates, in the same order."
+            )
+        if dropped_at.dim() and dropped_at.shape[0] != self.rows:
+            raise FlexActError(
+                f"{state} has picks for {dropped_at.shape[0]} rows; this model has {self.rows}. Build it with the same "
+                "granularity and channels."
+            )
+        for name, value in found.items():
+            if value.shape != (shape := getattr(self, name).shape):
+                raise FlexActError(
+                    f"{state} has {name} of shape {tuple(value.shape)}; this model has {tuple(shape)}. Load the "
+                    "state of a model converted in the same way."
+                )
+        if bool((dropped_at >= 0).all(-1).any()):
+            raise FlexActError(f"{state} has every candidate dropped; it was edited.")
+        if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
+            raise FlexActError(
+                f"{state} has the temperature {float(temperature)}, but it must be above 0; it was edited, or saved by "
+                "a run that diverged."
+            )
 
     def _plain(self, picks: list[int]) -> nn.Module:
         """Return the plain module that computes the same as this site with these picks, one per row."""
