@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,15 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
-from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
+from flexact.policy.optimizer_states import (
+    groups_of,
+    host_copies,
+    learning_rates,
+    named_parameters,
+    restore_groups,
+    restore_states,
+    states_of,
+)
 from flexact.policy.optimizers import unwrapped
 from flexact.routing.sharding import fsdp_modules, is_sharded, local, own_part
 from flexact.routing.site import Site
@@ -30,11 +39,17 @@ class StartingPoint:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
-        self._wanted, self._model, self._given = wanted, model, optimizer
+        self._wanted, self._model = wanted, model
         _check_others(others, model)
         self._others = list(others) if wanted else []
+        self._given = [optimizer, *(_stepped_by(other) for other in self._others)]
         self._start: dict[str, Any] | None = None
-        self._optimizers: OptimizerStates | None = None
+        self._resumed = False
+        """Whether the initial state is from a saved run, so that optimizers found now are not in theirs."""
+        self._names: dict[int, str] = {}
+        """The names of all parameters, including the logits, by id."""
+        self._rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
+        """The optimizers of these parameters found so far, with their initial learning rates."""
 
     @property
     def kept(self) -> bool:
@@ -52,15 +67,16 @@ class StartingPoint:
                 stacklevel=3,
             )
             return
-        self._begin(self.save(), resumed=False)
+        self._begin(self.save())
 
     def save(self) -> dict[str, Any]:
-        """Return a copy in host memory of the weights and the states of the optimizers and the other objects."""
-        return {
-            "tensors": host_copies(_tensors(self._model)),
-            "optimizers": {} if self._optimizers is None else self._optimizers.now(),
-            "others": [_saved(other) for other in self._others],
-        }
+        """Return a copy in host memory of the weights and the states of the optimizers and the other objects. The
+        optimizers' states are by class and parameter."""
+        optimizers: dict[str, dict[str, dict[str, Any]]] = {}
+        for optimizer in self._rates:
+            optimizers.setdefault(type(optimizer).__name__, {}).update(states_of(optimizer, self._names))
+        others = [_saved(other) for other in self._others]
+        return {"tensors": host_copies(_tensors(self._model)), "optimizers": optimizers, "others": others}
 
     def check_model(self) -> None:
         """Raise if the model has other parameters or buffers than at the start of the run."""
@@ -72,13 +88,12 @@ class StartingPoint:
         has changed, raise before anything is written."""
         saved = self._start if saved is None else saved
         assert saved is not None
-        assert self._optimizers is not None
         tensors, others = saved["tensors"], saved["others"]
         for module in fsdp_modules(self._model):
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        if not self._optimizers.rates:
+        if not self._rates:
             warnings.warn(
                 "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
                 "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
@@ -87,7 +102,8 @@ class StartingPoint:
         self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
-        self._optimizers.restore(saved["optimizers"])
+        for optimizer in self._rates:
+            restore_states(optimizer, self._names, saved["optimizers"].get(type(optimizer).__name__, {}))
         for other, kept in zip(self._others, others, strict=True):
             if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
                 restore_groups(stepped, kept["groups"])
@@ -128,35 +144,37 @@ class StartingPoint:
         now = _tensors(self._model)
         kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
         _check_same(now, kept, _derived(self._model))
-        self._begin(start | {"tensors": kept}, resumed=True)
+        self._resumed = True
+        self._begin(start | {"tensors": kept})
 
-    def _begin(self, start: dict[str, Any], resumed: bool) -> None:
+    def _begin(self, start: dict[str, Any]) -> None:
         """Set the initial state, and start to look for optimizers; those that are known already are added now."""
         self._start = start
-        if self._optimizers is None:
-            self._optimizers = OptimizerStates(self._model)
-            for optimizer in (self._given, *(_stepped_by(other) for other in self._others)):
-                if optimizer is not None:
-                    self._optimizers.note(optimizer)
-        if resumed:
-            self._optimizers.first, self._optimizers.resumed = start["optimizers"], True
-        else:
-            start["optimizers"] = self._optimizers.first
+        self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for optimizer in self._given:
+            if optimizer is not None:
+                self.note(optimizer)
 
     def forget(self) -> None:
         """Discard the initial state."""
-        self._start = self._optimizers = None
+        self._start = None
+        self._rates.clear()
 
     def note(self, optimizer: Optimizer) -> None:
-        """Keep the state of an optimizer that is about to step, if it is new and there is an initial state."""
-        if self._optimizers is not None:
-            self._optimizers.note(optimizer)
+        """Keep the state of an optimizer if it holds any of the parameters, was not seen before, and there is an
+        initial state. Called before each step of any optimizer; before its first step, an optimizer has its initial
+        state."""
+        if self._start is None or optimizer in self._rates or not any(named_parameters(optimizer, self._names)):
+            return
+        self._rates[optimizer] = learning_rates(optimizer)
+        states, kind, first = states_of(optimizer, self._names), type(optimizer).__name__, self._start["optimizers"]
+        if states and not self._resumed:
+            first[kind] = states | first.get(kind, {})
 
     def _warn_of_rates(self, step: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""
-        assert self._optimizers is not None
-        rewound = [_stepped_by(other) for other in self._others] + self._others
-        for optimizer, first in self._optimizers.rates.items():
+        rewound = self._given[1:] + self._others
+        for optimizer, first in self._rates.items():
             now = learning_rates(optimizer)
             if now != first and self.rewound_at is None and not any(one is optimizer for one in rewound):
                 warnings.warn(
