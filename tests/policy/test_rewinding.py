@@ -755,12 +755,6 @@ def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.M
     Schedule(model, STEPS, rewinds=[AveragedModel(model)])
 
 
-def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
-    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
-    with pytest.raises(FlexActError, match="use_buffers=False"):
-        Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])
-
-
 def test_uninitialised_weights_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
     with pytest.raises(ValueError, match="uninitialized parameter"):

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import (
@@ -78,18 +77,13 @@ class StartingPoint:
         others = [_saved(other) for other in self._others]
         return {"tensors": host_copies(_tensors(self._model)), "optimizers": optimizers, "others": others}
 
-    def check_model(self) -> None:
-        """Raise if the model has other parameters or buffers than at the start of the run."""
-        if self._start is not None:
-            _check_same(_tensors(self._model), self._start["tensors"], _derived(self._model))
-
     def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
         has changed, raise before anything is written."""
         saved = self._start if saved is None else saved
         assert saved is not None
         tensors, others = saved["tensors"], saved["others"]
-        for module in fsdp_modules(self._model):
+        for module in fsdp_modules(self._model, "FSDPModule"):
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
@@ -202,19 +196,13 @@ def _check_others(others: Any, model: nn.Module) -> None:
 
 
 def _check_module(other: nn.Module, model: nn.Module) -> None:
-    """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
-    sites = [module for module in other.modules() if isinstance(module, Site)]
+    """Raise if a module to rewind has sites of this model."""
     own = {id(module) for module in model.modules()}
-    if any(id(site) in own for site in sites):
+    if any(isinstance(module, Site) and id(module) in own for module in other.modules()):
         raise FlexActError(
             f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. The "
             "model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
             "AveragedModel(model)."
-        )
-    if sites and isinstance(other, AveragedModel) and other.use_buffers:
-        raise FlexActError(
-            "rewinds has an AveragedModel with use_buffers=True, which averages the buffers of the sites. Weight "
-            "averaging must copy buffers, not average them: use AveragedModel(model, use_buffers=False)."
         )
 
 

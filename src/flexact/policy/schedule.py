@@ -206,7 +206,6 @@ class Schedule:
         if diverged is not None:
             return diverged
         if drops:
-            self._start.check_model()
             if step == min(self._elimination.steps):
                 checks.warn_of_arbitrary_picks(self.router, self._running, bool(self._stepped), self._acts)
             self._running.reset()  # the remaining candidates have gradients of another size

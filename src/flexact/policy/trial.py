@@ -111,7 +111,8 @@ class Trial:
                 "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
             )
         self.steps += 1
-        left, compared = self._rungs[self._rung].until - self.steps, self._compared_steps
+        rung = self._rungs[self._rung]
+        left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
         if self._held_out is None:
             value = loss if left < compared else None
         else:
@@ -122,15 +123,14 @@ class Trial:
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
             return None
-        self._start.check_model()
         self._saved[self._candidate] = self._start.save()
-        self._index += 1
+        self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
             ranked = self._ranked()
             if not ranked:
                 return "the loss of every candidate is NaN or infinite"
             self._end_rung(step, ranked)
-        self.steps = self._started
+            self.steps = rung.until
         self._start.restore(step, self._saved.get(self._candidate))
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
@@ -145,15 +145,6 @@ class Trial:
     @property
     def _candidate(self) -> int:
         return self._left[self._index]
-
-    @property
-    def _started(self) -> int:
-        """The number of steps that each candidate had been trained for when this rung started."""
-        return self._rungs[self._rung - 1].until if self._rung else 0
-
-    @property
-    def _compared_steps(self) -> float:
-        return max(3, COMPARED_PART * (self._rungs[self._rung].until - self._started))
 
     def _end_rung(self, step: int, evidence_of: dict[int, tuple[float, float, float]]) -> None:
         """Drop the weaker candidates, and start the next rung with the others. evidence_of: see `_ranked`."""
@@ -182,8 +173,8 @@ class Trial:
         losses = {
             candidate: mean_over_ranks(torch.stack(self._losses[candidate]).double()).cpu() for candidate in self._left
         }
-        means = {candidate: float(own.mean()) for candidate, own in losses.items()}
-        order = sorted(losses, key=lambda candidate: means[candidate] if _is_finite(losses[candidate]) else math.inf)
+        means = {candidate: float(own.mean()) if _is_finite(own) else math.inf for candidate, own in losses.items()}
+        order = sorted(means, key=means.__getitem__)
         best = losses[order[0]]
         if not _is_finite(best):
             return {}
@@ -269,6 +260,6 @@ def _obstacle(router: Router) -> str | None:
         return "its sites have different candidates. Give all of them the same, or use pick_by='blend'"
     if not all(site.logits.requires_grad for site in sites):
         return "the logits of some sites are frozen. Unfreeze them, or use pick_by='blend'"
-    if not router.shares_all:
+    if len({site.group for site in sites}) > 1 or sites[0].group is None:
         return "its sites do not all pick together. Use share='model', or pick_by='blend'"
     return None

@@ -57,7 +57,7 @@ class FlexAct(Site):
         inplace: bool = False,
     ) -> None:
         super().__init__(candidates, config, original, channels)
-        Router([self], self.config, standalone=True)  # kept alive by self.router
+        Router([self], standalone=True)  # kept alive by self.router
         self.update_alive()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexact.config import FlexConfig
 from flexact.ops import dispatch
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.call_statistics import Gathered
@@ -51,9 +50,9 @@ class Router(SiteTables):
     of its `step()`; every micro-batch and every recomputed forward of a step then uses the same noise.
     """
 
-    def __init__(self, sites: Sequence[Site], config: FlexConfig, standalone: bool) -> None:
+    def __init__(self, sites: Sequence[Site], standalone: bool) -> None:
         super().__init__(sites)
-        self.config = config
+        self.config = sites[0].config
         self.standalone = standalone
         self.scheduled = False
         self.resumes = False  # whether a state was loaded in which picking had begun

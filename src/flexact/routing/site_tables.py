@@ -83,11 +83,6 @@ class SiteTables:
             for size, gradient in zip(self._sizes, gradients, strict=True)
         ]
 
-    @property
-    def shares_all(self) -> bool:
-        """Whether all sites pick together."""
-        return len({site.group for site in self.sites}) == 1 and self.sites[0].group is not None
-
     def shared(self, table: Tensor) -> Tensor:
         """Return a (rows, ·) table in which every row is replaced by the mean over its group of sites."""
         if self.group_count == self.rows:

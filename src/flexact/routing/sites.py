@@ -42,7 +42,7 @@ def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hasha
     group_of: maps a site's name to its group; the sites of a group pick together. By default, see `FlexConfig.share`.
     """
     groups = groups_of(sites, group_of)
-    router = Router(sites, sites[0].config, standalone=False)
+    router = Router(sites, standalone=False)
     for site, group in zip(sites, groups, strict=True):
         site.group = group
     model.register_forward_pre_hook(router)
