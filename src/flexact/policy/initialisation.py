@@ -51,7 +51,7 @@ def initialise(sites: Iterable[Site], candidate: int | None = None) -> None:
     """
     chosen: dict[int, tuple[nn.Module, Site, int]] = {}
     for site in sites:
-        picks = {candidate} if candidate is not None else {site.candidates.index(pick) for pick in site.picks}
+        picks = {candidate} if candidate is not None else set(site.likeliest().tolist())
         k = min(picks)
         if len(picks) == 1 and has_init(site, k) and site.layer_before is not None:
             chosen.setdefault(id(site.layer_before), (site.layer_before, site, k))

@@ -164,7 +164,7 @@ class Schedule:
                 f"the schedule was created for {self.total_steps} steps, which are done; further ones have no effect. "
                 "Create it with the number of optimizer steps of the whole run, including a last partial batch."
             )
-            self.router.advance()
+            self.router.go_to(self.router.step + 1)
             return
         checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss

@@ -37,16 +37,11 @@ def _outside_of_transforms() -> AbstractContextManager[Any]:
     return torch._C._DisableFuncTorch() if transforming() else nullcontext()
 
 
-def _is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor holds values, unlike the fake tensors of torch.export."""
-    return type(tensor) is Tensor
-
-
 class Router(SiteTables):
     """The noise, the probabilities and the call statistics of all sites of a model.
 
     `refresh` runs at the start of each forward of the model and computes the tables of probabilities that the sites
-    read. `advance` draws the noise of the next step. A step is a forward in training mode or, with a Schedule, a call
+    read. `go_to` draws the noise of a step. A step is a forward in training mode or, with a Schedule, a call
     of its `step()`; every micro-batch and every recomputed forward of a step then uses the same noise.
     """
 
@@ -91,7 +86,7 @@ class Router(SiteTables):
         if all(site.only_candidate is not None for site in self.sites):
             return
         if training and not self.scheduled and not recomputing():
-            self.advance()
+            self.go_to(self.step + 1)
         if not (self._decided and self.committed) or transforming():
             self._make_tables()
         self.ready = self.current = True
@@ -117,10 +112,6 @@ class Router(SiteTables):
     def committed(self) -> bool:
         """Whether every site is committed. Then no noise is drawn, and the tables are computed only once."""
         return all(site.committed for site in self.sites)
-
-    def advance(self) -> None:
-        """Start the next step."""
-        self.go_to(self.step + 1)
 
     def go_to(self, step: int) -> None:
         """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
@@ -161,7 +152,7 @@ class Router(SiteTables):
             return self._alive_now()
         if self._alive is None or self._alive_is_old:
             alive = self._alive_now()
-            if not _is_real(alive):
+            if type(alive) is not Tensor:  # a fake tensor of torch.export
                 return alive
             self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
             self._alive_is_old = False
@@ -187,7 +178,7 @@ class Router(SiteTables):
         if self._device != self.device:
             with _outside_of_transforms():
                 self._create_tensors()
-            if not _is_real(self.sites[0].dropped_at):
+            if type(self.sites[0].dropped_at) is not Tensor:
                 self._device = None  # tensors made during torch.export must not outlive it
 
     @torch.inference_mode(False)
