@@ -94,6 +94,12 @@ class Schedule:
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
+        self.total_steps = self._plan.total_steps
+        """The number of optimizer steps of the whole run."""
+        self.commit_step = self._plan.commit_step
+        """The step at which every site commits to its pick; past the end if the policy never commits."""
+        self.network_steps = self._plan.network_steps
+        """The number of steps that train the final network; all steps if nothing is rewound."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
         if held_out is not None and not (self._plan.rungs or self.committed):
             raise FlexActError(
@@ -124,16 +130,6 @@ class Schedule:
         self._listen()
 
     @property
-    def total_steps(self) -> int:
-        """The number of optimizer steps of the whole run."""
-        return self._plan.total_steps
-
-    @property
-    def commit_step(self) -> int:
-        """The step at which every site commits to its pick; past the end if the policy never commits."""
-        return self._plan.commit_step
-
-    @property
     def committed(self) -> bool:
         """Whether every site is committed."""
         return self.router.committed
@@ -142,11 +138,6 @@ class Schedule:
     def rewound_at(self) -> int | None:
         """The step after which the weights were last rewound; None if they were not."""
         return self._start.rewound_at
-
-    @property
-    def network_steps(self) -> int:
-        """The number of steps that train the final network; all steps if nothing is rewound."""
-        return self._plan.network_steps
 
     @property
     def trained_steps(self) -> int:
