@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
 VERSION = 2
-_in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
-"""The newest acting schedule of each router, by the id of the router."""
 
 
 class Schedule:
@@ -225,7 +222,7 @@ class Schedule:
     def _listen(self) -> None:
         """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
         if self._acts:
-            _in_force[id(self.router)] = self
+            self.router.acting = id(self)
         listen(self._action)
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
@@ -239,7 +236,7 @@ class Schedule:
         if len(self._stepped) < len(self.router.sites):
             self._stepped |= step.sites
         self.router.current = False  # the logits are about to move, and a site may be called directly next
-        acts = self._acts and _in_force.get(id(self.router)) is self
+        acts = self._acts and self.router.acting == id(self)
         return functools.partial(self.before_optimizer_step, stepping) if acts else None
 
     def before_optimizer_step(self, stepping: Optimizer, again: bool = False) -> None:

@@ -50,6 +50,7 @@ class Router(SiteTables):
         self.config = sites[0].config
         self.standalone = standalone
         self.scheduled = False
+        self.acting: int | None = None  # the id of the newest Schedule whose policy acts before steps
         self.resumes = False  # whether a state was loaded in which picking had begun
         self.penalized = False  # whether `penalty` was asked for
         self.warming_up = False  # in a warm-up: every site runs its original, and nothing is routed

@@ -29,10 +29,8 @@ def config_of(candidates: Sequence[str] | None, config: Any) -> FlexConfig:
 
 def check_original(original: Any) -> None:
     """Raise if an original cannot be a candidate."""
-    if original is not None and not isinstance(original, nn.Module):
-        raise FlexActError(f"original must be a torch.nn.Module; got {original!r:.80}.")
-    if original is not None and original.state_dict():
-        raise FlexActError(f"{type(original).__name__} has parameters or buffers, so it cannot be a candidate.")
+    if original is not None and (not isinstance(original, nn.Module) or original.state_dict()):
+        raise FlexActError(f"original must be a torch.nn.Module without parameters and buffers; got {original!r:.80}.")
 
 
 def keys_of(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
