@@ -552,7 +552,7 @@ def test_held_out_is_refused_where_it_is_not_used(changes: dict[str, Any], messa
 def test_an_error_for_other_steps_names_both_ways_to_give_them() -> None:
     state = Run().schedule.state_dict()
     steps = f"total_steps={state['total_steps']} or network_steps={LENGTH}"
-    with pytest.raises(FlexActError, match=f"Create the Schedule with {steps}"):
+    with pytest.raises(FlexActError, match=f"Create the Schedule as the saved run did, with {steps}"):
         Run(network_steps=LENGTH + 1).schedule.load_state_dict(state)
 
 
@@ -573,7 +573,7 @@ def test_a_state_of_another_plan_is_refused() -> None:
     run = Run(config=replace(CONFIG, trial_steps=WINNER)).to(3)
     other = convert(Network(), config=replace(CONFIG, trial_steps=WINNER // 2))
     schedule = Schedule(other, total_steps=run.schedule.total_steps)
-    with pytest.raises(FlexActError, match=r"drops=\[.*FlexConfig"):
+    with pytest.raises(FlexActError, match="at the steps"):
         schedule.load_state_dict(run.schedule.state_dict())
 
 

@@ -68,14 +68,16 @@ def check_run(state: Any, version: int, own: Mapping[str, Any], tensors: Mapping
             "with the flexact that wrote it."
         )
     lengths = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
-    advice = {
-        "total_steps": f"Create the Schedule with {lengths}, whichever the saved run was created with.",
-        "drops": "Give the model the FlexConfig that the saved run was started with.",
-        "groups": "Convert the model with the same share=... as in the saved run.",
+    differences = {
+        "total_steps": "has {} steps, but this one {}. Create the Schedule as the saved run did, with " + lengths + ".",
+        "drops": "drops candidates at the steps {}, but this one drops them at {}. Resume it with the FlexConfig that "
+        "it was started with.",
+        "groups": "has the groups {} of sites that pick together, but this one has {}. Convert the model with the same "
+        "share=... as in the saved run.",
     }
-    for name, wanted in advice.items():
+    for name, difference in differences.items():
         if (saved := state.get(name, own[name])) != own[name]:
-            raise FlexActError(f"the saved run has {name}={saved!r:.80}, but this one {own[name]!r:.80}. {wanted}")
+            raise FlexActError("the saved run " + difference.format(f"{saved!r:.80}", f"{own[name]!r:.80}"))
     if not 0 <= state["step"] <= own["total_steps"]:
         raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
     for name, tensor in tensors.items():
