@@ -144,7 +144,7 @@ def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
         messages = "\n".join(str(warning.message) for warning in caught)
         row.update(sites=len(sites), left_alone=messages.count("\n  "))
         for site in sites:
-            site.keep(torch.full((site.rows,), site.original_index), 0)
+            site.commit(0, site.original_index)
         _compare(build(library, name)[0], flexact.extract(model), inputs)
 
     def picked() -> None:
@@ -153,7 +153,7 @@ def convert_and_save(library: str, name: str, folder: Path) -> dict[str, Any]:
         sites = _sites(model)
         row["hidden"] = len(sites)
         for site in sites:
-            site.keep(torch.full((site.rows,), draw.randrange(site.k)), 0)
+            site.commit(0, draw.randrange(site.k))
         expected = _run(model.eval(), inputs)
         if not all(tensor.isfinite().all() for tensor in _tensors(expected)):
             raise Different("the output with these picks is not finite, so there is nothing to compare")

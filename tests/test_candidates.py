@@ -195,7 +195,7 @@ def test_names_of_other_libraries_are_accepted_as_aliases() -> None:
 
 
 def test_an_alias_is_neither_repeated_nor_registered() -> None:
-    with pytest.raises(FlexActError, match="repeated: silu"):
+    with pytest.raises(FlexActError, match="Repeated: silu"):
         flexact.FlexConfig(candidates=("silu", "swish"))
     with pytest.raises(FlexActError, match=r"'swish' is another name of the candidate 'silu'"):
         register_candidate("swish", torch.sin)

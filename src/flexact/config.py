@@ -14,6 +14,7 @@ from flexact.io import value_checks
 from flexact.io.json_input import parsed_json
 
 VERSION = 2
+_type_hints = functools.cache(get_type_hints)
 
 SMALLEST_TEMPERATURE = 1e-6
 """Minimum temperature, at which the likeliest candidate already has all of the probability."""
@@ -181,7 +182,7 @@ class FlexConfig:
 
     def __new__(cls, *args: Any, **given: Any) -> FlexConfig:
         """Raise a FlexActError for fields of Policy, for which a dataclass would raise a TypeError."""
-        for name in given.keys() & _names(Policy):
+        for name in given.keys() & Policy.__dataclass_fields__.keys():
             raise FlexActError(f"{name} is a field of Policy; give policy=Policy({name}={given[name]!r:.80}).")
         return super().__new__(cls)
 
@@ -280,9 +281,11 @@ class FlexConfig:
             raise FlexActError(
                 f"this config has version {version!r:.80}; this flexact only reads version {VERSION}. Create it again."
             )
-        fields = _known_fields(cls, {key: value for key, value in data.items() if key != "flexact_config"})
-        if isinstance(fields.get("policy"), dict):
-            fields["policy"] = Policy(**_known_fields(Policy, fields["policy"]))
+        fields = {key: value for key, value in data.items() if key != "flexact_config"}
+        _check_known(cls, fields)
+        if isinstance(policy := fields.get("policy"), dict):
+            _check_known(Policy, policy)
+            fields["policy"] = Policy(**policy)
         return cls(**fields)
 
     def to_json(self) -> str:
@@ -304,32 +307,21 @@ class FlexConfig:
         return cls.from_dict(data)
 
 
-@functools.cache
-def _names(kind: Any) -> frozenset[str]:
-    return frozenset(one.name for one in dataclasses.fields(kind))
-
-
-def _known_fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given fields. Raise if the dataclass does not have one of them."""
+def _check_known(kind: Any, given: dict[str, Any]) -> None:
+    """Raise if a dataclass does not have one of the given fields."""
+    known = sorted(kind.__dataclass_fields__)
     for key in given:
-        if key not in _names(kind):
-            known = sorted(_names(kind))
+        if key not in known:
             raise FlexActError(
                 f"unknown config field {key!r}{suggestion(str(key), known)} {kind.__name__} has: {', '.join(known)}."
             )
-    return dict(given)
-
-
-@functools.cache
-def _choices(kind: Any) -> dict[str, tuple[str | None, ...]]:
-    """Return the allowed values of each field that is annotated as a Literal."""
-    return {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
 
 
 def _check_choices(config: Any) -> None:
-    for name, allowed in _choices(config.__class__).items():
-        if getattr(config, name) is not None or None not in allowed:
-            value_checks.choice(name, getattr(config, name), [word for word in allowed if word is not None])
+    """Raise if a field that is annotated as a Literal has another value."""
+    for name, hint in _type_hints(config.__class__).items():
+        if get_origin(hint) is Literal and (value := getattr(config, name)) not in get_args(hint):
+            value_checks.choice(name, value, [word for word in get_args(hint) if word is not None])
 
 
 def _check_numbers(config: Any, bounds: dict[str, dict[str, float]]) -> None:
@@ -345,18 +337,14 @@ def _checked_candidates(names: Any) -> tuple[str, ...]:
             raise FlexActError(
                 f"candidates are given by name; got {name!r:.60}. Register it with flexact.register_candidate first."
             )
-    given, names = names, [name if name == ORIGINAL else lookup(name).name for name in names]  # aliases resolved
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        aliases = {
-            f"{alias} is another name of {name}"
-            for alias, name in zip(given, names, strict=True)
-            if name in repeated and alias != name
-        }
-        told = "; ".join([", ".join(repeated), *sorted(aliases)])
-        raise FlexActError(f"each candidate may be named once; repeated: {told}.")
-    if len(names) < 2:
+    found = tuple(name if name == ORIGINAL else lookup(name).name for name in names)  # aliases resolved
+    if repeated := {name for name in found if found.count(name) > 1}:
+        given = [name if name == own else f"{name} (= {own})" for name, own in zip(names, found, strict=True)]
         raise FlexActError(
-            f"a pick needs at least two candidates; got {len(names)}: {names}. Use a single activation directly."
+            f"each candidate may be given once; got {', '.join(given)}. Repeated: {', '.join(sorted(repeated))}."
         )
-    return tuple(names)
+    if len(found) < 2:
+        raise FlexActError(
+            f"a pick needs at least two candidates; got {len(found)}: {found}. Use a single activation directly."
+        )
+    return found

@@ -14,7 +14,7 @@ from flexact.errors import FlexActError
 from flexact.policy.schedule import Schedule
 from flexact.policy.step_hooks import listen
 from flexact.routing.call_statistics import rank_count
-from flexact.routing.router import version_of
+from flexact.routing.site import version_of
 
 WARM_UP = 3
 """Eager steps before a capture. They compile kernels and allocate the optimizer's state, which outlives a step."""

@@ -8,6 +8,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -386,7 +387,7 @@ def test_two_optimizers_over_different_parts_are_both_reset(make: Callable[..., 
             losses.append(loss.item())
         return losses
 
-    model = convert(Words(), config=CONFIG)
+    model = convert(Words(), config=replace(CONFIG, pick_by="blend"))
     optimizers = make(model)
     schedule = Schedule(model, STEPS, optimizers[1] if given else None)
     losses = run(model, schedule, optimizers, STEPS)[10:]
@@ -690,19 +691,12 @@ def test_a_state_of_an_unsuitable_run_is_refused() -> None:
         schedule(True).load_state_dict(schedule(False).state_dict())
     with pytest.raises(FlexActError, match="rewind=True"):
         schedule(False).load_state_dict(schedule(True).state_dict())
-    over = {**schedule(False).state_dict(), "step": 15}
-    late = schedule(True)
-    late.load_state_dict(over)  # it has committed: there is nothing to rewind
-    assert late.rewound_at is None
-    assert late.state_dict()["start"] is None
     with pytest.raises(FlexActError, match=r"0 .*1"):
         schedule(True, rewinds=[nn.Linear(1, 1)]).load_state_dict(schedule(True).state_dict())
     good = schedule(True).state_dict()
     for wrong, message in (
-        ({**good, "rewound_at": "three"}, "'rewound_at' must be a step or None"),
-        ({**good, "start": 7}, "'start' must have the initial tensors"),
         ({**good, "start": {**good["start"], "tensors": {}}}, "has changed since the Schedule was created"),
-        ({**good, "start": {**good["start"], "others": [3]}}, "further objects"),
+        ({**good, "start": {**good["start"], "others": [{}]}}, "further objects"),
     ):
         with pytest.raises(FlexActError, match=message):
             schedule(True).load_state_dict(wrong)
@@ -718,17 +712,6 @@ def test_a_policy_without_commitment_cannot_rewind() -> None:
         FlexConfig(rewind="yes")  # type: ignore[arg-type]
     assert FlexConfig.paper().rewind is False
     assert FlexConfig.paper(rewind=True).rewind is True
-
-
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't allocate memory: no room")])
-def test_out_of_memory_for_the_second_copy_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        raise error
-
-    monkeypatch.setattr(rewinding_file, "host_copies", fails)
-    model = convert(Network(), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"copies the weights .*no room.*rewind=False"):
-        Schedule(model, STEPS)
 
 
 @pytest.mark.parametrize("change", ["shape", "more", "fewer"])
@@ -755,22 +738,6 @@ def test_a_model_that_changed_is_refused_before_anything_is_written(change: str)
     assert schedule.rewound_at is None
 
 
-def test_parameter_groups_added_since_are_refused_where_learning_rates_are_to_be_restored() -> None:
-    model = convert(Network(), config=CONFIG)
-    groups = param_groups(model)
-    last = groups[0]["params"].pop()
-    optimizer = torch.optim.SGD(groups, lr=0.05)
-    schedule = Schedule(model, STEPS, optimizer, rewinds=[_warmed_up(optimizer)])
-    optimizer.add_param_group({"params": [last]})
-    for step in range(9):
-        stepped(model, optimizer, step)
-        schedule.step()
-    before = weights(model)
-    with pytest.raises(FlexActError, match=r"3 parameter groups.*2"):
-        schedule.step()
-    assert_equal(weights(model), before)
-
-
 def test_an_object_without_state_cannot_be_rewound() -> None:
     model = convert(Network(), config=CONFIG)
     with pytest.raises(FlexActError, match=r"rewinds .*state_dict\(\)"):
@@ -788,15 +755,9 @@ def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.M
     Schedule(model, STEPS, rewinds=[AveragedModel(model)])
 
 
-def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
-    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
-    with pytest.raises(FlexActError, match="use_buffers=False"):
-        Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])
-
-
 def test_uninitialised_weights_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
-    with pytest.raises(FlexActError, match=r"'0\.weight'"):
+    with pytest.raises(ValueError, match="uninitialized parameter"):
         Schedule(model, STEPS)
 
 

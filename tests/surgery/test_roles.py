@@ -412,7 +412,7 @@ def test_the_recommended_call_keeps_the_output_of_an_efficientnet_finite() -> No
         one = copy.deepcopy(converted)
         for site in one.modules():
             if isinstance(site, flexact.FlexAct):
-                site.keep(torch.tensor([site.candidates.index(name)]), 0)
+                site.commit(0, site.candidates.index(name))
         assert one.eval()(torch.randn(2, 3, 64, 64)).isfinite().all()
 
 

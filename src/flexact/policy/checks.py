@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
 from flexact.policy.logit_updates import RunningGradient
 from flexact.policy.rounds import Plan, rungs, trial_steps
-from flexact.routing.layer import FlexAct
-from flexact.routing.random_state import same_random_state
-from flexact.routing.sharding import local
-from flexact.routing.sites import SiteRouter
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 SHORTEST = 150
 """Minimum steps of a round, or of the last rung of a trial; with fewer, picks are close to random."""
@@ -34,39 +31,6 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
     return value_checks.steps(name, given)
 
 
-def check_held_out(
-    model: nn.Module, given: Callable[[], Any], loss: Callable[[str, float | None], float], site: FlexAct
-) -> None:
-    """Measure the held-out loss once before the run. Raise if it takes arguments or is not finite. If weights are
-    not finite, an infinite loss is accepted: the run may resume one whose current candidate has diverged.
-
-    given: the function of the user. loss: the function that calls it and checks its result.
-    """
-    try:
-        inspect.signature(given).bind()
-    except TypeError as error:
-        raise FlexActError(f"held_out is called without arguments, but {given!r:.80} has a {error}.") from None
-    except ValueError:
-        pass  # a function in C that has no signature
-    tried = site.router.trying
-    assert tried is not None
-    diverged = not all(bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
-    with same_random_state(model):
-        value = loss(site.candidates[tried], math.nan if diverged else None)
-    if math.isinf(value) and not diverged:
-        raise FlexActError(
-            f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, you "
-            "can load the state of the model after creating the Schedule."
-        )
-
-
-def held_out_number(value: Any) -> float:
-    """Return a held-out loss as a float. Raise a TypeError, ValueError or RuntimeError if it is not a number."""
-    if isinstance(value, bool | str | bytes):
-        raise TypeError
-    return float(value)
-
-
 def check_loss(loss: Any) -> None:
     """Raise if a loss is not a single number."""
     is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
@@ -75,7 +39,7 @@ def check_loss(loss: Any) -> None:
         raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
 
 
-def divergence(loss: Tensor | float | None, sites: Sequence[FlexAct]) -> str | None:
+def divergence(loss: Tensor | float | None, sites: Sequence[Site]) -> str | None:
     """Return why a blend has diverged; None if it has not. A loss on a device is not read, to avoid a sync.
 
     sites: the sites whose logits are checked, which synchronizes with the device.
@@ -87,10 +51,10 @@ def divergence(loss: Tensor | float | None, sites: Sequence[FlexAct]) -> str | N
     return f"the logits of {', '.join(diverged[:5])} are NaN or infinite" if diverged else None
 
 
-def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = False) -> None:
-    """Raise if a state has another version, or is from a run with another number of steps.
+def check_run(state: Any, version: int, own: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a state has another version, or is from a run with another length, other drops or other groups.
 
-    has_fixed_end: whether this run was created with `network_steps`.
+    own, tensors: these properties, and the tensors of the state, of the run that is to resume.
     """
     if not isinstance(state, dict):
         raise FlexActError(f"a Schedule's state is a dictionary; got {type(state).__name__}.")
@@ -103,44 +67,36 @@ def check_run(state: Any, version: int, total_steps: int, has_fixed_end: bool = 
             f"the saved run has version {state['version']}, but this flexact only reads version {version}. Resume it "
             "with the flexact that wrote it."
         )
-    if state["total_steps"] != total_steps:
-        wanted = f"total_steps={state['total_steps']}"
-        if has_fixed_end:
-            wanted = f"network_steps={state.get('network_steps', 'the number that it was started with')}"
-        raise FlexActError(
-            f"the saved run has {state['total_steps']} steps, but this one {total_steps}; create the Schedule with "
-            f"{wanted} to resume it."
-        )
-    if not 0 <= state["step"] <= total_steps:
-        raise FlexActError(f"step {state['step']} is outside a run of {total_steps} steps.")
+    lengths = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
+    differences = {
+        "total_steps": "has {} steps, but this one {}. Create the Schedule as the saved run did, with " + lengths + ".",
+        "drops": "drops candidates at the steps {}, but this one drops them at {}. Resume it with the FlexConfig that "
+        "it was started with.",
+        "groups": "has the groups {} of sites that pick together, but this one has {}. Convert the model with the same "
+        "share=... as in the saved run.",
+    }
+    for name, difference in differences.items():
+        if (saved := state.get(name, own[name])) != own[name]:
+            raise FlexActError("the saved run " + difference.format(f"{saved!r:.80}", f"{own[name]!r:.80}"))
+    if not 0 <= state["step"] <= own["total_steps"]:
+        raise FlexActError(f"step {state['step']} is outside a run of {own['total_steps']} steps.")
+    for name, tensor in tensors.items():
+        saved = state.get(name)
+        if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
+            raise FlexActError(f"not a state of these sites: {name!r} must be a tensor of shape {tuple(tensor.shape)}.")
 
 
-def check_drops(saved: Any, drops: list[int]) -> None:
-    """Raise if the saved run drops its candidates at other steps."""
-    if saved != drops:
-        raise FlexActError(
-            f"the saved run drops candidates at the steps {saved!r:.80}, but this one drops them at {drops}. Resume it "
-            "with the FlexConfig and the number of steps that it was started with."
-        )
-
-
-def groups(router: SiteRouter) -> list[int]:
+def groups(router: Router) -> list[int]:
     """Return a number for each site; sites that pick together have the same one."""
     found = [object() if site.group is None else site.group for site in router.sites]
     return [found.index(group) for group in found]
 
 
-def check_groups(saved: Any, router: SiteRouter) -> None:
-    """Raise if the saved run groups the sites differently. saved: None if the flexact that saved it was older."""
-    if saved is not None and saved != groups(router):
-        raise FlexActError(
-            f"the saved run has the groups {saved!r:.80} of sites that pick together, but this one has "
-            f"{groups(router)!r:.80}. Convert the model with the same share=... as in the saved run."
-        )
+def warn_if_short(plan: Plan, network_steps: int | None) -> None:
+    """Warn if a run that commits has too few steps to compare its candidates.
 
-
-def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
-    """Warn if a run that commits has too few steps to compare its candidates. has_fixed_end: as in `check_run`."""
+    network_steps: as given to the Schedule.
+    """
     if plan.rungs:
         steps, wanted = float(plan.rungs[-1].until), plan.config.trial_steps
         needed = trial_steps(rungs(plan.k, plan.config, value_checks.MAX_STEPS))
@@ -148,7 +104,7 @@ def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
         steps, wanted = plan.round_steps, plan.config.round_length or SHORTEST
         needed = wanted * plan.rounds
     if steps < min(SHORTEST, wanted) and plan.config.commit_at is not None:
-        run = f"with network_steps={plan.network_steps}, the run's " if has_fixed_end else ""
+        run = "" if network_steps is None else f"with network_steps={network_steps}, the run's "
         warnings.warn(
             f"{run}{plan.total_steps} steps are few for a pick from {plan.k} candidates, which takes about {needed} "
             "steps. Train longer, or give fewer candidates.",
@@ -156,7 +112,7 @@ def warn_if_short(plan: Plan, has_fixed_end: bool = False) -> None:
         )
 
 
-def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
+def warn_if_frozen(sites: Sequence[Site]) -> None:
     """Warn about sites whose logits are frozen before they are committed."""
     frozen = [site.label for site in sites if not (site.logits.requires_grad or site.committed)]
     if frozen:
@@ -164,7 +120,7 @@ def warn_if_frozen(sites: Sequence[FlexAct]) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
+def omissions(router: Router, steps_done: int, stepped: bool) -> list[str]:
     """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
 
     stepped: whether an optimizer that holds logits has made a step.
@@ -184,43 +140,29 @@ def omissions(router: SiteRouter, steps_done: int, stepped: bool) -> list[str]:
     return found
 
 
-def warn_of_arbitrary_picks(
-    router: SiteRouter, running: RunningGradient, stepped: Collection[FlexAct], acts: bool
-) -> None:
+def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: bool, acts: bool) -> None:
     """Warn if a site is about to drop a candidate without any evidence.
 
-    stepped: the sites whose logits have been stepped by an optimizer. acts: whether the policy acts before steps.
+    stepped: whether an optimizer that holds logits has made a step. acts: whether the policy acts before steps.
     """
-    count = len(router.sites)
     if not stepped and (acts or all(site.at_start() for site in router.sites)):
         # If the logits have moved, an optimizer without torch's hooks has stepped them.
         message = (
             "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
             "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
-    elif acts and (left_out := _left_out(router, stepped)):
-        message = (
-            f"no optimizer has stepped the logits of {len(left_out)} of {count} sites ({', '.join(left_out[:5])}) yet, "
-            "so what they drop now is arbitrary. Give it flexact.param_groups(model), or exclude them in convert."
-        )
     elif router.config.policy.moves_logits and (idle := _without_gradient(router, running)):
         message = (
-            f"{len(idle)} of {count} sites have received no gradient so far ({', '.join(idle[:5])}), so their picks "
-            "are arbitrary. If the forward never calls them, exclude them in convert."
+            f"{len(idle)} of {len(router.sites)} sites have received no gradient so far ({', '.join(idle[:5])}), so "
+            "their picks are arbitrary. If no optimizer holds their logits, give it flexact.param_groups(model); if "
+            "the forward never calls them, exclude them in convert."
         )
     else:
         return
     warnings.warn(message, stacklevel=5)
 
 
-def _left_out(router: SiteRouter, stepped: Collection[FlexAct]) -> list[str]:
-    """Return the trainable sites that no optimizer has stepped and whose group has no stepped site."""
-    groups = {site.group for site in stepped} - {None}
-    sites = [site for site in router.sites if site.logits.requires_grad and site not in stepped]
-    return [site.label for site in sites if site.group not in groups]
-
-
-def _without_gradient(router: SiteRouter, running: RunningGradient) -> list[str]:
+def _without_gradient(router: Router, running: RunningGradient) -> list[str]:
     """Return the trainable sites that have equal probabilities and never received a gradient."""
     still = (running.mean == 0).all(-1).split([site.rows for site in router.sites])
     idle = [site for site, rows in zip(router.sites, still, strict=True) if site.logits.requires_grad and rows.all()]

@@ -12,8 +12,8 @@ from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.policy.evidence import SIGNIFICANT, Evidence
 from flexact.policy.rounds import drops
-from flexact.routing.layer import FlexAct
-from flexact.routing.sites import SiteRouter
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 
 class Elimination:
@@ -23,7 +23,7 @@ class Elimination:
     significantly better.
     """
 
-    def __init__(self, router: SiteRouter, config: FlexConfig, total_steps: int, commit_step: int) -> None:
+    def __init__(self, router: Router, config: FlexConfig, total_steps: int, commit_step: int) -> None:
         self._router, self._commit_step = router, commit_step
         self._left = {site: drops(site.k, config, total_steps, commit_step) for site in router.sites}
         self.steps = {step for left in self._left.values() for step in left}
@@ -49,7 +49,7 @@ class Elimination:
         found = torch.stack([margin, error, count], dim=-1)
         significant = (margin > SIGNIFICANT * error).cpu()
         for site in sites:
-            rows = site.view.rows
+            rows = site.table_rows
             own = found[rows, : site.k].clone()
             if site.original_index >= 0:
                 self._weigh_original(site, own, significant[rows, site.original_index], leader[rows])
@@ -58,17 +58,17 @@ class Elimination:
             while int((site.dropped_at < 0).sum(-1).max()) > left:
                 site.drop_weakest(step, own, protected)
             if step >= self._commit_step and not site.committed:
-                site.keep(self._choice(site), step, own)
+                site.commit(step, self._choice(site), own)
         self.evidence.reset()
 
-    def _weigh_original(self, site: FlexAct, found: Tensor, significant: Tensor, leader: Tensor) -> None:
+    def _weigh_original(self, site: Site, found: Tensor, significant: Tensor, leader: Tensor) -> None:
         """Unprotect a site's original in the rows where it is significantly behind the leader.
 
         found: (rows, K, 3), this round's evidence, edited in place. An unprotected original keeps the evidence of the
         round that unprotected it. A leader is only dropped if the original is kept instead, so its evidence becomes its
         margin behind the original, which is negative if the leader was ahead.
         """
-        protected = self.protected[site.view.rows]
+        protected = self.protected[site.table_rows]
         unprotected = ~protected.to(found.device)
         found[:, site.original_index][unprotected] = site.evidence[:, site.original_index][unprotected]
         protected &= ~significant
@@ -77,13 +77,13 @@ class Elimination:
         behind = found[:, site.original_index] * found.new_tensor([-1.0, 1.0, 1.0])
         found[torch.arange(site.rows, device=found.device), leader] = behind
 
-    def _choice(self, site: FlexAct) -> Tensor:
+    def _choice(self, site: Site) -> Tensor:
         """Return the candidate that each row commits to, (rows,): the original while it is protected, otherwise the
         likeliest one."""
         likeliest = site.likeliest()
         if site.original_index < 0 or not self._protects:
             return likeliest
-        protected = self.protected[site.view.rows].to(likeliest.device)
+        protected = self.protected[site.table_rows].to(likeliest.device)
         keeps = protected & (site.dropped_at[:, site.original_index] < 0)
         return torch.where(keeps, site.original_index, likeliest)
 
@@ -91,11 +91,10 @@ class Elimination:
         return self.evidence.state_dict() | {"protected": self.protected}
 
 
-def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool, last_step: int | None) -> None:
+def keep_originals(router: Router, reason: str, step: int, rewinds: bool) -> None:
     """Warn that a run diverged, and commit every site to its original. Raise if a site has none.
 
-    reason: why nothing can be picked. rewinds: whether the weights are restored next. last_step: the last step that
-    the run needs, if that is known.
+    reason: why nothing can be picked. rewinds: whether the weights are restored next.
     """
     without = [site.label for site in router.sites if site.original_index < 0]
     if without:
@@ -104,12 +103,10 @@ def keep_originals(router: SiteRouter, reason: str, step: int, rewinds: bool, la
             "leave out the candidates that diverge."
         )
     weights = "The initial weights are restored" if rewinds else "The weights are not changed"
-    if last_step is not None:
-        weights += f", and training can stop after step {last_step}"
     warnings.warn(
         f"{reason}, so picking stops, and every site keeps its original function. {weights}. Lower the "
         "learning rate, or leave out the candidates that diverge.",
-        stacklevel=5,
+        stacklevel=4,
     )
     router.trying = None
     for site in router.sites:

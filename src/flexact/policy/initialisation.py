@@ -11,16 +11,16 @@ from torch import nn
 
 from flexact.candidates import lookup
 from flexact.errors import FlexActError
-from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import is_sharded
+from flexact.routing.site import Site
 
 
-def has_init(site: FlexAct, k: int) -> bool:
+def has_init(site: Site, k: int) -> bool:
     """Return whether a candidate of a site has its own initialisation."""
     return lookup(site.keys[k]).init is not None
 
 
-def check_inits(sites: Sequence[FlexAct], rewinds: bool) -> None:
+def check_inits(sites: Sequence[Site], rewinds: bool) -> None:
     """Try each candidate's initialisation on a copy of the layer before it, so that it cannot fail in the middle of a
     run, and warn of those that will not be applied."""
     brought = [(site, k) for site in sites for k in range(site.k) if has_init(site, k)]
@@ -44,14 +44,14 @@ def check_inits(sites: Sequence[FlexAct], rewinds: bool) -> None:
         )
 
 
-def initialise(sites: Iterable[FlexAct], candidate: int | None = None) -> None:
+def initialise(sites: Iterable[Site], candidate: int | None = None) -> None:
     """Initialise the layer before each site whose rows all have one pick, or before all sites for one candidate.
 
     The random numbers are drawn with the config's seed, the same on every rank; torch's random state does not change.
     """
-    chosen: dict[int, tuple[nn.Module, FlexAct, int]] = {}
+    chosen: dict[int, tuple[nn.Module, Site, int]] = {}
     for site in sites:
-        picks = {candidate} if candidate is not None else {site.candidates.index(pick) for pick in site.picks}
+        picks = {candidate} if candidate is not None else set(site.likeliest().tolist())
         k = min(picks)
         if len(picks) == 1 and has_init(site, k) and site.layer_before is not None:
             chosen.setdefault(id(site.layer_before), (site.layer_before, site, k))
@@ -64,17 +64,18 @@ def initialise(sites: Iterable[FlexAct], candidate: int | None = None) -> None:
             _run(layer, site, k)
 
 
-def _check_init(layer: nn.Module, site: FlexAct, k: int) -> None:
+def _check_init(layer: nn.Module, site: Site, k: int) -> None:
     if any(is_sharded(parameter) for parameter in layer.parameters()):
         raise FlexActError(
             f"candidate {site.candidates[k]!r} has an initialisation, but the layer before {site.label} is sharded. "
             "Register the candidate without init=..., and initialise before fully_shard."
         )
     trial = copy.deepcopy(layer)
-    before = {name: (tensor.shape, tensor.dtype) for name, tensor in trial.state_dict().items()}
-    with torch.random.fork_rng([one.device for one in trial.parameters() if one.is_cuda]), torch.no_grad():
+    with torch.random.fork_rng([one.device for one in layer.parameters() if one.is_cuda]), torch.no_grad():
         _run(trial, site, k)
-    after = {name: (tensor.shape, tensor.dtype) for name, tensor in trial.state_dict().items()}
+    before, after = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in one.state_dict().items()} for one in (layer, trial)
+    )
     if before != after:
         raise FlexActError(
             f"the initialisation of candidate {site.candidates[k]!r} changed the tensors of {type(layer).__name__} "
@@ -82,7 +83,7 @@ def _check_init(layer: nn.Module, site: FlexAct, k: int) -> None:
         )
 
 
-def _run(layer: nn.Module, site: FlexAct, k: int) -> None:
+def _run(layer: nn.Module, site: Site, k: int) -> None:
     init = lookup(site.keys[k]).init
     assert init is not None
     try:

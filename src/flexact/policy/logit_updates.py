@@ -16,8 +16,9 @@ from flexact.policy.optimizers import Scaling, Step
 from flexact.routing import corrections
 from flexact.routing.call_statistics import rank_count
 from flexact.routing.gumbel import log_pi
+from flexact.routing.router import Router
 from flexact.routing.sharding import is_sharded, local, own_part
-from flexact.routing.sites import SiteRouter, bound_sites, routers_of
+from flexact.routing.sites import bound_sites, routers_of
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.99
@@ -103,7 +104,7 @@ class RunningGradient:
 
 
 def before_step(
-    router: SiteRouter,
+    router: Router,
     running: RunningGradient,
     evidence: Evidence,
     step_size: Tensor,
@@ -137,7 +138,7 @@ def before_step(
             router.gathered.forget(step.first_rows)
 
 
-def skip(router: SiteRouter, step: Step) -> None:
+def skip(router: Router, step: Step) -> None:
     """Discard the gradients and the statistics of a step, so that the optimizer does not move its logits."""
     for site, logits in zip(router.sites, router.parameters(), strict=True):
         if site in step.sites:
@@ -145,7 +146,7 @@ def skip(router: SiteRouter, step: Step) -> None:
     router.gathered.forget(step.first_rows)
 
 
-def _move_logits(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
+def _move_logits(router: Router, step: Step, changes: list[Tensor]) -> None:
     """Subtract the changes from the logits. A site without a gradient moves together with its group."""
     every = list(zip(router.sites, router.parameters(), changes, strict=True))
     moving = {site for site, logits, _ in every if logits.grad is not None and site in step.sites}
@@ -156,7 +157,7 @@ def _move_logits(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
     torch._foreach_sub_([local(logits) for logits, _ in moved], [own_part(change, logits) for logits, change in moved])
 
 
-def _replace_gradients(router: SiteRouter, step: Step, changes: list[Tensor]) -> None:
+def _replace_gradients(router: Router, step: Step, changes: list[Tensor]) -> None:
     """Write the corrected gradients to the logits that the optimizer is about to step."""
     every = zip(router.sites, router.parameters(), changes, strict=True)
     found = [(own.grad, change) for site, own, change in every if own.grad is not None and site in step.sites]
@@ -164,7 +165,7 @@ def _replace_gradients(router: SiteRouter, step: Step, changes: list[Tensor]) ->
 
 
 def _update(
-    router: SiteRouter,
+    router: Router,
     running: RunningGradient,
     evidence: Evidence,
     step_size: Tensor,
@@ -191,8 +192,7 @@ def _update(
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
         pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
-        all_called = router.gathered.all_called(router.device)
-        change = pulled if all_called else torch.where(router.called(), pulled, change)  # without a call, no target
+        change = torch.where(router.called(), pulled, change)  # without a call, no target
     if policy.moves_logits:
         change = step_size * (change / size)
     if moves is not None:
@@ -203,7 +203,7 @@ def _update(
     return router.split(change)
 
 
-def _advantage(router: SiteRouter, gradient: Tensor) -> Tensor:
+def _advantage(router: Router, gradient: Tensor) -> Tensor:
     """Return ⟨δ, a_k − x⟩, scaled to a norm of 1 per row, (rows, K); 0 for dropped candidates."""
     # In double precision, so that the squares of small numbers do not underflow.
     advantage = gradient.double() / router.p.clamp_min(_SMALLEST_P)
@@ -212,7 +212,7 @@ def _advantage(router: SiteRouter, gradient: Tensor) -> Tensor:
 
 
 def _fused_update(
-    router: SiteRouter, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
+    router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
     """Return `_update`, computed by one kernel. On a single rank the kernel also averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
@@ -251,7 +251,7 @@ def _fused_update(
     return fallback.run(fused, plain, torch.cat(values))
 
 
-def _penalty(router: SiteRouter) -> Tensor:
+def _penalty(router: Router) -> Tensor:
     alive = router.alive()
     log_q = log_pi(router.logits(), alive)
     if router.config.policy.kl_on == "p":
@@ -260,12 +260,12 @@ def _penalty(router: SiteRouter) -> Tensor:
     return router.alpha * (corrections.kl(target, log_q) * router.called().squeeze(1)).sum()
 
 
-def _q(router: SiteRouter) -> Tensor:
+def _q(router: Router) -> Tensor:
     """Return the distribution that the KL acts on."""
     return router.pi if router.config.policy.kl_on == "pi" else router.p
 
 
-def _target(router: SiteRouter, sensitivity: Tensor, alive: Tensor) -> Tensor:
+def _target(router: Router, sensitivity: Tensor, alive: Tensor) -> Tensor:
     policy = router.config.policy
     if policy.correction == "clipped_norm_kl":
         sensitivity = sensitivity.clamp(max=policy.clip)

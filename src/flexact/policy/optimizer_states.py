@@ -1,59 +1,14 @@
-"""The initial states of a model's optimizers, kept so that a rewind can restore them."""
+"""Copies of the states and hyperparameters of optimizers, and how they are restored in place."""
 
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
-
-First = dict[str, dict[str, dict[str, Any]]]
-"""The state of each parameter, by optimizer class and parameter name. Most optimizers start without any."""
-
-
-class OptimizerStates:
-    """The initial state of every optimizer that holds one of the given parameters.
-
-    names: the parameters' names by id.
-
-    `note` is called before each step of any optimizer; before its first step, an optimizer has its initial state. If a
-    run is resumed, `first` is replaced by that of the saved run.
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self.first: First = {}
-        self.resumed = False
-        """Whether `first` is from a saved run, so that the states found at the first step are not the initial ones."""
-        self.rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
-        """The optimizers found so far, with their initial learning rates."""
-        self._names = names
-
-    def note(self, optimizer: Optimizer) -> None:
-        """Keep the state of an optimizer that holds any of the parameters and was not seen before."""
-        if optimizer in self.rates or not any(True for _ in _named_parameters(optimizer, self._names)):
-            return
-        self.rates[optimizer] = learning_rates(optimizer)
-        states, kind = _states(optimizer, self._names), type(optimizer).__name__
-        if states and not self.resumed:
-            self.first[kind] = states | self.first.get(kind, {})
-
-    def now(self, names: Mapping[int, str]) -> First:
-        """Return a copy of the current state of every optimizer, in the form of `first`."""
-        found: First = {}
-        for optimizer in self.rates:
-            found.setdefault(type(optimizer).__name__, {}).update(_states(optimizer, names))
-        return found
-
-    def restore(self, names: Mapping[int, str], states: First) -> None:
-        """Restore these states in every optimizer. The states of unnamed parameters are not changed."""
-        for optimizer in self.rates:
-            own = states.get(type(optimizer).__name__, {})
-            for name, parameter, group in _named_parameters(optimizer, names):
-                _restore_state(optimizer, group, parameter, own.get(name))
 
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
@@ -67,24 +22,39 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Restore the hyperparameters that `groups_of` returned; a learning rate that is a tensor is restored in place."""
-    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+    """Restore the hyperparameters that `groups_of` returned; a learning rate that is a tensor is restored in place.
+    Groups that were added since keep theirs."""
+    for group, kept in zip(optimizer.param_groups, groups, strict=False):
         for key, value in kept.items():
             group[key] = _copied_into(group.get(key), value)
 
 
-def _named_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Return the parameters of an optimizer that have a name, with their groups."""
+def named_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """Return the parameters of an optimizer that have a name, with their names and groups. names: by id."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) in names:
                 yield names[id(parameter)], parameter, group
 
 
-def _states(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-    """Return copies of the states of an optimizer's named parameters, by name."""
+def states_of(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
+    """Return copies of the states of these parameters, by name. Most optimizers start without any."""
     state = optimizer.state
-    return {name: host_copies(state[one]) for name, one, _ in _named_parameters(optimizer, names) if state.get(one)}
+    return {name: host_copies(state[one]) for name, one, _ in named_parameters(optimizer, names) if state.get(one)}
+
+
+def restore_states(optimizer: Optimizer, names: Mapping[int, str], states: Mapping[str, dict[str, Any]]) -> None:
+    """Restore the states that `states_of` returned. Those of parameters without a name are not changed."""
+    for name, parameter, group in named_parameters(optimizer, names):
+        now, first = optimizer.state.pop(parameter, {}), states.get(name)
+        if not first:
+            continue
+        on_device = group.get("capturable") or group.get("fused")  # these keep their step count on the device
+        state = {key: _copied_into(now.get(key), value) for key, value in first.items()}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and key not in now and (key != "step" or on_device):
+                state[key] = value.to(parameter.device)
+        optimizer.state[parameter] = state
 
 
 def host_copies(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,20 +63,6 @@ def host_copies(values: Mapping[str, Any]) -> dict[str, Any]:
         key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
         for key, value in values.items()
     }
-
-
-def _restore_state(
-    optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor, first: Mapping[str, Any] | None
-) -> None:
-    now = optimizer.state.pop(parameter, {})
-    if not first:
-        return
-    on_device = group.get("capturable") or group.get("fused")  # these keep their step count on the device
-    state = {key: _copied_into(now.get(key), value) for key, value in first.items()}
-    for key, value in state.items():
-        if isinstance(value, Tensor) and key not in now and (key != "step" or on_device):
-            state[key] = value.to(parameter.device)
-    optimizer.state[parameter] = state
 
 
 def _copied_into(now: Any, value: Any) -> Any:

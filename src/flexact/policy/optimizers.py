@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch.optim.optimizer import Optimizer
 
 from flexact.errors import FlexActError
 from flexact.io import value_checks
-from flexact.routing.layer import FlexAct
-from flexact.routing.sites import SiteRouter, sites_of
+from flexact.routing.router import Router
+from flexact.routing.site import Site
+from flexact.routing.sites import sites_of
 
 
 def param_groups(
@@ -48,7 +50,7 @@ def param_groups(
     return [{key: own for key, own in group.items() if own is not None} for group in groups if group["params"]]
 
 
-def check_logit_lr(logit_lr: float | None, sites: list[FlexAct]) -> None:
+def check_logit_lr(logit_lr: float | None, sites: Sequence[Site]) -> None:
     """Raise if the logits are given a learning rate, but the policy moves them."""
     if logit_lr is not None and any(site.config.policy.moves_logits for site in sites):
         raise FlexActError(
@@ -65,7 +67,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def checked_optimizer(optimizer: Optimizer, sites: list[FlexAct]) -> Optimizer:
+def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
     """Return an optimizer without wrappers. Raise if it does not hold the logits, or decays logits that it moves."""
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, Optimizer):
@@ -122,11 +124,11 @@ class Step:
     signs: for each site, 1 if the optimizer minimizes, −1 if it maximizes, 0 if it does not hold the logits.
     """
 
-    def __init__(self, router: SiteRouter, signs: tuple[int, ...]) -> None:
+    def __init__(self, router: Router, signs: tuple[int, ...]) -> None:
         signed = list(zip(router.sites, signs, strict=True))
         self.sites = {site: sign < 0 for site, sign in signed if sign}
         """The sites whose logits the optimizer holds, and whether it maximizes."""
-        self.first_rows = {site.view.first_row for site in self.sites}
+        self.first_rows = {site.table_rows.start for site in self.sites}
         self._is_plain = all(sign == 1 for sign in signs)
         by_row = [float(sign) for site, sign in signed for _ in range(site.rows)]
         self._signs = torch.tensor(by_row, device=router.device).unsqueeze(1)
@@ -145,7 +147,7 @@ class Step:
 class Steps:
     """The `Step` of each optimizer, updated if its parameter groups change."""
 
-    def __init__(self, router: SiteRouter) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[object, Step | None]] = weakref.WeakKeyDictionary()
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
-from flexact.policy.optimizer_states import OptimizerStates, groups_of, host_copies, learning_rates, restore_groups
+from flexact.policy.optimizer_states import (
+    groups_of,
+    host_copies,
+    learning_rates,
+    named_parameters,
+    restore_groups,
+    restore_states,
+    states_of,
+)
 from flexact.policy.optimizers import unwrapped
-from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import fsdp_modules, is_sharded, local, own_part
+from flexact.routing.site import Site
 
 
 class StartingPoint:
@@ -31,11 +38,17 @@ class StartingPoint:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, others: Sequence[Any], wanted: bool) -> None:
         self.rewound_at: int | None = None
-        self._wanted, self._model, self._given = wanted, model, optimizer
-        checked = _checked(others, model)
-        self._others = checked if wanted else []
+        self._wanted, self._model = wanted, model
+        _check_others(others, model)
+        self._others = list(others) if wanted else []
+        self._given = [optimizer, *(_stepped_by(other) for other in self._others)]
         self._start: dict[str, Any] | None = None
-        self._optimizers: OptimizerStates | None = None
+        self._resumed = False
+        """Whether the initial state is from a saved run, so that optimizers found now are not in theirs."""
+        self._names: dict[int, str] = {}
+        """The names of all parameters, including the logits, by id."""
+        self._rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
+        """The optimizers of these parameters found so far, with their initial learning rates."""
 
     @property
     def kept(self) -> bool:
@@ -53,48 +66,28 @@ class StartingPoint:
                 stacklevel=3,
             )
             return
-        absent = [name for name, tensor in _tensors(self._model).items() if is_lazy(tensor) or tensor.is_meta]
-        if absent:
-            raise FlexActError(
-                f"rewind=True needs the initial weights, but {absent[0]!r} has none yet. Before creating the Schedule, "
-                "run one batch through a lazy model, or load the weights of a model on the meta device."
-            )
-        self._begin(self.save(), resumed=False)
+        self._begin(self.save())
 
     def save(self) -> dict[str, Any]:
-        """Return a copy in host memory of the weights and the states of the optimizers and the other objects."""
-        tensors = _tensors(self._model)
-        try:
-            return {
-                "tensors": host_copies(tensors),
-                "optimizers": {} if self._optimizers is None else self._optimizers.now(_names(self._model)),
-                "others": [_saved(other) for other in self._others],
-            }
-        except (MemoryError, RuntimeError) as error:
-            size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
-            raise FlexActError(
-                f"a run that rewinds copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, "
-                f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
-            ) from error
-
-    def check_model(self) -> None:
-        """Raise if the model has other parameters or buffers than at the start of the run."""
-        if self._start is not None:
-            _check_same(_tensors(self._model), self._start["tensors"], _derived(self._model))
+        """Return a copy in host memory of the weights and the states of the optimizers and the other objects. The
+        optimizers' states are by class and parameter."""
+        optimizers: dict[str, dict[str, dict[str, Any]]] = {}
+        for optimizer in self._rates:
+            optimizers.setdefault(type(optimizer).__name__, {}).update(states_of(optimizer, self._names))
+        others = [_saved(other) for other in self._others]
+        return {"tensors": host_copies(_tensors(self._model)), "optimizers": optimizers, "others": others}
 
     def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
         has changed, raise before anything is written."""
         saved = self._start if saved is None else saved
         assert saved is not None
-        assert self._optimizers is not None
         tensors, others = saved["tensors"], saved["others"]
-        for module in fsdp_modules(self._model):
+        for module in fsdp_modules(self._model, "FSDPModule"):
             module.reshard()  # otherwise parameters that an evaluation left unsharded would be used instead
         now, derived = _tensors(self._model), _derived(self._model)
         _check_same(now, tensors, derived)
-        self._check_groups(others)
-        if not self._optimizers.rates:
+        if not self._rates:
             warnings.warn(
                 "no optimizer of torch.optim has stepped the weights, so no optimizer state was rewound with them. "
                 "Pass any other optimizer to Schedule(..., rewinds=[optimizer]).",
@@ -103,7 +96,8 @@ class StartingPoint:
         self._warn_of_rates(step)
         for other, kept in zip(self._others, others, strict=True):
             other.load_state_dict(kept["state"])
-        self._optimizers.restore(_names(self._model), saved["optimizers"])
+        for optimizer in self._rates:
+            restore_states(optimizer, self._names, saved["optimizers"].get(type(optimizer).__name__, {}))
         for other, kept in zip(self._others, others, strict=True):
             if kept["groups"] is not None and (stepped := _stepped_by(other)) is not None:
                 restore_groups(stepped, kept["groups"])
@@ -122,71 +116,59 @@ class StartingPoint:
         start = None if self._start is None else self._start | {"optimizers": dict(self._start["optimizers"])}
         return {"rewind": True, "rewound_at": self.rewound_at, "start": start}
 
-    def load_state_dict(self, state: Mapping[str, Any], is_over: bool) -> None:
-        """Load the initial state of the run to resume. is_over: whether that run has already committed."""
-        rewound_at, start = state.get("rewound_at"), state.get("start")
-        differs = not (state.get("rewind") or is_over) if self._wanted else start is not None
-        if differs:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the initial state of the run to resume."""
+        if state.get("rewind", False) != self._wanted:
             raise FlexActError(
                 f"the saved run {'does not rewind' if self._wanted else 'rewinds'}, but this one has "
                 f"FlexConfig(rewind={self._wanted}). Resume it with FlexConfig(rewind={not self._wanted})."
             )
-        if not self._wanted:
-            return
-        if isinstance(rewound_at, bool) or not isinstance(rewound_at, int | None):
-            raise FlexActError(f"not a Schedule's state: 'rewound_at' must be a step or None; got {rewound_at!r:.80}.")
-        if start is not None:
-            self._load(start)
-        else:
+        if (start := state.get("start")) is None:
             self.forget()
-        self.rewound_at = rewound_at
+        else:
+            self._load(start)
+        self.rewound_at = state.get("rewound_at")
 
-    def _load(self, start: Any) -> None:
-        parts = {"tensors": dict, "optimizers": dict, "others": list}
-        is_complete = isinstance(start, dict) and start.keys() == parts.keys()
-        if not is_complete or not all(isinstance(start[name], kind) for name, kind in parts.items()):
+    def _load(self, start: dict[str, Any]) -> None:
+        if len(start["others"]) != len(self._others):
             raise FlexActError(
-                "not a Schedule's state: 'start' must have the initial tensors, optimizers and others of the run."
-            )
-        others = start["others"]
-        known = all(isinstance(one, dict) and {"state", "groups"} <= one.keys() for one in others)
-        if not known or len(others) != len(self._others):
-            raise FlexActError(
-                f"the saved run rewinds {len(others)} further objects, but this one has {len(self._others)}. Create "
-                "the Schedule with the same rewinds=... as the saved run."
+                f"the saved run rewinds {len(start['others'])} further objects, but this one has {len(self._others)}. "
+                "Create the Schedule with the same rewinds=... as the saved run."
             )
         now = _tensors(self._model)
         kept = {name: _sharded_like(tensor, now.get(name)) for name, tensor in start["tensors"].items()}
         _check_same(now, kept, _derived(self._model))
-        self._begin(start | {"tensors": kept}, resumed=True)
+        self._resumed = True
+        self._begin(start | {"tensors": kept})
 
-    def _begin(self, start: dict[str, Any], resumed: bool) -> None:
+    def _begin(self, start: dict[str, Any]) -> None:
         """Set the initial state, and start to look for optimizers; those that are known already are added now."""
         self._start = start
-        if self._optimizers is None:
-            self._optimizers = OptimizerStates(_names(self._model))
-            for optimizer in (self._given, *(_stepped_by(other) for other in self._others)):
-                if optimizer is not None:
-                    self._optimizers.note(optimizer)
-        if resumed:
-            self._optimizers.first, self._optimizers.resumed = start["optimizers"], True
-        else:
-            start["optimizers"] = self._optimizers.first
+        self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for optimizer in self._given:
+            if optimizer is not None:
+                self.note(optimizer)
 
     def forget(self) -> None:
         """Discard the initial state."""
-        self._start = self._optimizers = None
+        self._start = None
+        self._rates.clear()
 
     def note(self, optimizer: Optimizer) -> None:
-        """Keep the state of an optimizer that is about to step, if it is new and there is an initial state."""
-        if self._optimizers is not None:
-            self._optimizers.note(optimizer)
+        """Keep the state of an optimizer if it holds any of the parameters, was not seen before, and there is an
+        initial state. Called before each step of any optimizer; before its first step, an optimizer has its initial
+        state."""
+        if self._start is None or optimizer in self._rates or not any(named_parameters(optimizer, self._names)):
+            return
+        self._rates[optimizer] = learning_rates(optimizer)
+        states, kind, first = states_of(optimizer, self._names), type(optimizer).__name__, self._start["optimizers"]
+        if states and not self._resumed:
+            first[kind] = states | first.get(kind, {})
 
     def _warn_of_rates(self, step: int) -> None:
         """Warn if a learning rate has changed and nothing restores it."""
-        assert self._optimizers is not None
-        rewound = [_stepped_by(other) for other in self._others] + self._others
-        for optimizer, first in self._optimizers.rates.items():
+        rewound = self._given[1:] + self._others
+        for optimizer, first in self._rates.items():
             now = learning_rates(optimizer)
             if now != first and self.rewound_at is None and not any(one is optimizer for one in rewound):
                 warnings.warn(
@@ -195,18 +177,9 @@ class StartingPoint:
                     stacklevel=5,
                 )
 
-    def _check_groups(self, others: Sequence[Mapping[str, Any]]) -> None:
-        for other, kept in zip(self._others, others, strict=True):
-            stepped, groups = _stepped_by(other), kept["groups"]
-            if stepped is not None and groups is not None and len(groups) != len(stepped.param_groups):
-                raise FlexActError(
-                    f"the optimizer of {type(other).__name__} has {len(stepped.param_groups)} parameter groups, but "
-                    f"had {len(groups)} when the Schedule was created. Add groups before that; nothing was restored."
-                )
 
-
-def _checked(others: Any, model: nn.Module) -> list[Any]:
-    """Return the further objects to rewind. Raise if one has no state to save and load, or would undo the picks."""
+def _check_others(others: Any, model: nn.Module) -> None:
+    """Raise if a further object to rewind has no state to save and load, or would undo the picks."""
     if not isinstance(others, list | tuple):
         raise FlexActError(
             f"rewinds must be a list of objects with state_dict() and load_state_dict(); got {type(others).__name__}. "
@@ -220,23 +193,16 @@ def _checked(others: Any, model: nn.Module) -> list[Any]:
             )
         if isinstance(other, nn.Module):
             _check_module(other, model)
-    return list(others)
 
 
 def _check_module(other: nn.Module, model: nn.Module) -> None:
-    """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
-    sites = [module for module in other.modules() if isinstance(module, FlexAct)]
+    """Raise if a module to rewind has sites of this model."""
     own = {id(module) for module in model.modules()}
-    if any(id(site) in own for site in sites):
+    if any(isinstance(module, Site) and id(module) in own for module in other.modules()):
         raise FlexActError(
             f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. The "
             "model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
             "AveragedModel(model)."
-        )
-    if sites and isinstance(other, AveragedModel) and other.use_buffers:
-        raise FlexActError(
-            "rewinds has an AveragedModel with use_buffers=True, which averages the buffers of the sites. Weight "
-            "averaging must copy buffers, not average them: use AveragedModel(model, use_buffers=False)."
         )
 
 
@@ -256,7 +222,7 @@ def _stepped_by(other: Any) -> Optimizer | None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers by name, each once, except those of the sites."""
-    sites = [module for module in model.modules() if isinstance(module, FlexAct)]
+    sites = [module for module in model.modules() if isinstance(module, Site)]
     routing = {id(tensor) for site in sites for tensor in (*site.parameters(False), *site.buffers(False))}
     named = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor for name, tensor in named if id(tensor) not in routing}
@@ -271,22 +237,16 @@ def _derived(model: nn.Module) -> set[str]:
     }
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    """Return the names of all parameters, including the logits, by id."""
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _sharded_like(saved: Any, own: Tensor | None) -> Any:
+def _sharded_like(saved: Tensor, own: Tensor | None) -> Tensor:
     """Return a saved tensor in host memory, sharded like the model's tensor if only that one is sharded."""
-    splits = own is not None and is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved)
-    if own is None or not splits or saved.shape != own.shape:
-        return saved.to("cpu") if isinstance(saved, Tensor) else saved
+    if own is None or not is_sharded(own) or is_sharded(saved) or saved.shape != own.shape:
+        return saved.to("cpu")
     part = own.detach().to("cpu", copy=True)
     local(part).copy_(own_part(saved.to(own.device), own))
     return part
 
 
-def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set[str]) -> None:
+def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Tensor], derived: set[str]) -> None:
     """Raise if the model's parameters or buffers differ from those kept in name or shape."""
     for name in sorted({*kept, *now} - derived):
         current, initial = _shape(now.get(name)), _shape(kept.get(name))
@@ -297,5 +257,5 @@ def _check_same(now: Mapping[str, Tensor], kept: Mapping[str, Any], derived: set
             )
 
 
-def _shape(tensor: Any) -> str:
-    return f"shape {tuple(local(tensor).shape)}" if isinstance(tensor, Tensor) else "no tensor"
+def _shape(tensor: Tensor | None) -> str:
+    return "no tensor" if tensor is None else f"shape {tuple(local(tensor).shape)}"

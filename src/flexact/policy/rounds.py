@@ -12,9 +12,10 @@ from flexact.io.value_checks import MAX_STEPS
 
 
 class Rung(NamedTuple):
-    """One rung of a trial: its number of candidates, and the step of each candidate at which it ends."""
+    """One rung of a trial: its number of candidates, and the steps of each candidate at which it starts and ends."""
 
     candidates: int
+    start: int
     until: int
 
 
@@ -130,7 +131,7 @@ def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
 
     >>> from flexact import FlexConfig
     >>> [tuple(rung) for rung in rungs(7, FlexConfig(trial_steps=300), 8_000)]
-    [(7, 75), (4, 150), (2, 300)]
+    [(7, 0, 75), (4, 75, 150), (2, 150, 300)]
     """
     counts = [k]
     while counts[-1] > 2:
@@ -143,8 +144,7 @@ def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
 
 def trial_steps(found: list[Rung]) -> int:
     """Return the total number of steps of a trial."""
-    started = [0, *(rung.until for rung in found)]
-    return sum(candidates * (until - start) for (candidates, until), start in zip(found, started, strict=False))
+    return sum(rung.candidates * (rung.until - rung.start) for rung in found)
 
 
 def _latest(config: FlexConfig, total_steps: int) -> float:
@@ -154,4 +154,5 @@ def _latest(config: FlexConfig, total_steps: int) -> float:
 
 def _rungs(counts: list[int], last: int) -> list[Rung]:
     longest = len(counts) - 1
-    return [Rung(count, max(i + 1, last >> (longest - i))) for i, count in enumerate(counts)]
+    ends = [max(i + 1, last >> (longest - i)) for i in range(len(counts))]
+    return [Rung(*one) for one in zip(counts, [0, *ends], ends, strict=False)]

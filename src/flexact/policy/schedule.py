@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,17 +19,13 @@ from flexact.policy.initialisation import check_inits, initialise
 from flexact.policy.logit_updates import RunningGradient, before_step, skip
 from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
-from flexact.policy.rounds import Plan, planned, planned_for
+from flexact.policy.rounds import planned, planned_for
 from flexact.policy.step_hooks import listen, stop_listening
-from flexact.policy.trial import AllDiverged, HeldOut, Trial, tries_candidates
-from flexact.routing.layer import FlexAct
-from flexact.routing.router import version_of
-from flexact.routing.saved_state import check_tensors
+from flexact.policy.trial import HeldOut, Trial, tries_candidates
+from flexact.routing.site import Site, version_of
 from flexact.routing.sites import one_router, sites_of
 
 VERSION = 2
-_in_force: weakref.WeakValueDictionary[int, Schedule] = weakref.WeakValueDictionary()
-"""The newest acting schedule of each router, by the id of the router."""
 
 
 class Schedule:
@@ -96,7 +91,12 @@ class Schedule:
         self._written: tuple[tuple[float, ...], list[int]] | None = None
         tries = self._trains_weights and tries_candidates(model, self.router, held_out is not None)
         self._plan = (planned if network_steps is None else planned_for)(self.router.k, self.config, tries, steps)
-        self._first_plan, self._has_fixed_end = self._plan, network_steps is not None
+        self.total_steps = self._plan.total_steps
+        """The number of optimizer steps of the whole run."""
+        self.commit_step = self._plan.commit_step
+        """The step at which every site commits to its pick; past the end if the policy never commits."""
+        self.network_steps = self._plan.network_steps
+        """The number of steps that train the final network; all steps if nothing is rewound."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
         if held_out is not None and not (self._plan.rungs or self.committed):
             raise FlexActError(
@@ -111,30 +111,20 @@ class Schedule:
         if not self.committed:
             self._start.keep(steps_after=self.total_steps - self.commit_step)
             check_inits(sites, self._start.kept)
-            self._trial = self._new_trial() if self._plan.rungs else None
-            if held_out is not None and self._held_out is not None:
-                checks.check_held_out(model, held_out, self._held_out.loss, sites[0])
+            if self._plan.rungs:
+                self._trial = self._new_trial()
+                if self._held_out is not None:
+                    self._held_out.check(self._trial.trying)
             if self._acts:
-                checks.warn_if_short(self._plan, self._has_fixed_end)
+                checks.warn_if_short(self._plan, network_steps)
         self._steps = Steps(self.router)
-        self._stepped: dict[FlexAct, bool] = {}
+        self._stepped: dict[Site, bool] = {}
         """The sites whose logits an optimizer has stepped, and whether it maximizes."""
-        self._scaled = False
         self._picking = True
         """Whether the run still picks, or has yet to rewind after the commitment."""
         self._warned: set[str] = set()
         self._start_step()
         self._listen()
-
-    @property
-    def total_steps(self) -> int:
-        """The number of optimizer steps of the whole run."""
-        return self._plan.total_steps
-
-    @property
-    def commit_step(self) -> int:
-        """The step at which every site commits to its pick; past the end if the policy never commits."""
-        return self._plan.commit_step
 
     @property
     def committed(self) -> bool:
@@ -145,11 +135,6 @@ class Schedule:
     def rewound_at(self) -> int | None:
         """The step after which the weights were last rewound; None if they were not."""
         return self._start.rewound_at
-
-    @property
-    def network_steps(self) -> int:
-        """The number of steps that train the final network; all steps if nothing is rewound."""
-        return self._plan.network_steps
 
     @property
     def trained_steps(self) -> int:
@@ -167,7 +152,7 @@ class Schedule:
                 f"the schedule was created for {self.total_steps} steps, which are done; further ones have no effect. "
                 "Create it with the number of optimizer steps of the whole run, including a last partial batch."
             )
-            self.router.advance()
+            self.router.go_to(self.router.step + 1)
             return
         checks.check_loss(loss)
         loss = self.router.loss = loss.detach() if isinstance(loss, Tensor) else loss
@@ -194,50 +179,35 @@ class Schedule:
             self._warn_once(message, stacklevel=4)
         step = self.steps_done + 1
         if self._trial is None:
-            self._step_blend(loss, step)
-        elif loss is None and self._held_out is None:
-            self._blend_instead(step)
+            diverged = self._step_blend(loss, step)
         else:
-            self._step_trial(self._trial, loss, step)
-
-    def _step_trial(self, trial: Trial, loss: Tensor | float | None, step: int) -> None:
-        """Advance a trial by one step. At its end, or if every candidate diverges, the sites commit."""
-        try:
-            trial.step(loss, step, bool(self._stepped) and all(self._stepped.values()))
-        except AllDiverged:
-            keep_originals(
-                self.router, "the loss of every candidate is NaN or infinite", step, True, self._last_step(step)
-            )
+            diverged = self._trial.step(loss, step, maximizes=bool(self._stepped) and all(self._stepped.values()))
+        if diverged is not None:
+            keep_originals(self.router, diverged, step, self._start.kept)
             self._trial = None  # none of its weights are kept
 
-    def _step_blend(self, loss: Tensor | float | None, step: int) -> None:
-        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit."""
+    def _step_blend(self, loss: Tensor | float | None, step: int) -> str | None:
+        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit. Return
+        why nothing can be picked; None if it can."""
         drops = step in self._elimination.steps
-        reason = checks.divergence(loss, self.router.sites if drops else [])
-        if reason is not None:
-            keep_originals(self.router, reason, step, self._start.kept, self._last_step(step))
-            return
+        diverged = checks.divergence(loss, self.router.sites if drops else [])
+        if diverged is not None:
+            return diverged
         if drops:
-            self._start.check_model()
             if step == min(self._elimination.steps):
-                # With a gradient scaler, a fused optimizer may have skipped every step.
-                stepped = [site for site in self._stepped if not (self._scaled and site.at_start())]
-                checks.warn_of_arbitrary_picks(self.router, self._running, stepped, self._acts)
+                checks.warn_of_arbitrary_picks(self.router, self._running, bool(self._stepped), self._acts)
             self._running.reset()  # the remaining candidates have gradients of another size
             self._elimination.drop(step)
         if step in self._elimination.settled_after.values():
             self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
             self._elimination.evidence.reset()
-
-    def _last_step(self, step: int) -> int | None:
-        """Return the last step that a run of `network_steps` needs if it stops picking now; None for other runs."""
-        return step + self.network_steps if self._has_fixed_end and self._start.kept else None
+        return None
 
     def _end_picking(self) -> None:
         """After the commitment: continue from the weights of the trial's winner, or rewind to the initial weights."""
         if self._trial is not None:
             self._steps_lost = self.steps_done - self._trial.steps
-            self._end_trial()
+            self._trial = self.router.trying = None
         elif self._start.kept and self.steps_done < self.total_steps:
             self._start.restore(self.steps_done)
             initialise(self.router.sites)
@@ -246,44 +216,13 @@ class Schedule:
         stop_listening(self._action)
         self._picking = False
 
-    def _end_trial(self) -> None:
-        self._trial = self.router.trying = None
-
-    def _blend_instead(self, step: int) -> None:
-        """Fall back to a blend, because a trial needs the loss and none was given. Raise if it is too late for that."""
-        if step > 1 or self._has_fixed_end:  # a blend would change total_steps, which the loop may use
-            raise FlexActError(
-                "schedule.step() was called without a loss in a trial, which compares candidates by their loss. "
-                "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
-            )
-        warnings.warn(
-            "this network has no normalisation layers, so a trial would pick better than a blend, but needs the loss: "
-            "call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this warning.",
-            stacklevel=4,
-        )
-        self._start.restore(step)
-        self._steps_lost = step
-        self._end_trial()
-        self._set_plan(self._blend_plan())
-
-    def _blend_plan(self) -> Plan:
-        """Return the plan of this run without a trial."""
-        return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
-
-    def _set_plan(self, plan: Plan) -> None:
-        if plan != self._plan:
-            self._plan = plan
-            self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
-        if not plan.rewinds:
-            self._start.forget()
-
     def _new_trial(self) -> Trial:
         return Trial(self.router, self._start, self._plan.rungs, self._held_out)
 
     def _listen(self) -> None:
         """Call `_action` before optimizer steps. If a model has several schedules, only the newest one acts."""
         if self._acts:
-            _in_force[id(self.router)] = self
+            self.router.acting = id(self)
         listen(self._action)
 
     def _action(self, stepping: Optimizer) -> Callable[[bool], None] | None:
@@ -296,9 +235,8 @@ class Schedule:
             self.router.resumes = True
         if len(self._stepped) < len(self.router.sites):
             self._stepped |= step.sites
-            self._scaled = self._scaled or Scaling.of(stepping) is not None
         self.router.current = False  # the logits are about to move, and a site may be called directly next
-        acts = self._acts and _in_force.get(id(self.router)) is self
+        acts = self._acts and self.router.acting == id(self)
         return functools.partial(self.before_optimizer_step, stepping) if acts else None
 
     def before_optimizer_step(self, stepping: Optimizer, again: bool = False) -> None:
@@ -327,27 +265,19 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run. The state of the sites is part of the model's. Before a rewind, the initial
         weights are included."""
-        progress: dict[str, Any] = {"version": VERSION, "step": self.steps_done, "total_steps": self.total_steps}
-        progress |= {"steps_lost": self._steps_lost, "drops": self._drops(self._plan)}
-        progress |= {"network_steps": self.network_steps, "groups": checks.groups(self.router)}
-        trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
+        progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
+        trial = {"trial": None if self._trial is None else self._trial.state_dict()}
         tensors = {name: own.clone() for name, own in self._tensors().items()}
-        return progress | tensors | self._start.state_dict() | trial
+        return progress | self._identity() | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        checks.check_run(state, VERSION, self.total_steps, self._has_fixed_end)
-        checks.check_groups(state.get("groups"), self.router)
-        fell_back = state.get("blends") and self._first_plan.rungs  # a loss was missing, see `_blend_instead`
-        plan = self._blend_plan() if fell_back else self._first_plan
-        checks.check_drops(state.get("drops"), self._drops(plan))
-        check_tensors(state, self._tensors())
-        self._start.load_state_dict(state, is_over=state["step"] >= plan.commit_step)
-        self._set_plan(plan)
+        checks.check_run(state, VERSION, self._identity(), self._tensors())
+        self._start.load_state_dict(state)
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
-        self._end_trial()
+        self._trial = self.router.trying = None
         if (trial := state.get("trial")) is not None:
             self._trial = self._new_trial()
             self._trial.load_state_dict(trial)
@@ -359,10 +289,12 @@ class Schedule:
         """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
         return self._running.state_dict() | self._elimination.state_dict()
 
-    def _drops(self, plan: Plan) -> list[int]:
-        """Return when a plan drops candidates: steps of the run for a blend, steps per candidate for a trial."""
-        elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
-        return [rung.until for rung in plan.rungs] or sorted(elimination.steps)
+    def _identity(self) -> dict[str, Any]:
+        """Return what must be the same in a run to resume: its length, when it drops candidates (in a trial, steps of
+        each candidate), and which sites pick together."""
+        drops = [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps)
+        steps = {"total_steps": self.total_steps, "network_steps": self.network_steps}
+        return steps | {"drops": drops, "groups": checks.groups(self.router)}
 
     def _start_step(self) -> None:
         """Set the temperature, the step size and the correction weight of the next step, and draw its noise."""

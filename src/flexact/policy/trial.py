@@ -17,23 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
-from flexact.policy import checks
 from flexact.policy.evidence import SIGNIFICANT
 from flexact.policy.initialisation import has_init, initialise
 from flexact.policy.rewinding import StartingPoint
 from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
-from flexact.routing.layer import FlexAct
-from flexact.routing.sites import SiteRouter
+from flexact.routing.random_state import same_random_state
+from flexact.routing.router import Router
+from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
 """The fraction of a candidate's steps in a rung, counted from its end, over which its loss is averaged."""
 HELD_OUT_LOSSES = 7
 """The number of held-out losses that are measured in these steps."""
-
-
-class AllDiverged(Exception):
-    """No candidate of a rung has a finite loss."""
 
 
 class HeldOut:
@@ -59,7 +55,9 @@ class HeldOut:
             for module, training in modes.items():
                 module.training = training
         try:
-            number = checks.held_out_number(value)
+            if isinstance(value, bool | str | bytes):
+                raise TypeError
+            number = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
         if not math.isnan(number):
@@ -67,6 +65,16 @@ class HeldOut:
         if training_loss is not None and not math.isfinite(float(training_loss)):
             return math.inf
         raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
+
+    def check(self, candidate: str) -> None:
+        """Measure the loss once before the run. Raise if it is not finite."""
+        with same_random_state(self._model):
+            value = self.loss(candidate, None)
+        if math.isinf(value):
+            raise FlexActError(
+                f"held_out returned {value} for the initial weights. Check its data and the weights. To resume a run, "
+                "you can load the state of the model after creating the Schedule."
+            )
 
 
 class Trial:
@@ -78,7 +86,7 @@ class Trial:
     """
 
     def __init__(
-        self, router: SiteRouter, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
+        self, router: Router, start: StartingPoint, rungs: Sequence[Rung], held_out: HeldOut | None = None
     ) -> None:
         self._router, self._start, self._rungs, self._held_out = router, start, rungs, held_out
         self._rung = self._index = 0
@@ -90,52 +98,57 @@ class Trial:
         self._saved: dict[int, dict[str, Any]] = {}
         router.trying = self._candidate
 
-    def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> None:
+    def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> str | None:
         """Count a step. At the end of a candidate's steps, switch to the next candidate or rung; at the end of the last
-        rung, commit the sites to the best candidate and restore its trained weights.
+        rung, commit the sites to the best candidate and restore its trained weights. Return why nothing can be picked;
+        None if it can.
 
-        maximizes: whether the optimizer maximizes the loss.
+        loss: needed without a held-out loss. maximizes: whether the optimizer maximizes the loss.
         """
+        if loss is None and self._held_out is None:
+            raise FlexActError(
+                "schedule.step() was called without a loss in a trial, which compares candidates by their loss. "
+                "Call schedule.step(loss) after every optimizer step, or use FlexConfig(pick_by='blend')."
+            )
         self.steps += 1
-        left, compared = self._rungs[self._rung].until - self.steps, self._compared_steps
+        rung = self._rungs[self._rung]
+        left, compared = rung.until - self.steps, max(3, COMPARED_PART * (rung.until - rung.start))
         if self._held_out is None:
             value = loss if left < compared else None
         else:
-            name = self._router.sites[0].candidates[self._candidate]
-            value = self._held_out.loss(name, loss) if _takes_held_out(left, compared) else None
+            value = self._held_out.loss(self.trying, loss) if _takes_held_out(left, compared) else None
         if value is not None:
             # A copy, since a captured CUDA graph writes the next loss to the same memory.
             own = torch.as_tensor(-value if maximizes else value).detach().float().reshape(()).clone()
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
-            return
-        self._start.check_model()
+            return None
         self._saved[self._candidate] = self._start.save()
-        self._index += 1
+        self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
-            self._end_rung(step)
-        self.steps = self._started
+            ranked = self._ranked()
+            if not ranked:
+                return "the loss of every candidate is NaN or infinite"
+            self._end_rung(step, ranked)
+            self.steps = rung.until
         self._start.restore(step, self._saved.get(self._candidate))
         if self._candidate not in self._saved:
             initialise(self._router.sites, self._candidate)
         self._router.trying = None if self._router.committed else self._candidate
+        return None
+
+    @property
+    def trying(self) -> str:
+        """The name of the candidate that is being trained."""
+        return self._router.sites[0].candidates[self._candidate]
 
     @property
     def _candidate(self) -> int:
         return self._left[self._index]
 
-    @property
-    def _started(self) -> int:
-        """The number of steps that each candidate had been trained for when this rung started."""
-        return self._rungs[self._rung - 1].until if self._rung else 0
-
-    @property
-    def _compared_steps(self) -> float:
-        return max(3, COMPARED_PART * (self._rungs[self._rung].until - self._started))
-
-    def _end_rung(self, step: int) -> None:
-        """Drop the weaker candidates, and start the next rung with the others."""
-        sites, evidence_of = self._router.sites, self._ranked()
+    def _end_rung(self, step: int, evidence_of: dict[int, tuple[float, float, float]]) -> None:
+        """Drop the weaker candidates, and start the next rung with the others. evidence_of: see `_ranked`."""
+        sites = self._router.sites
         self._rung += 1
         kept = list(evidence_of)[: self._rungs[self._rung].candidates if self._rung < len(self._rungs) else 1]
         originals = {site.original_index for site in sites} - {-1}
@@ -144,27 +157,27 @@ class Trial:
         if original not in kept and margin <= SIGNIFICANT * error:  # no candidate is significantly better
             evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original
             kept[-1] = original
+        dropped = torch.zeros(1, self._router.k, dtype=torch.bool)
+        evidence = torch.full((1, self._router.k, 3), math.nan)
+        for candidate, found in evidence_of.items():
+            dropped[:, candidate] = candidate not in kept
+            evidence[:, candidate] = torch.tensor(found)
         for site in sites:
-            dropped = torch.zeros(site.rows, site.k, dtype=torch.bool)
-            evidence = torch.full((site.rows, site.k, 3), math.nan)
-            for candidate, found in evidence_of.items():
-                dropped[:, candidate] = candidate not in kept
-                evidence[:, candidate] = torch.tensor(found)
             site.drop(dropped, step, evidence)
         self._left, self._index, self._losses = kept, 0, {}
         self._saved = {candidate: self._saved[candidate] for candidate in kept}
 
     def _ranked(self) -> dict[int, tuple[float, float, float]]:
         """Return the candidates of the finished rung, best first, each with its difference in loss from the best, the
-        standard error of the difference, and the number of losses."""
+        standard error of the difference, and the number of losses. Empty if every candidate diverged."""
         losses = {
             candidate: mean_over_ranks(torch.stack(self._losses[candidate]).double()).cpu() for candidate in self._left
         }
-        means = {candidate: float(own.mean()) for candidate, own in losses.items()}
-        order = sorted(losses, key=lambda candidate: means[candidate] if _is_finite(losses[candidate]) else math.inf)
+        means = {candidate: float(own.mean()) if _is_finite(own) else math.inf for candidate, own in losses.items()}
+        order = sorted(means, key=means.__getitem__)
         best = losses[order[0]]
         if not _is_finite(best):
-            raise AllDiverged
+            return {}
         names = self._router.sites[0].candidates
         if diverged := [names[candidate] for candidate in order if not _is_finite(losses[candidate])]:
             warnings.warn(
@@ -187,7 +200,7 @@ class Trial:
         self._router.trying = self._candidate
 
 
-def _trial_order(site: FlexAct) -> list[int]:
+def _trial_order(site: Site) -> list[int]:
     """Return the candidates in trial order: those without an initialisation of their own first."""
     order = sorted(range(site.k), key=lambda k: has_init(site, k))
     if has_init(site, order[0]):
@@ -221,7 +234,7 @@ def _difference(losses: Tensor, best: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
 
 
-def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bool:
+def tries_candidates(model: nn.Module, router: Router, held_out: bool) -> bool:
     """Return whether a model picks by a trial; see `FlexConfig.pick_by`.
 
     held_out: whether there is a held-out loss to compare them by.
@@ -240,13 +253,13 @@ def tries_candidates(model: nn.Module, router: SiteRouter, held_out: bool) -> bo
     return obstacle is None and usual and rewinds and (held_out or (one_original and not normalises))
 
 
-def _obstacle(router: SiteRouter) -> str | None:
+def _obstacle(router: Router) -> str | None:
     """Return why the sites cannot run one candidate together, and what to do about it; None if they can."""
     sites = router.sites
     if len({site.keys for site in sites}) > 1:
         return "its sites have different candidates. Give all of them the same, or use pick_by='blend'"
     if not all(site.logits.requires_grad for site in sites):
         return "the logits of some sites are frozen. Unfreeze them, or use pick_by='blend'"
-    if not router.shares_all:
+    if len({site.group for site in sites}) > 1 or sites[0].group is None:
         return "its sites do not all pick together. Use share='model', or pick_by='blend'"
     return None

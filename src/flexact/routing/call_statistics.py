@@ -73,8 +73,7 @@ class Gathered:
         ]
         if self._in_order:
             return mean_over_ranks(torch.cat(tables))
-        if not self._even:  # a row of zeros, to pad the rows with fewer calls
-            tables.append(torch.zeros(1, self.k, device=device))
+        tables.append(torch.zeros(1, self.k, device=device))  # pads the rows with fewer calls
         return mean_over_ranks(torch.cat(tables)[self._positions].sum(1) / self._counts)
 
     def flat(self, device: torch.device, start: int, means: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
@@ -102,11 +101,6 @@ class Gathered:
         self._arrange(device)
         return self._called
 
-    def all_called(self, device: torch.device) -> bool:
-        """Return whether every row was called."""
-        self._arrange(device)
-        return self._even
-
     def _arrange(self, device: torch.device) -> None:
         """Compute the positions of each row's calls in the concatenated table, if the set of calls has changed."""
         pattern = (device, tuple(self._calls))
@@ -118,7 +112,6 @@ class Gathered:
         self._positions = torch.tensor(_padded(own, sum(rows for _, rows in self._calls)), device=device)
         self._counts = torch.tensor([[max(len(offsets), 1)] for offsets in own], device=device)
         self._called = torch.tensor([[len(offsets) > 0] for offsets in own], device=device)
-        self._even = len({len(offsets) for offsets in own}) == 1 and bool(self._calls)
         self._in_order = own == [[row] for row in range(self.rows)]  # one call per row
 
 

@@ -2,30 +2,25 @@
 
 A `Router` serves all sites of one model. It draws their noise once per step from its own generator, and turns all
 logits into probabilities in a number of operations that does not depend on the depth. Sites with different numbers of
-candidates share one padded table of (rows, K); a site has one row, or one per channel. Each site reads its part through
-a `View`.
+candidates share one padded table of (rows, K); a site has one row, or one per channel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flexact.config import FlexConfig
 from flexact.ops import dispatch
 from flexact.ops.differentiable import is_wrapped, transforming
 from flexact.routing.call_statistics import Gathered
 from flexact.routing.gumbel import gumbel_noise, log_pi, probabilities
 from flexact.routing.sharding import is_sharded
-from flexact.routing.site_tables import AnySite, Site, SiteTables
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; −1 for an inference tensor, which does not count writes."""
-    return -1 if tensor.is_inference() else tensor._version
+from flexact.routing.site import Site, version_of
+from flexact.routing.site_tables import SiteTables
 
 
 def _state_of(site: Site) -> tuple[int, int] | None:
@@ -42,24 +37,20 @@ def _outside_of_transforms() -> AbstractContextManager[Any]:
     return torch._C._DisableFuncTorch() if transforming() else nullcontext()
 
 
-def _is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor holds values, unlike the fake tensors of torch.export."""
-    return type(tensor) is Tensor
-
-
-class Router(SiteTables[AnySite]):
+class Router(SiteTables):
     """The noise, the probabilities and the call statistics of all sites of a model.
 
     `refresh` runs at the start of each forward of the model and computes the tables of probabilities that the sites
-    read. `advance` draws the noise of the next step. A step is a forward in training mode or, with a Schedule, a call
+    read. `go_to` draws the noise of a step. A step is a forward in training mode or, with a Schedule, a call
     of its `step()`; every micro-batch and every recomputed forward of a step then uses the same noise.
     """
 
-    def __init__(self, sites: list[AnySite], config: FlexConfig, standalone: bool) -> None:
+    def __init__(self, sites: Sequence[Site], standalone: bool) -> None:
         super().__init__(sites)
-        self.config = config
+        self.config = sites[0].config
         self.standalone = standalone
         self.scheduled = False
+        self.acting: int | None = None  # the id of the newest Schedule whose policy acts before steps
         self.resumes = False  # whether a state was loaded in which picking had begun
         self.penalized = False  # whether `penalty` was asked for
         self.warming_up = False  # in a warm-up: every site runs its original, and nothing is routed
@@ -73,7 +64,7 @@ class Router(SiteTables[AnySite]):
         self._decided = False  # whether the tables are those of committed sites, which do not change
         start = 0
         for index, site in enumerate(sites):
-            site.view = View(self, index, start, site.rows, site.k)
+            site.router, site.index, site.table_rows = self, index, slice(start, start + site.rows)
             start += site.rows
         self.gathered = Gathered(self.rows, self.k)
         self._device: torch.device | None = None
@@ -96,7 +87,7 @@ class Router(SiteTables[AnySite]):
         if all(site.only_candidate is not None for site in self.sites):
             return
         if training and not self.scheduled and not recomputing():
-            self.advance()
+            self.go_to(self.step + 1)
         if not (self._decided and self.committed) or transforming():
             self._make_tables()
         self.ready = self.current = True
@@ -122,10 +113,6 @@ class Router(SiteTables[AnySite]):
     def committed(self) -> bool:
         """Whether every site is committed. Then no noise is drawn, and the tables are computed only once."""
         return all(site.committed for site in self.sites)
-
-    def advance(self) -> None:
-        """Start the next step."""
-        self.go_to(self.step + 1)
 
     def go_to(self, step: int) -> None:
         """Start a given step: draw its noise and clear the statistics, which its micro-batches share."""
@@ -166,7 +153,7 @@ class Router(SiteTables[AnySite]):
             return self._alive_now()
         if self._alive is None or self._alive_is_old:
             alive = self._alive_now()
-            if not _is_real(alive):
+            if type(alive) is not Tensor:  # a fake tensor of torch.export
                 return alive
             self._alive = alive if self._alive is None else self._alive.copy_(alive)  # a captured CUDA graph reads it
             self._alive_is_old = False
@@ -192,7 +179,7 @@ class Router(SiteTables[AnySite]):
         if self._device != self.device:
             with _outside_of_transforms():
                 self._create_tensors()
-            if not _is_real(self.sites[0].dropped_at):
+            if type(self.sites[0].dropped_at) is not Tensor:
                 self._device = None  # tensors made during torch.export must not outlive it
 
     @torch.inference_mode(False)
@@ -238,19 +225,6 @@ class Router(SiteTables[AnySite]):
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Refresh the tables. The router is a forward pre-hook of the model."""
         self.refresh(module.training)
-
-
-class View:
-    """A site's index among the sites of its router, and its rows in the router's tables."""
-
-    def __init__(self, router: Router[Any], index: int, first_row: int, rows: int, k: int) -> None:
-        self.router, self.index, self.first_row, self._k = router, index, first_row, k
-        self.rows = slice(first_row, first_row + rows)
-
-    def own(self, table: Tensor) -> Tensor:
-        """Return the site's part of a (rows, K) table."""
-        own = table[self.rows]
-        return own if self._k == table.shape[1] else own[:, : self._k]
 
 
 def recomputing() -> bool:

@@ -48,21 +48,14 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-def fsdp_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that fully_shard was applied to. Their parameters may be unsharded at the moment."""
-    return _of_fsdp(model, "FSDPModule")
-
-
-def is_wrapped_by_fsdp(model: nn.Module) -> bool:
-    """Return whether a model, or a part of it, is sharded by fully_shard or wrapped in FullyShardedDataParallel."""
-    return bool(fsdp_modules(model) or _of_fsdp(model, "FullyShardedDataParallel"))
-
-
-def _of_fsdp(model: nn.Module, kind: str) -> list[Any]:
+def fsdp_modules(model: nn.Module, *kinds: str) -> list[Any]:
+    """Return the modules of these types of torch.distributed.fsdp: those that fully_shard was applied to are of type
+    FSDPModule. Their parameters may be unsharded at the moment."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, getattr(fsdp, kind))]
+    types = () if fsdp is None else tuple(getattr(fsdp, kind) for kind in kinds)
+    return [module for module in model.modules() if isinstance(module, types)]
 
 
 def has_shards(model: nn.Module) -> bool:
     """Return whether a model, or a part of it, is sharded over ranks."""
-    return bool(fsdp_modules(model)) or any(is_sharded(parameter) for parameter in model.parameters())
+    return bool(fsdp_modules(model, "FSDPModule")) or any(is_sharded(parameter) for parameter in model.parameters())

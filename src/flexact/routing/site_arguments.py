@@ -1,4 +1,4 @@
-"""The arguments of a FlexAct and its inputs, checked: its config, its candidates, its number of rows, its tensors."""
+"""The arguments of a FlexAct, checked: its config, its candidates and its number of rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flexact.activations import key_of
 from flexact.candidates import ORIGINAL
@@ -30,10 +29,8 @@ def config_of(candidates: Sequence[str] | None, config: Any) -> FlexConfig:
 
 def check_original(original: Any) -> None:
     """Raise if an original cannot be a candidate."""
-    if original is not None and not isinstance(original, nn.Module):
-        raise FlexActError(f"original must be a torch.nn.Module; got {original!r:.80}.")
-    if original is not None and original.state_dict():
-        raise FlexActError(f"{type(original).__name__} has parameters or buffers, so it cannot be a candidate.")
+    if original is not None and (not isinstance(original, nn.Module) or original.state_dict()):
+        raise FlexActError(f"original must be a torch.nn.Module without parameters and buffers; got {original!r:.80}.")
 
 
 def keys_of(config: FlexConfig, original: nn.Module | None) -> tuple[str, ...]:
@@ -67,31 +64,3 @@ def rows_of(config: FlexConfig, channels: int | None) -> int:
             "channels=..., or pass example_inputs=... to convert, which counts them."
         )
     return channels
-
-
-def check_input(h: Tensor, label: str, device: torch.device, config: FlexConfig, rows: int) -> None:
-    """Raise if the site of this label, on this device and with this number of rows, does not support an input."""
-    if not isinstance(h, Tensor) or not h.is_floating_point():
-        got = f"a tensor of {h.dtype}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
-        raise FlexActError(
-            f"{label} got {got}; activations need a real floating-point tensor "
-            "(float64, float32, bfloat16 or float16). Convert it first, for example with h.float()."
-        )
-    if h.layout is not torch.strided or h.is_nested:
-        raise FlexActError(
-            f"{label} got {'a nested' if h.is_nested else 'a sparse'} tensor; activations need a dense one. "
-            "Convert it first, for example with h.to_padded_tensor(0.0) or h.to_dense()."
-        )
-    if h.device != device:
-        raise FlexActError(
-            f"{label} is on {device} but got a tensor on {h.device}; move the model "
-            "or the tensor, for example with model.to(h.device)."
-        )
-    dim = config.channel_dim
-    by_channel = config.granularity == "channel"
-    if by_channel and (not -h.dim() <= dim < h.dim() or h.shape[dim] != rows):
-        raise FlexActError(
-            f"{label} picks for {rows} channels in dimension {dim}, but its input has "
-            f"shape {tuple(h.shape)}. Set FlexConfig(channel_dim=...) to the dimension of the channels, or "
-            "convert with per_call=True if this activation is used with several numbers of channels."
-        )

@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from flexact.errors import FlexActError
 from flexact.routing.sharding import whole
+from flexact.routing.site import Site
 
 
-class Site(Protocol):
-    """The attributes of a site that a router needs."""
-
-    group: Any
-    """Sites with the same group pick together; None for a site that picks alone."""
-    rows: int
-    k: int
-    width: int
-    """Elements per sample and row in the last training forward."""
-    logits: nn.Parameter
-    dropped_at: Tensor
-    temperature: Tensor
-    view: Any
-    """The site's `flexact.routing.router.View`, which its router sets."""
-    _parameters: dict[str, nn.Parameter | None]
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def committed(self) -> bool: ...
-
-    @property
-    def only_candidate(self) -> int | None: ...
-
-    def notice_copied_buffers(self) -> None: ...
-
-
-AnySite = TypeVar("AnySite", bound=Site)
-
-
-class SiteTables(Generic[AnySite]):
+class SiteTables:
     """Joins the flat tensors of the sites into tables, and splits tables into flat tensors.
 
     A site has one row, or one per channel; sites with fewer candidates than others are padded.
     """
 
-    def __init__(self, sites: list[AnySite]) -> None:
-        self.sites = sites
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = list(sites)
         self.rows = sum(site.rows for site in sites)
         self.k = max(site.k for site in sites)
         self._widths: tuple[int, ...] = ()
@@ -112,11 +82,6 @@ class SiteTables(Generic[AnySite]):
             self._zeros[:size] if gradient is None else whole(gradient)
             for size, gradient in zip(self._sizes, gradients, strict=True)
         ]
-
-    @property
-    def shares_all(self) -> bool:
-        """Whether all sites pick together."""
-        return len({site.group for site in self.sites}) == 1 and self.sites[0].group is not None
 
     def shared(self, table: Tensor) -> Tensor:
         """Return a (rows, ·) table in which every row is replaced by the mean over its group of sites."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from flexact.errors import FlexActError
 from flexact.routing.layer import FlexAct
 from flexact.routing.router import Router
-
-SiteRouter: TypeAlias = Router[FlexAct]
+from flexact.routing.site import Site
 
 
 def sites_of(model: nn.Module) -> list[FlexAct]:
@@ -21,14 +20,10 @@ def sites_of(model: nn.Module) -> list[FlexAct]:
     if not isinstance(model, nn.Module):
         raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
     found = [module for module in model.modules() if isinstance(module, FlexAct)]
-    routers = routers_of(found)
-    if len(routers) != 1:
-        return found
-    order = {id(site): index for index, site in enumerate(routers[0].sites)}
-    return sorted(found, key=lambda site: order[id(site)])
+    return sorted(found, key=lambda site: site.index) if len(routers_of(found)) == 1 else found
 
 
-def bound_sites(model: nn.Module) -> list[FlexAct]:
+def bound_sites(model: nn.Module) -> Sequence[Site]:
     """Return `sites_of`, without iterating over all modules if the model itself was converted."""
     for hook in model._forward_pre_hooks.values() if isinstance(model, nn.Module) else ():
         if isinstance(hook, Router):
@@ -36,18 +31,18 @@ def bound_sites(model: nn.Module) -> list[FlexAct]:
     return sites_of(model)
 
 
-def routers_of(sites: list[FlexAct]) -> list[SiteRouter]:
+def routers_of(sites: Sequence[Site]) -> list[Router]:
     """Return the routers of these sites, each once. A converted model has one; standalone sites have one each."""
     return list({id(site.router): site.router for site in sites}.values())
 
 
-def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> SiteRouter:
+def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hashable] | None = None) -> Router:
     """Bind the sites of a model to one router, which is refreshed at the start of each forward of the model.
 
     group_of: maps a site's name to its group; the sites of a group pick together. By default, see `FlexConfig.share`.
     """
     groups = groups_of(sites, group_of)
-    router = Router(sites, sites[0].config, standalone=False)
+    router = Router(sites, standalone=False)
     for site, group in zip(sites, groups, strict=True):
         site.group = group
     model.register_forward_pre_hook(router)
@@ -55,7 +50,7 @@ def bind(model: nn.Module, sites: list[FlexAct], group_of: Callable[[str], Hasha
     return router
 
 
-def one_router(model: nn.Module, sites: list[FlexAct]) -> SiteRouter:
+def one_router(model: nn.Module, sites: list[FlexAct]) -> Router:
     """Return the router of a converted model. Sites that were created one by one are bound to one router first."""
     routers = routers_of(sites)
     if len(routers) == 1:
@@ -88,12 +83,6 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
             "granularity='layer', or omit share."
         )
     groups = [group_of(site.name) for site in sites]
-    for site, group in zip(sites, groups, strict=True):
-        if not _is_hashable(group):
-            raise FlexActError(
-                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
-                "tuple of these, or None."
-            )
     if all(group is None for group in groups):
         raise FlexActError(
             f"share put none of the {len(sites)} sites into a group: it returned None for "
@@ -101,7 +90,13 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
         )
     candidates: dict[Hashable, FlexAct] = {}
     for site, group in zip(sites, groups, strict=True):
-        first = candidates.setdefault(group, site)
+        try:
+            first = candidates.setdefault(group, site)
+        except TypeError:
+            raise FlexActError(
+                f"share returned {group!r:.80} for {site.name}, which cannot be a group. Return a string, a number, a "
+                "tuple of these, or None."
+            ) from None
         if group is not None and first.keys != site.keys:
             raise FlexActError(
                 f"share put {first.name} and {site.name} into the group {group!r}, but their candidates differ: "
@@ -111,17 +106,9 @@ def groups_of(sites: list[FlexAct], group_of: Callable[[str], Hashable] | None) 
     return groups
 
 
-def _is_hashable(group: Any) -> bool:
-    try:
-        hash(group)
-    except TypeError:
-        return False
-    return True
-
-
 def blend(sites: list[FlexAct]) -> None:
     """Change pick_by="auto" to "blend" in the configs of sites, for a training loop that does not pass the loss."""
-    owners: list[FlexAct | SiteRouter] = [*sites, *routers_of(sites)]
+    owners: list[FlexAct | Router] = [*sites, *routers_of(sites)]
     for owner in owners:
         if owner.config.pick_by == "trial":
             raise FlexActError(

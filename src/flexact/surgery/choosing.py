@@ -16,7 +16,7 @@ from flexact.candidates import known_names
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
-from flexact.routing.sharding import is_wrapped_by_fsdp
+from flexact.routing.sharding import fsdp_modules
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.roles import reason_to_skip
 from flexact.surgery.run_order import Seen, run_order
@@ -116,7 +116,7 @@ def check_convertible(model: nn.Module, verb: str) -> None:
     ):
         if isinstance(model, kind):
             raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
-    if is_wrapped_by_fsdp(model):
+    if fsdp_modules(model, "FSDPModule", "FullyShardedDataParallel"):
         raise FlexActError(
             "this model is sharded by FSDP; convert the plain model first, and shard what convert returns."
         )

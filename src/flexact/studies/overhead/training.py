@@ -30,7 +30,7 @@ class PlainSite(FlexAct):
 
     def forward(self, h: Tensor) -> Tensor:
         routing = self.routing(h)
-        noise = self.router.noise[self.view.first_row]
+        noise = self.router.noise[self.table_rows.start]
         x, sensitivity = plain_blend(h, self.logits, noise, self.temperature, self.keys)
         self.gather(routing, sensitivity.unsqueeze(0))
         return x
