@@ -757,7 +757,7 @@ def test_the_model_itself_cannot_be_among_the_rewinds(wrap: Callable[[Any], nn.M
 
 def test_uninitialised_weights_cannot_be_kept() -> None:
     model = convert(nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2)), config=CONFIG)
-    with pytest.raises(ValueError, match="uninitialized parameter"):
+    with pytest.raises(FlexActError, match=r"'0\.weight'"):
         Schedule(model, STEPS)
 
 
@@ -834,3 +834,20 @@ def test_a_blend_longer_than_its_network_is_rewound_after_resume_too() -> None:
         assert (run[2].rewound_at, run[2].trained_steps) == (60, 1)
     ours, theirs = (dict(run[0].named_parameters()) for run in (whole, resumed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't allocate memory: no room")])
+def test_out_of_memory_for_the_second_copy_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        raise error
+
+    monkeypatch.setattr(rewinding_file, "host_copies", fails)
+    model = convert(Network(), config=CONFIG)
+    with pytest.raises(FlexActError, match=r"copies the weights .*no room.*rewind=False"):
+        Schedule(model, STEPS)
+
+
+def test_an_average_of_the_buffers_is_refused_before_the_run() -> None:
+    model = convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+    with pytest.raises(FlexActError, match="use_buffers=False"):
+        Schedule(model, STEPS, rewinds=[AveragedModel(model, use_buffers=True)])

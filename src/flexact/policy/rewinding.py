@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from flexact.errors import FlexActError
 from flexact.policy.optimizer_states import (
@@ -66,16 +68,30 @@ class StartingPoint:
                 stacklevel=3,
             )
             return
+        absent = [name for name, tensor in _tensors(self._model).items() if is_lazy(tensor) or tensor.is_meta]
+        if absent:
+            raise FlexActError(
+                f"rewind=True needs the initial weights, but {absent[0]!r} has none yet. Before creating the Schedule, "
+                "run one batch through a lazy model, or load the weights of a model on the meta device."
+            )
         self._begin(self.save())
 
     def save(self) -> dict[str, Any]:
         """Return a copy in host memory of the weights and the states of the optimizers and the other objects. The
         optimizers' states are by class and parameter."""
         optimizers: dict[str, dict[str, dict[str, Any]]] = {}
-        for optimizer in self._rates:
-            optimizers.setdefault(type(optimizer).__name__, {}).update(states_of(optimizer, self._names))
-        others = [_saved(other) for other in self._others]
-        return {"tensors": host_copies(_tensors(self._model)), "optimizers": optimizers, "others": others}
+        tensors = _tensors(self._model)
+        try:
+            for optimizer in self._rates:
+                optimizers.setdefault(type(optimizer).__name__, {}).update(states_of(optimizer, self._names))
+            others = [_saved(other) for other in self._others]
+            return {"tensors": host_copies(tensors), "optimizers": optimizers, "others": others}
+        except (MemoryError, RuntimeError) as error:
+            size = sum(local(tensor).nbytes for tensor in tensors.values()) / 2**20
+            raise FlexActError(
+                f"a run that rewinds copies the weights ({size:,.0f} MiB) and the optimizer's state to host memory, "
+                f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
+            ) from error
 
     def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
@@ -196,13 +212,19 @@ def _check_others(others: Any, model: nn.Module) -> None:
 
 
 def _check_module(other: nn.Module, model: nn.Module) -> None:
-    """Raise if a module to rewind has sites of this model."""
+    """Raise if a module to rewind has sites of this model, or averages the buffers of sites."""
+    sites = [module for module in other.modules() if isinstance(module, Site)]
     own = {id(module) for module in model.modules()}
-    if any(isinstance(module, Site) and id(module) in own for module in other.modules()):
+    if any(id(site) in own for site in sites):
         raise FlexActError(
             f"rewinds has a {type(other).__name__} with sites of this model, so a rewind would undo their picks. The "
             "model is rewound anyway: remove it. An averaged model in rewinds must be another object, such as "
             "AveragedModel(model)."
+        )
+    if sites and isinstance(other, AveragedModel) and other.use_buffers:
+        raise FlexActError(
+            "rewinds has an AveragedModel with use_buffers=True, which averages the buffers of the sites. Weight "
+            "averaging must copy buffers, not average them: use AveragedModel(model, use_buffers=False)."
         )
 
 

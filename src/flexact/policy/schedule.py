@@ -97,6 +97,8 @@ class Schedule:
         """The step at which every site commits to its pick; past the end if the policy never commits."""
         self.network_steps = self._plan.network_steps
         """The number of steps that train the final network; all steps if nothing is rewound."""
+        self._adds_steps = network_steps is not None
+        """Whether picking comes on top of the steps that the user asked for."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
         if held_out is not None and not (self._plan.rungs or self.committed):
             raise FlexActError(
@@ -180,6 +182,17 @@ class Schedule:
         step = self.steps_done + 1
         if self._trial is None:
             diverged = self._step_blend(loss, step)
+        elif step == 1 and loss is None and self._held_out is None and not self._adds_steps:
+            warnings.warn(
+                "this network has no normalisation layers, so a trial would pick better than a blend, but needs the "
+                "loss: call schedule.step(loss). Falling back to a blend; FlexConfig(pick_by='blend') avoids this "
+                "warning.",
+                stacklevel=3,
+            )
+            self._start.restore(step)
+            self._steps_lost = step
+            self._blend_instead()
+            return
         else:
             diverged = self._trial.step(loss, step, maximizes=bool(self._stepped) and all(self._stepped.values()))
         if diverged is not None:
@@ -202,6 +215,15 @@ class Schedule:
             self._running.reset()  # before the weights settle, gradients favour candidates like the dropped one
             self._elimination.evidence.reset()
         return None
+
+    def _blend_instead(self) -> None:
+        """Replace the trial by a blend of the same total number of steps."""
+        self._trial = self.router.trying = None
+        self._plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+        self.commit_step, self.network_steps = self._plan.commit_step, self._plan.network_steps
+        self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
+        if not self._plan.rewinds:
+            self._start.forget()
 
     def _end_picking(self) -> None:
         """After the commitment: continue from the weights of the trial's winner, or rewind to the initial weights."""
@@ -266,12 +288,14 @@ class Schedule:
         """Return the state of the run. The state of the sites is part of the model's. Before a rewind, the initial
         weights are included."""
         progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
-        trial = {"trial": None if self._trial is None else self._trial.state_dict()}
+        trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         tensors = {name: own.clone() for name, own in self._tensors().items()}
         return progress | self._identity() | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
+        if isinstance(state, dict) and state.get("blends") and self._plan.rungs:  # the saved run was given no loss
+            self._blend_instead()
         checks.check_run(state, VERSION, self._identity(), self._tensors())
         self._start.load_state_dict(state)
         for name, own in self._tensors().items():
