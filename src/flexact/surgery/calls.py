@@ -100,6 +100,16 @@ class Reading:
                 scope = self.scopes[name] = Scope(function_of(type(self.owner), name)[1], self.owner)
                 _Reader(self, scope, name).visit_all(scope.definition.body)
 
+    @functools.cached_property
+    def methods(self) -> list[tuple[str, Scope]]:
+        """All methods whose source is available, with their names."""
+        found = []
+        for name, function in self._functions:
+            if function.__code__.co_argcount and not function.__module__.startswith("torch."):
+                with contextlib.suppress(CannotRewrite):
+                    found.append((name, Scope(function, self.owner)))
+        return found
+
     def check(self, name: str) -> None:
         """Check all methods of this name for code that breaks if an activation becomes a site or the module changes its
         class."""

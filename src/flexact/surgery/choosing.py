@@ -46,7 +46,7 @@ def choose(model: nn.Module, where: Where, example_inputs: Any, per_call: bool, 
     findings, seen = Findings(model, per_call), None
     if example_inputs is not None:
         seen = run_order(model, findings, example_inputs, where not in HIDDEN, graph)
-    reasons = {one.name: reason_to_skip(model, one) for one in findings.found} if where in HIDDEN else {}
+    reasons = {one.name: reason_to_skip(findings, one) for one in findings.found} if where in HIDDEN else {}
     skipped = {name: reason for name, reason in reasons.items() if reason is not None}
     return Choice(findings, seen, skipped, _chosen(findings, where, seen, skipped))
 

@@ -245,6 +245,4 @@ def _operands(edit: Edit, node: Any) -> list[Any]:
         return [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
     if isinstance(node, ast.Name):
         return [node]
-    if edit.kind == "add":
-        return node.args if len(node.args) == 2 else [node.func.value, *node.args]
     return [tensor_of(node), *(keyword.value for keyword in node.keywords if keyword.arg == "inplace")]

@@ -16,7 +16,7 @@ _NESTED = "flexact_used_nested_tensor"
 
 
 def swap_in(model: nn.Module, chosen: list[Found], sites: Sequence[nn.Module]) -> nn.Module:
-    """Replace activations by sites under all of their names, and return the model."""
+    """Replace activations by sites, or by other modules, under all of their names, and return the model."""
     for one, site in zip(chosen, sites, strict=True):
         for name in one.names:
             if name == "":  # the model is an activation itself
@@ -27,7 +27,7 @@ def swap_in(model: nn.Module, chosen: list[Found], sites: Sequence[nn.Module]) -
             if isinstance(owner, nn.TransformerEncoderLayer):
                 owner.activation_relu_or_gelu = 0  # disables the fused inference path, which supports only these two
     for encoder in _encoders(model):
-        if any(isinstance(module, FlexAct) for module in encoder.modules()):
+        if not set(sites).isdisjoint(encoder.modules()):
             vars(encoder)[_NESTED] = encoder.use_nested_tensor
             encoder.use_nested_tensor = False  # only the fused path supports nested tensors
     return model
