@@ -218,29 +218,20 @@ def tensor_of(call: ast.Call) -> ast.expr | None:
 
 def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
-    variable that holds one, if the result of the call replaces it, or nothing mentions the variable later."""
-    if not isinstance(tensor, ast.Name):
+    variable that holds one, if the result of the call replaces it, or nothing reads the variable later."""
+    if not isinstance(tensor, ast.Name) or isinstance(scope.definition, ast.Lambda):
         return is_fresh(scope, tensor)
     inner = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
     last = [statement for one in scope.nodes if isinstance(one, ast.Try) for statement in one.finalbody]
     if any(mentions(node, tensor.id) for node in (*inner, *last)):
         return False
-    blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
-    for block in blocks:
-        for i, statement in enumerate(block):
-            later = block[i + 1 :] if block is scope.definition.body else [scope.definition]
-            if assigned(statement, tensor.id) is call or _is_last_use(statement, call, tensor.id, later):
-                return is_unshared_after(scope, block[:i], tensor.id, False)
-    return False
-
-
-def _is_last_use(statement: ast.stmt, call: ast.Call, name: str, later: Sequence[ast.AST]) -> bool:
-    """Return whether a statement returns the result of a call or assigns it to another variable, and nothing else
-    mentions the call's own variable in it or later."""
-    if isinstance(statement, ast.Return):
-        return call in ast.walk(statement) and mentions(statement, name) == 1
-    is_renamed = isinstance(statement, ast.Assign) and statement.value is call and target_of(statement) != ""
-    return is_renamed and not any(mentions(one, name) for one in later)
+    statement = scope.statement(call)
+    if assigned(statement, tensor.id) is not call:
+        is_read_later = not isinstance(statement, ast.Return) and scope.reads(tensor.id, statement)
+        if is_read_later or mentions(statement, tensor.id) > 1:
+            return False
+    block = scope.block(statement)
+    return is_unshared_after(scope, block[: block.index(statement)], tensor.id, False)
 
 
 def is_unshared_after(scope: Scope, block: Sequence[ast.AST], name: str, is_unshared: bool) -> bool:
