@@ -85,6 +85,7 @@ class Reading:
         self.readings = readings
         self._functions = functions_of(type(owner)) if _has_source(owner) else []
         self._checked: set[str] = set()
+        self._scopes: dict[types.FunctionType, Scope] = {}
 
     def note(self, path: str) -> None:
         """Note the use of a child or a stored function at this point."""
@@ -97,7 +98,7 @@ class Reading:
         """Read a method and the methods that it calls. A method that cannot be rewritten is skipped."""
         with contextlib.suppress(CannotRewrite):
             if self._functions and name not in self.scopes:
-                scope = self.scopes[name] = Scope(function_of(type(self.owner), name)[1], self.owner)
+                scope = self.scopes[name] = self._scope(function_of(type(self.owner), name)[1])
                 _Reader(self, scope, name).visit_all(scope.definition.body)
 
     @functools.cached_property
@@ -107,8 +108,13 @@ class Reading:
         for name, function in self._functions:
             if function.__code__.co_argcount and not function.__module__.startswith("torch."):
                 with contextlib.suppress(CannotRewrite):
-                    found.append((name, Scope(function, self.owner)))
+                    found.append((name, self._scope(function)))
         return found
+
+    def _scope(self, function: types.FunctionType) -> Scope:
+        if function not in self._scopes:
+            self._scopes[function] = Scope(function, self.owner)
+        return self._scopes[function]
 
     def check(self, name: str) -> None:
         """Check all methods of this name for code that breaks if an activation becomes a site or the module changes its
@@ -127,7 +133,7 @@ class Reading:
                     self.conflicts[kind] = f"{method} {how}"
                 with contextlib.suppress(CannotRewrite):
                     if function.__module__ != nn.Sequential.__module__:  # a container lists its own children
-                        self._check(method, Scope(function, self.owner))
+                        self._check(method, self._scope(function))
 
     def _check(self, method: str, scope: Scope) -> None:
         """Notice each attribute of a submodule that a method reads."""

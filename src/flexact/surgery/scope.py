@@ -1,4 +1,4 @@
-"""Static analysis of a method: the values of its names, and which tensors only one name refers to."""
+"""Static analysis of a method: the values of its names, what reads its variables, and which tensors it shares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import builtins
 import functools
 import inspect
 import types
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,7 +38,8 @@ class Scope:
         self.nodes = list(ast.walk(self.definition))
         code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._names = {**vars(builtins), **function.__globals__, **{name: contents(cell) for name, cell in cells}}
+        held = {name: contents(cell) for name, cell in cells}
+        self._names = ChainMap[str, Any](held, function.__globals__, vars(builtins))
         self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
         self._bound.update(*(node.names for node in self.nodes if isinstance(node, (ast.Global, ast.Nonlocal))))
         stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
