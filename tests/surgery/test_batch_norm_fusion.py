@@ -903,6 +903,26 @@ def test_settings_and_parts_that_change_later_take_effect() -> None:
     close(fused(X, mask=2.0), apart(X, mask=2.0))
 
 
+class OptionalSite(Block):
+    def __init__(self):
+        super().__init__()
+        self.has_act = True
+
+    def forward(self, x):
+        h = self.norm(self.conv(x))
+        if self.has_act:
+            h = self.act(h)
+        return h
+
+
+def test_a_site_that_a_setting_skips_later_leaves_the_result_of_the_batch_norm() -> None:
+    apart, fused = both(trained(OptionalSite()))
+    assert places(fused, X) == 1
+    for model in (apart, fused):
+        model.has_act = False
+    close(fused(X), apart(X))
+
+
 def test_a_failure_leaves_the_model_unchanged(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.RReLU())
     before = pickle.dumps(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,7 +96,6 @@ def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[s
 
 
 _COMPOUND = (ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)
-_SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
 _NOT_SIMPLE = (
     *(ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Starred, ast.IfExp, ast.BoolOp),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
@@ -155,60 +154,74 @@ class _Method:
                     if not isinstance(parent.op, ast.Add):
                         return []
                     links.append(_Link("add in place" if parent.target is node else "added in place", parent))
-                read, idle = self._only_read(name, parent)
+                read, others = self._only_read(name, parent)
                 if read is None:
                     return []
-                links += [_Link("result", one) for one in idle]
+                links += [_Link("result", one) for one in others]
                 node = read
             else:
                 return []
 
     def _only_read(self, name: str, assignment: ast.AST) -> tuple[ast.Name | None, list[ast.Name]]:
-        """Return the only read of a variable's value, if it always follows the assignment, and the reads in branches
-        that the module's settings rule out. If such a branch runs later, it computes the deferred value."""
-        scope, reads = self.scope, self.scope.reads(name, assignment)
-        idle = [one for one in reads if one in scope.idle]
-        used = [one for one in reads if one not in scope.idle]
-        can_compute = all(
-            isinstance(one.ctx, ast.Load) and not any(isinstance(node, _NOT_SIMPLE) for node in scope.around(one))
-            for one in idle
-        )
+        """Return the only read of a variable's value, if it always follows the assignment. Also return the reads that
+        would see the value with other settings of the module; they compute it if it is deferred."""
+        scope = self.scope
+        used = [one for one in scope.reads(name, assignment) if one not in scope.idle]
+        others = [one for one in scope.reads(name, assignment, by_settings=False) if one not in used]
+        inside = [node for one in others for node in scope.around(one)]
+        can_compute = all(isinstance(one.ctx, ast.Load) for one in others) and not _any_of(_NOT_SIMPLE, inside)
         if len(used) != 1 or not can_compute or name in scope.function.__code__.co_cellvars:
             return None, []
         is_next = end_of(used[0]) > end_of(assignment) and scope.always_follows(scope.statement(used[0]), assignment)
-        return (used[0] if is_next else None), idle
+        return (used[0] if is_next else None), others
 
     def _can_defer(self, call: ast.Call, norm: nn.Module, way: list[_Link]) -> bool:
         """Return whether the call of a batch norm can be deferred: nothing that runs before the site also calls it,
         reads its state, or can overwrite its input."""
-        scope, site, inside = self.scope, way[-1].node, {*ast.walk(call), *(link.node for link in way)}
+        scope, site = self.scope, way[-1].node
         first, last = scope.statement(call), scope.statement(site)
-        around = [[one for one in scope.around(node) if isinstance(one, _COMPOUND)] for node in (first, last)]
-        if around[0] != around[1] or any(isinstance(one, ast.Try) for one in around[0]):
+        between = [one for one in scope.nodes_between(first, last) if one not in scope.idle]
+        if not self._is_straight(first, last, between):
             return False
         if any(isinstance(one, ast.Attribute) and scope.value(one.value) is norm for one in scope.nodes):
             return False
-        between = [one for one in scope.nodes_between(first, last) if one not in scope.idle]
-        for one in between:
-            is_simple = isinstance(one, (*_SIMPLE, ast.If)) or (one is last and isinstance(one, ast.Return))
-            is_stored = isinstance(getattr(one, "ctx", None), ast.Store) and not isinstance(one, ast.Name)
-            if (isinstance(one, ast.stmt) and not is_simple) or is_stored or isinstance(one, _NOT_SIMPLE):
-                return False
+        inside = {*ast.walk(call), *(link.node for link in way)}
         others = [one for one in between if one not in inside and site not in ast.walk(one)]
         calls = [one for one in others if isinstance(one, ast.Call)]
         called = [scope.value(one.func) if scope.path(one.func) else UNKNOWN for one in calls]
-        if not all(one is None or isinstance(one, nn.Module) for one in called):
+        children = [one for one in called if isinstance(one, nn.Module)]
+        if any(one is not None and not isinstance(one, nn.Module) for one in called):
             return False
-        children = [one for one in called if one is not None]
-        if any(norm in one.modules() for one in children):
+        if any(norm in child.modules() for child in children):
             return False
-        if not children and not any(isinstance(one, ast.AugAssign) for one in others):
+        if not children and not _any_of(ast.AugAssign, others):
             return True
         y, block = call.args[0], scope.block(first)
         name = y.id if isinstance(y, ast.Name) else ""
-        later = [one for one in between if isinstance(one, ast.Name) and one.id == name and one not in ast.walk(first)]
+        later = [one for one in others if isinstance(one, ast.Name) and one.id == name and one not in ast.walk(first)]
         is_unshared = is_unshared_after(scope, block[: block.index(first)], name, False)
         return is_fresh(scope, y, name if is_unshared and (not later or target_of(first) == name) else "")
+
+    def _is_straight(self, first: ast.stmt, last: ast.stmt, between: list[ast.AST]) -> bool:
+        """Return whether two statements run equally often, and the code between them runs in order, only assigns to
+        variables, and cannot leave the method."""
+        loops = [[one for one in self.scope.around(end) if isinstance(one, _COMPOUND)] for end in (first, last)]
+        statements = [one for one in between if isinstance(one, ast.stmt)]
+        is_simple = all(
+            isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr, ast.If)) or one is last for one in statements
+        )
+        stored = [one for one in between if isinstance(getattr(one, "ctx", None), ast.Store)]
+        return (
+            loops[0] == loops[1]
+            and not _any_of(ast.Try, loops[0])
+            and is_simple
+            and not _any_of(_NOT_SIMPLE, between)
+            and all(isinstance(one, ast.Name) for one in stored)
+        )
+
+
+def _any_of(kinds: type[ast.AST] | tuple[type[ast.AST], ...], nodes: Iterable[ast.AST]) -> bool:
+    return any(isinstance(node, kinds) for node in nodes)
 
 
 def _last_norm(module: object) -> nn.BatchNorm2d | None:

@@ -116,13 +116,13 @@ class Scope:
         lists = (value for _, value in ast.iter_fields(self.parents[statement]) if isinstance(value, list))
         return next(value for value in lists if statement in value)
 
-    def always_follows(self, later: ast.stmt, node: ast.AST) -> bool:
+    def always_follows(self, later: ast.stmt, node: ast.AST, by_settings: bool = True) -> bool:
         """Return whether a statement runs whenever the end of the block of a node, or of a node around it, is reached:
-        it is in the same block, or in a branch there that the module's settings choose."""
+        it is in the same block or, by the module's settings, in a branch there that they choose."""
         around = [one for one in self.around(node) if isinstance(one, ast.stmt) and one is not self.definition]
         while not any(one in self.block(later) for one in around):
             parent = self.parents[later]
-            if not isinstance(parent, ast.If) or later not in self._branches(parent)[0]:
+            if not by_settings or not isinstance(parent, ast.If) or later not in self._branches(parent)[0]:
                 return False
             later = parent
         return True
@@ -133,15 +133,15 @@ class Scope:
         placed: list[Any] = [node for node in self.nodes if hasattr(node, "end_lineno")]
         return [node for node in placed if (node.lineno, node.col_offset) >= start and end_of(node) <= end]
 
-    def reads(self, name: str, assignment: ast.AST) -> list[ast.Name]:
+    def reads(self, name: str, assignment: ast.AST, by_settings: bool = True) -> list[ast.Name]:
         """Return the reads of a variable that may see the value of an assignment: those before the next one that always
-        replaces it, and in a loop those of the next iteration."""
+        replaces it (see `always_follows`), and in a loop those of the next iteration."""
         start, end = end_of(assignment), (10**9, 0)
         names = [node for node in nodes_of(ast.Name, self.definition) if node.id == name]
         for node in names:
             statement = self.statement(node)
             is_later = isinstance(node.ctx, ast.Store) and start < end_of(node) and end_of(statement) < end
-            if is_later and self.always_follows(statement, assignment):
+            if is_later and self.always_follows(statement, assignment, by_settings):
                 end = end_of(statement)
         reads = [one for one in names if isinstance(one.ctx, ast.Load) or isinstance(self.parents[one], ast.AugAssign)]
         loops = [loop for loop in self.around(assignment) if isinstance(loop, (ast.For, ast.While))]
