@@ -923,6 +923,39 @@ def test_a_site_that_a_setting_skips_later_leaves_the_result_of_the_batch_norm()
     close(fused(X), apart(X))
 
 
+class OptionalResidual(Block):
+    def __init__(self):
+        super().__init__()
+        self.has_residual = False
+
+    def forward(self, x):
+        h = self.norm(self.conv(x))
+        if self.has_residual:
+            h += x
+        return self.act(h)
+
+
+def test_a_residual_that_a_setting_adds_later_is_added() -> None:
+    apart, fused = both(trained(OptionalResidual()))
+    assert places(fused, X) == 1
+    for model in (apart, fused):
+        model.has_residual = True
+    assert_the_same(apart, fused, X)
+
+
+class ResidualAddedToAnotherValue(Block):
+    def forward(self, x):
+        h = 2 * self.norm(self.conv(x))
+        h += self.branch(x)
+        return self.act(h)
+
+
+@pytest.mark.filterwarnings("ignore:flexact.convert fused nothing")
+def test_inspect_says_fused_only_where_the_site_runs_fused() -> None:
+    assert places(convert(ResidualAddedToAnotherValue(), fuse=True), X) == 0
+    assert [row.fused for row in flexact.inspect(ResidualAddedToAnotherValue()).rows] == [False]
+
+
 def test_a_failure_leaves_the_model_unchanged(resnets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(resnets.FunctionalBlock(3, 3, 1), sequence(), nn.Linear(1, 1), nn.RReLU())
     before = pickle.dumps(model)

@@ -151,42 +151,44 @@ class _Method:
                 node = parent
             elif name := target_of(parent):
                 if isinstance(parent, ast.AugAssign):
-                    if not isinstance(parent.op, ast.Add):
+                    if not _adds(parent):
                         return []
                     links.append(_Link("add in place" if parent.target is node else "added in place", parent))
                 read, others = self._only_read(name, parent)
                 if read is None:
                     return []
-                links += [_Link("result", one) for one in others]
+                links += others
                 node = read
             else:
                 return []
 
-    def _only_read(self, name: str, assignment: ast.AST) -> tuple[ast.Name | None, list[ast.Name]]:
-        """Return the only read of a variable's value, if it always follows the assignment. Also return the reads that
-        would see the value with other settings of the module; they compute it if it is deferred."""
+    def _only_read(self, name: str, assignment: ast.AST) -> tuple[ast.Name | None, list[_Link]]:
+        """Return the only read of a variable's value; None unless it always follows the assignment. Also return the
+        reads that would see the value with other settings of the module, which take a deferred value once edited."""
         scope = self.scope
         used = [one for one in scope.reads(name, assignment) if one not in scope.idle]
         others = [one for one in scope.reads(name, assignment, by_settings=False) if one not in used]
-        inside = [node for one in others for node in scope.around(one)]
-        can_compute = all(isinstance(one.ctx, ast.Load) for one in others) and not _any_of(_NOT_SIMPLE, inside)
-        if len(used) != 1 or not can_compute or name in scope.function.__code__.co_cellvars:
+        links = [_Link("result", one) for one in others if isinstance(one.ctx, ast.Load)]
+        statements = [scope.statement(one) for one in others if not isinstance(one.ctx, ast.Load)]
+        links += [_Link("add in place", one) for one in statements if _adds(one)]
+        is_simple = not _any_of(_NOT_SIMPLE, [node for one in others for node in scope.around(one)])
+        if len(used) != 1 or len(links) < len(others) or not is_simple or name in scope.function.__code__.co_cellvars:
             return None, []
         is_next = end_of(used[0]) > end_of(assignment) and scope.always_follows(scope.statement(used[0]), assignment)
-        return (used[0] if is_next else None), others
+        return (used[0] if is_next else None), links
 
     def _can_defer(self, call: ast.Call, norm: nn.Module, way: list[_Link]) -> bool:
         """Return whether the call of a batch norm can be deferred: nothing that runs before the site also calls it,
         reads its state, or can overwrite its input."""
         scope, site = self.scope, way[-1].node
-        first, last = scope.statement(call), scope.statement(site)
-        between = [one for one in scope.nodes_between(first, last) if one not in scope.idle]
-        if not self._is_straight(first, last, between):
+        before = {*ast.walk(call), *scope.idle}
+        between = [one for one in scope.nodes_between(call, site) if one not in before]
+        if not self._is_straight(call, site, between):
             return False
         if any(isinstance(one, ast.Attribute) and scope.value(one.value) is norm for one in scope.nodes):
             return False
-        inside = {*ast.walk(call), *(link.node for link in way)}
-        others = [one for one in between if one not in inside and site not in ast.walk(one)]
+        deferred = {link.node for link in way}
+        others = [one for one in between if one not in deferred]
         calls = [one for one in others if isinstance(one, ast.Call)]
         called = [scope.value(one.func) if scope.path(one.func) else UNKNOWN for one in calls]
         children = [one for one in called if isinstance(one, nn.Module)]
@@ -196,28 +198,30 @@ class _Method:
             return False
         if not children and not _any_of(ast.AugAssign, others):
             return True
-        y, block = call.args[0], scope.block(first)
+        y, first = call.args[0], scope.statement(call)
+        block = scope.block(first)
         name = y.id if isinstance(y, ast.Name) else ""
         later = [one for one in others if isinstance(one, ast.Name) and one.id == name and one not in ast.walk(first)]
         is_unshared = is_unshared_after(scope, block[: block.index(first)], name, False)
         return is_fresh(scope, y, name if is_unshared and (not later or target_of(first) == name) else "")
 
-    def _is_straight(self, first: ast.stmt, last: ast.stmt, between: list[ast.AST]) -> bool:
-        """Return whether two statements run equally often, and the code between them runs in order, only assigns to
+    def _is_straight(self, first: ast.AST, last: ast.AST, between: list[ast.AST]) -> bool:
+        """Return whether two expressions run equally often, and the code between them runs in order, only assigns to
         variables, and cannot leave the method."""
-        loops = [[one for one in self.scope.around(end) if isinstance(one, _COMPOUND)] for end in (first, last)]
-        statements = [one for one in between if isinstance(one, ast.stmt)]
-        is_simple = all(
-            isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr, ast.If)) or one is last for one in statements
-        )
+        around = [[one for one in self.scope.around(end) if isinstance(one, _COMPOUND)] for end in (first, last)]
+        statements = [one for one in between if isinstance(one, ast.stmt) and one is not self.scope.statement(last)]
         stored = [one for one in between if isinstance(getattr(one, "ctx", None), ast.Store)]
         return (
-            loops[0] == loops[1]
-            and not _any_of(ast.Try, loops[0])
-            and is_simple
-            and not _any_of(_NOT_SIMPLE, between)
+            around[0] == around[1]
+            and not _any_of(ast.Try, around[0])
+            and all(isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr, ast.If)) for one in statements)
             and all(isinstance(one, ast.Name) for one in stored)
+            and not _any_of(_NOT_SIMPLE, [*between, *self.scope.around(last)])
         )
+
+
+def _adds(statement: ast.stmt | ast.AugAssign) -> bool:
+    return isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
 
 
 def _any_of(kinds: type[ast.AST] | tuple[type[ast.AST], ...], nodes: Iterable[ast.AST]) -> bool:

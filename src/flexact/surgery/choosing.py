@@ -109,19 +109,16 @@ def check_convertible(model: nn.Module, verb: str) -> None:
             "this model has FlexAct sites already; a model is converted once. To choose other sites, convert a fresh "
             "one."
         )
-    for kind, what in (
-        (torch.jit.ScriptModule, "a TorchScript module"),
-        (nn.parallel.DistributedDataParallel, "wrapped in DistributedDataParallel"),
-        (nn.DataParallel, "wrapped in DataParallel"),
+    wrap = "and wrap what convert returns"
+    for is_unsuitable, what, then in (
+        (isinstance(model, torch.jit.ScriptModule), "a TorchScript module", wrap),
+        (isinstance(model, nn.parallel.DistributedDataParallel), "wrapped in DistributedDataParallel", wrap),
+        (isinstance(model, nn.DataParallel), "wrapped in DataParallel", wrap),
+        (is_wrapped_by_fsdp(model), "sharded by FSDP", "and shard what convert returns"),
+        (hasattr(model, "_orig_mod") or model._compiled_call_impl, "compiled already", "then call torch.compile"),
     ):
-        if isinstance(model, kind):
-            raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
-    if is_wrapped_by_fsdp(model):
-        raise FlexActError(
-            "this model is sharded by FSDP; convert the plain model first, and shard what convert returns."
-        )
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        raise FlexActError("this model is compiled already; convert the plain model first, then call torch.compile.")
+        if is_unsuitable:
+            raise FlexActError(f"this model is {what}; convert the plain model first, {then}.")
 
 
 def check_where(where: Any) -> None:

@@ -127,11 +127,10 @@ class Scope:
             later = parent
         return True
 
-    def nodes_between(self, first: ast.stmt, last: ast.stmt) -> list[ast.AST]:
-        """Return the nodes of two statements and of those between them in the source."""
-        start, end = (first.lineno, first.col_offset), end_of(last)
+    def nodes_between(self, first: ast.AST, last: ast.AST) -> list[ast.AST]:
+        """Return two nodes and those between them in the source, in which Python also evaluates simple expressions."""
         placed: list[Any] = [node for node in self.nodes if hasattr(node, "end_lineno")]
-        return [node for node in placed if (node.lineno, node.col_offset) >= start and end_of(node) <= end]
+        return [node for node in placed if start_of(node) >= start_of(first) and end_of(node) <= end_of(last)]
 
     def reads(self, name: str, assignment: ast.AST, by_settings: bool = True) -> list[ast.Name]:
         """Return the reads of a variable that may see the value of an assignment: those before the next one that always
@@ -161,6 +160,10 @@ class Scope:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
         first, *names = names_of(node) or [""]
         return ".".join(names) if first and first == self.self_name and "*" not in names else None
+
+
+def start_of(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
 def end_of(node: ast.AST) -> tuple[int, int]:

@@ -57,14 +57,10 @@ def swap_out(model: nn.Module) -> nn.Module:
 def take_over_hooks(source: nn.Module, target: nn.Module) -> None:
     """Make one module run the hooks of another. Both share the dictionaries of hooks, so that the handles that were
     returned at registration still remove them."""
-    for name in _hook_names(source):
-        setattr(target, name, getattr(source, name))
+    for name in vars(source):
+        if "_hooks" in name and "load_state_dict" not in name:  # activations lack the hooks for loading a state
+            setattr(target, name, getattr(source, name))
     target._is_full_backward_hook = source._is_full_backward_hook
-
-
-def _hook_names(module: nn.Module) -> list[str]:
-    """Return the names of a module's hook dictionaries, except those for loading a state, which activations lack."""
-    return [name for name in vars(module) if "_hooks" in name and "load_state_dict" not in name]
 
 
 def _set_child(owner: nn.Module, name: str, module: nn.Module) -> None:
