@@ -99,7 +99,9 @@ class Reading:
         with contextlib.suppress(CannotRewrite):
             if self._functions and name not in self.scopes:
                 scope = self.scopes[name] = self._scope(function_of(type(self.owner), name)[1])
-                _Reader(self, scope, name).visit_all(scope.definition.body)
+                body = scope.definition.body
+                for node in body if isinstance(body, list) else [body]:
+                    _Reader(self, scope, name).visit(node)
 
     @functools.cached_property
     def methods(self) -> list[tuple[str, Scope]]:
@@ -203,20 +205,10 @@ class _Reader(ast.NodeVisitor):
         self.scope = scope
         self.method = method
 
-    def visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
-        for node in body if isinstance(body, list) else [body]:
-            self.visit(node)
-
-    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+    def visit(self, node: ast.AST) -> None:
         """Skip a branch that the module's settings rule out, so that it has no site that never runs."""
-        self.visit(node.test)
-        truth = self.scope.truth(node.test)
-        if truth is not False:
-            self.visit_all(node.body)
-        if truth is not True:
-            self.visit_all(node.orelse)
-
-    visit_IfExp = visit_If
+        if node not in self.scope.idle:
+            super().visit(node)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""

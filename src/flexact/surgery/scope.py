@@ -93,13 +93,15 @@ class Scope:
     @functools.cached_property
     def idle(self) -> set[ast.AST]:
         """The nodes in branches that the module's settings rule out."""
-        branches = (self._branches(node) for node in self.nodes if isinstance(node, ast.If))
-        return {node for _, rules_out in branches for statement in rules_out for node in ast.walk(statement)}
+        branches = (self._branches(node) for node in self.nodes if isinstance(node, (ast.If, ast.IfExp)))
+        return {node for _, ruled_out in branches for one in ruled_out for node in ast.walk(one)}
 
-    def _branches(self, node: ast.If) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    def _branches(self, node: ast.If | ast.IfExp) -> tuple[list[ast.AST], list[ast.AST]]:
         """Return the branch that the module's settings choose, and the other one; both empty if that is unclear."""
         truth = self.truth(node.test)
-        return ([], []) if truth is None else (node.body, node.orelse) if truth else (node.orelse, node.body)
+        branches: list[Any] = [node.body, node.orelse] if truth else [node.orelse, node.body]
+        chosen, other = (branch if isinstance(branch, list) else [branch] for branch in branches)
+        return ([], []) if truth is None else (chosen, other)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """Return a node and the nodes around it, from the inside to the outside."""
