@@ -34,10 +34,6 @@ class Fused:
     obstacles: list[str] = field(default_factory=list)
     """The reasons why other sites are not fused; at least one."""
 
-    def add(self, owner: nn.Module, cls: type, prefix: str, sites: set[str]) -> None:
-        self.classes[owner] = cls
-        self.sites |= {prefix + site for site in sites}
-
 
 def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classes: dict[nn.Module, type]) -> Fused:
     """Find the fusions. chosen: the sites; classes: the rewritten types of submodules with functional calls."""
@@ -47,17 +43,17 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
     for name, owner in model.named_modules():
         prefix = f"{name}." if name else ""
         own_sites = {site.removeprefix(prefix) for site in sites if site.startswith(prefix)}
-        first = classes.get(owner, type(owner))
+        edits, fused = {SEQUENTIAL}, set[str]()
         if is_sequential(owner):
-            if fused := _after_norms(owner) & own_sites:
-                found.add(owner, edited_class(first, [SEQUENTIAL]), prefix, fused)
+            fused = _after_norms(owner) & own_sites
         elif isinstance(owner, fx.GraphModule) and not found.obstacles:
             reason = "a torch.fx.GraphModule has no source to rewrite; convert it before it is traced"
             found.obstacles.append(f"{name or type(owner).__name__}: {reason}")
         elif "forward" not in vars(owner) and own_sites:
             edits, fused = _edits(findings.readings[id(owner)], own_sites, names)
-            if fused:
-                found.add(owner, edited_class(first, edits), prefix, fused)
+        if fused:
+            found.classes[owner] = edited_class(classes.get(owner, type(owner)), edits)
+            found.sites |= {prefix + site for site in fused}
     has_norm = any(is_plain(module, nn.BatchNorm2d) for module in model.modules())
     found.obstacles.append(
         "no nn.BatchNorm2d feeds a site alone"
