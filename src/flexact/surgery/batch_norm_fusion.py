@@ -20,7 +20,6 @@ from flexact.surgery.finding import Findings, Found
 from flexact.surgery.fused_site import is_plain, is_sequential, is_untouched
 from flexact.surgery.rewriting import SEQUENTIAL, Edit, Place, edited_class, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, end_of, is_fresh, is_unshared_after, target_of
-from flexact.surgery.sources import nodes_of
 
 
 @dataclass
@@ -116,7 +115,7 @@ class _Method:
     def ways(self) -> list[list[_Link]]:
         """Return the ways of the batch norms that can be deferred, each from its call to the call of a site."""
         ways = []
-        for call in nodes_of(ast.Call, self.scope.definition):
+        for call in self.scope.nodes_of(ast.Call):
             norm = _last_norm(self.scope.value(call.func)) if len(call.args) == 1 and not call.keywords else None
             if norm is not None and call not in self.scope.idle:
                 way = self._way(call)

@@ -25,7 +25,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
 from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, attribute_of, is_unobserved, tensor_of
-from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of, nodes_of
+from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of
 
 _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"__dict__", "_modules", "children", "named_children"} | _LISTS_ALL
@@ -139,7 +139,7 @@ class Reading:
 
     def _check(self, method: str, scope: Scope) -> None:
         """Notice each attribute of a submodule that a method reads."""
-        calls = nodes_of(ast.Call, scope.definition)
+        calls = scope.nodes_of(ast.Call)
         called = {call.func for call in calls}
         firsts = [call for call in calls if scope.value(call.func) is next and len(call.args) == 1]
         in_firsts = {node for call in firsts for node in ast.walk(call)}
@@ -285,9 +285,9 @@ class _Reader(ast.NodeVisitor):
 def _reads(scope: Scope, method: str) -> Iterator[tuple[ast.expr, str, ast.expr, str]]:
     """Yield the attributes that a method reads: the holder, the name, the expression, and what reads it. The method may
     do so itself, with a function such as getattr, or in a function to which it passes the holder."""
-    for node in nodes_of(ast.Attribute, scope.definition):
+    for node in scope.nodes_of(ast.Attribute):
         yield node.value, node.attr, node, method
-    for call in nodes_of(ast.Call, scope.definition):
+    for call in scope.nodes_of(ast.Call):
         function, names, by = scope.value(call.func), set[str](), method
         if any(function is one for one in (getattr, hasattr, vars, dir)) and call.args:
             name = scope.value(call.args[1]) if len(call.args) > 1 else UNKNOWN

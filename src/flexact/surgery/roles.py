@@ -145,7 +145,7 @@ def _uses_of_calls(findings: Findings, path: str, calls: _Calls) -> _Use:
 
 def _calls_of_function(name: str, scope: Scope) -> list[ast.Call]:
     """Return calls such as `torch.tanh(x)`, `F.tanh(x)` and `x.tanh_()`, but not `self.tanh(x)`."""
-    calls = [call for call in nodes_of(ast.Call, scope.definition) if _last_name(call.func).rstrip("_") == name]
+    calls = [call for call in scope.nodes_of(ast.Call) if _last_name(call.func).rstrip("_") == name]
     return [call for call in calls if names_of(call.func)[:1] != [scope.self_name]]
 
 
@@ -154,11 +154,11 @@ def _calls_of_path(path: list[str], scope: Scope) -> list[ast.Call]:
         parts = zip(names, [scope.self_name, *path], strict=False)
         return len(names) == len(path) + 1 and all(own in ("*", name) for own, name in parts)
 
-    return [call for call in nodes_of(ast.Call, scope.definition) if fits(names_of(call.func))]
+    return [call for call in scope.nodes_of(ast.Call) if fits(names_of(call.func))]
 
 
 def _loops_over(list_name: str, scope: Scope) -> list[ast.For]:
-    loops = nodes_of(ast.For, scope.definition)
+    loops = scope.nodes_of(ast.For)
     return [loop for loop in loops if [scope.self_name, list_name] in map(names_of, ast.walk(loop.iter))]
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.surgery.sources import codes_of, contents, definition_of, nodes_of
+from flexact.surgery.sources import Node, codes_of, contents, definition_of, nodes_in, nodes_of
 
 UNKNOWN = object()
 """The value of an expression that is only known at run time."""
@@ -35,7 +35,7 @@ class Scope:
         self.function = function
         self.owner = owner
         self.definition = definition_of(function)
-        self.nodes = list(ast.walk(self.definition))
+        self.nodes = nodes_in(function)
         code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         held = {name: contents(cell) for name, cell in cells}
@@ -49,6 +49,10 @@ class Scope:
         names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         first = code.co_varnames[0] if code.co_argcount else ""
         self.self_name = first if names.count(first) == 1 else ""  # otherwise it has another value somewhere
+
+    def nodes_of(self, kind: type[Node]) -> list[Node]:
+        """Return the nodes of one type."""
+        return [node for node in self.nodes if isinstance(node, kind)]
 
     def value(self, node: ast.AST) -> Any:
         """Return the value of an expression, or UNKNOWN."""
@@ -138,7 +142,7 @@ class Scope:
         """Return the reads of a variable that may see the value of an assignment: those before the next one that always
         replaces it (see `always_follows`), and in a loop those of the next iteration."""
         start, end = end_of(assignment), (10**9, 0)
-        names = [node for node in nodes_of(ast.Name, self.definition) if node.id == name]
+        names = [node for node in self.nodes_of(ast.Name) if node.id == name]
         for node in names:
             statement = self.statement(node)
             is_later = isinstance(node.ctx, ast.Store) and start < end_of(node) and end_of(statement) < end
@@ -155,8 +159,7 @@ class Scope:
 
     def calls_of(self, module: nn.Module) -> list[ast.Call]:
         """Return the calls of a module with one argument."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call) and len(node.args) == 1]
-        return [call for call in calls if self.value(call.func) is module]
+        return [call for call in self.nodes_of(ast.Call) if len(call.args) == 1 and self.value(call.func) is module]
 
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
