@@ -41,6 +41,24 @@ def test_nothing_changes_if_the_picks_are_in_place(tmp_path: Path) -> None:
     assert list(flexact.load_picks(model, tmp_path)) == before
 
 
+def test_hooks_of_an_activation_stay_and_a_model_that_is_one_is_replaced() -> None:
+    inputs: list[torch.Tensor] = []
+    model = network()
+    model[1].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    flexact.load_picks(model, {"1": "tanh"})(torch.ones(1, 2))
+    assert len(inputs) == 1
+    assert isinstance(flexact.load_picks(nn.ReLU(), {"": "tanh"}), nn.Tanh)
+
+
+def test_one_layer_of_a_transformer_encoder_gets_its_pick() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    loaded = flexact.load_picks(encoder, {"layers.1.activation": "silu"})
+    assert not loaded.use_nested_tensor  # only torch's fused path supports it
+    padding = torch.tensor([[False, False, True]])
+    assert loaded(torch.randn(1, 3, 8), src_key_padding_mask=padding).shape == (1, 3, 8)
+    assert not any("flexact" in name for name in vars(loaded))
+
+
 class Calls(nn.Module):
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         return torch.relu(h) + 1

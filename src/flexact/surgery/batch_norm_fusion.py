@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import torch
 from torch import fx, nn
 
 from flexact.surgery.calls import Call, Reading
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.fused_site import is_plain, is_sequential, is_untouched
 from flexact.surgery.rewriting import SEQUENTIAL, Edit, Place, edited_class, place_of
-from flexact.surgery.scope import Scope, assigned, is_fresh, target_of
-from flexact.surgery.sources import nodes_of
+from flexact.surgery.scope import UNKNOWN, Scope, end_of, is_fresh, is_unshared_after, target_of
 
 
 @dataclass
@@ -34,10 +33,6 @@ class Fused:
     obstacles: list[str] = field(default_factory=list)
     """The reasons why other sites are not fused; at least one."""
 
-    def add(self, owner: nn.Module, cls: type, prefix: str, sites: set[str]) -> None:
-        self.classes[owner] = cls
-        self.sites |= {prefix + site for site in sites}
-
 
 def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classes: dict[nn.Module, type]) -> Fused:
     """Find the fusions. chosen: the sites; classes: the rewritten types of submodules with functional calls."""
@@ -47,17 +42,17 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
     for name, owner in model.named_modules():
         prefix = f"{name}." if name else ""
         own_sites = {site.removeprefix(prefix) for site in sites if site.startswith(prefix)}
-        first = classes.get(owner, type(owner))
+        edits, fused = {SEQUENTIAL}, set[str]()
         if is_sequential(owner):
-            if fused := _after_norms(owner) & own_sites:
-                found.add(owner, edited_class(first, [SEQUENTIAL]), prefix, fused)
+            fused = _after_norms(owner) & own_sites
         elif isinstance(owner, fx.GraphModule) and not found.obstacles:
             reason = "a torch.fx.GraphModule has no source to rewrite; convert it before it is traced"
             found.obstacles.append(f"{name or type(owner).__name__}: {reason}")
         elif "forward" not in vars(owner) and own_sites:
             edits, fused = _edits(findings.readings[id(owner)], own_sites, names)
-            if fused:
-                found.add(owner, edited_class(first, edits), prefix, fused)
+        if fused:
+            found.classes[owner] = edited_class(classes.get(owner, type(owner)), edits)
+            found.sites |= {prefix + site for site in fused}
     has_norm = any(is_plain(module, nn.BatchNorm2d) for module in model.modules())
     found.obstacles.append(
         "no nn.BatchNorm2d feeds a site alone"
@@ -87,227 +82,145 @@ def _edits(reading: Reading, sites: set[str], names: dict[Call, str]) -> tuple[s
             for call in own
             if call in names or call.child in sites
         }
-        if called and not isinstance(scope.definition, ast.Lambda) and scope.self_name:
-            analysis = _Method(method, scope, called)
-            analysis.block(scope.definition.body, _State())
-            edits |= analysis.edits
-            fused |= analysis.fused
+        for way in _Method(scope, called.keys()).ways() if called and scope.self_name else ():
+            child, site = called[place_of(way[-1].node, scope.function)]
+            for kind, node in way:
+                edits.add(Edit(method, kind, place_of(node, scope.function), child if kind == "site" else ""))
+            fused.add(site)
     return edits, fused
 
 
-@dataclass(frozen=True)
-class _Use:
-    """The only use of a value, which leads to a site, and the edits that defer the value until the site runs."""
-
-    edits: frozenset[Edit]
-    sites: frozenset[str]
-    called: frozenset[str] = frozenset()
-    """The children that run between the value and its use; "" means that a tensor is overwritten in between."""
-
-    def after(self, called: Set[str]) -> _Use:
-        return replace(self, called=self.called | called)
-
-    def or_else(self, other: _Use) -> _Use:
-        return _Use(self.edits | other.edits, self.sites | other.sites, self.called | other.called)
-
-    def through(self, edit: Edit) -> _Use:
-        return replace(self, edits=self.edits | {edit})
+_COMPOUND = (ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)
+_NOT_SIMPLE = (
+    *(ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Starred, ast.IfExp, ast.BoolOp),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+"""Expressions whose parts may run never, later or several times."""
 
 
-@dataclass
-class _State:
-    """At one point of a method: the names that are read later, and those whose only later use leads to a site."""
+class _Link(NamedTuple):
+    """An expression on the way of a value to a site, and the kind of its edit."""
 
-    read: set[str] = field(default_factory=set)
-    once: dict[str, _Use] = field(default_factory=dict)
-
-    def reads(self, names: set[str]) -> None:
-        self.read |= names
-        for name in names:
-            self.once.pop(name, None)
-
-    def forget(self) -> None:
-        """Treat all names as read, because nothing can be deferred past the statement that runs here."""
-        self.reads(set(self.once))
+    kind: str
+    node: ast.AST
 
 
 class _Method:
-    """Analyses a method backwards, from its last statement to its first, and finds the values that can be deferred."""
+    """Follows the results of a method's batch norms to the sites that use them."""
 
-    def __init__(self, name: str, scope: Scope, sites: dict[Place, tuple[str, str]]) -> None:
-        self.name = name
+    def __init__(self, scope: Scope, sites: Set[Place]) -> None:
         self.scope = scope
         self.sites = sites
-        self.edits: set[Edit] = set()
-        self.fused: set[str] = set()
-        self._names = {node.id for node in scope.nodes if isinstance(node, ast.Name)}
 
-    def _edit(self, kind: str, node: ast.AST, child: str = "") -> Edit:
-        return Edit(self.name, kind, place_of(node, self.scope.function), child)
+    def ways(self) -> list[list[_Link]]:
+        """Return the ways of the batch norms that can be deferred, each from its call to the call of a site."""
+        ways = []
+        for call in self.scope.nodes_of(ast.Call):
+            norm = _last_norm(self.scope.value(call.func)) if len(call.args) == 1 and not call.keywords else None
+            if norm is not None and call not in self.scope.idle:
+                way = self._way(call)
+                if way and self._can_defer(call, norm, way):
+                    ways.append([_Link("norm", call), *way])
+        # In `out += identity`, identity is deferred only if out is.
+        targets = {link.node for way in ways for link in way if link.kind == "add in place"}
+        deferred = [way for way in ways if all(kind != "added in place" or node in targets for kind, node in way)]
+        return [[link for link in way if link.kind != "added in place"] for way in deferred]
 
-    def block(self, statements: list[ast.stmt], state: _State) -> _State:
-        for i in reversed(range(len(statements))):
-            state = self._statement(statements[i], statements[i - 1] if i else None, state)
-        return state
-
-    def _statement(self, node: ast.stmt, before: ast.stmt | None, state: _State) -> _State:
-        if isinstance(node, ast.Return):
-            state = _State()
-        elif isinstance(node, ast.If) and (truth := self.scope.truth(node.test)) is not None:
-            runs, rests = (node.body, node.orelse) if truth else (node.orelse, node.body)
-            state = self.block(runs, state)
-            self._read_by_others(rests, state)
-            return self._reads(node.test, state)
-        elif isinstance(node, ast.If):
-            left = self.block(node.body, _State(set(state.read), dict(state.once)))
-            right = self.block(node.orelse, state)
-            read = left.read | right.read
-            both = left.once.keys() & right.once.keys() - read
-            state = _State(read, {name: left.once[name].or_else(right.once[name]) for name in both})
-            state.reads((left.once.keys() | right.once.keys()) - both)
-            return self._reads(node.test, state)
-        elif not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
-            for _, block in ast.iter_fields(node):  # each block of a loop, with or try is analysed separately
-                if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                    self.block(block, _State(set(self._names)))
-            return _State(set(self._names))
-        use = None
-        if isinstance(node, (ast.Assign, ast.AugAssign)):
-            name = target_of(node)
-            if not name:
-                state.forget()
-            use = state.once.pop(name, None)
-            state.read.discard(name)
-            if isinstance(node, ast.AugAssign) and name:
-                return self._added_to(node, name, use, state)
-        if node.value is None or (use is not None and self._can_defer(node.value, use, state, before)):
-            return state
-        return self._reads(node, state)
-
-    def _read_by_others(self, statements: list[ast.stmt], state: _State) -> None:
-        """Analyse a branch that the module's settings disable; if it runs later, it computes the deferred values."""
-        for name in (one for statement in statements for one in _loaded(statement)):
-            if name.id in state.once:
-                state.once[name.id] = state.once[name.id].through(self._edit("result", name))
+    def _way(self, node: ast.AST) -> list[_Link]:
+        """Return the way of an expression's value to a site; empty if it does not reach one, or if anything else may
+        read it."""
+        links: list[_Link] = []
+        while True:
+            parent = self.scope.parents[node]
+            if isinstance(parent, ast.Call) and parent.args == [node]:
+                if place_of(parent, self.scope.function) in self.sites:
+                    return [*links, _Link("site", parent)]
+                if parent.keywords or not is_plain(self.scope.value(parent.func), nn.Identity):
+                    return []
+                links.append(_Link("identity", parent))
+                node = parent
+            elif isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add):
+                if isinstance(parent.left, ast.Constant) or isinstance(parent.right, ast.Constant):
+                    return []
+                links.append(_Link("add", parent))
+                node = parent
+            elif name := target_of(parent):
+                if isinstance(parent, ast.AugAssign):
+                    if not _adds(parent):
+                        return []
+                    links.append(_Link("add in place" if parent.target is node else "added in place", parent))
+                read, others = self._only_read(name, parent)
+                if read is None:
+                    return []
+                links += others
+                node = read
             else:
-                state.reads({name.id})
+                return []
 
-    def _added_to(self, node: ast.AugAssign, name: str, use: _Use | None, state: _State) -> _State:
-        """Analyse `out += identity`."""
-        calls, loaded = self._children(nodes_of(ast.Call, node.value)), {one.id for one in _loaded(node.value)}
-        if use is None or not isinstance(node.op, ast.Add) or calls is None or name in loaded:
-            for one in state.once:
-                state.once[one] = state.once[one].after({""})
-            state.read.add(name)
-            return self._reads(node.value, state)
-        use = use.through(self._edit("add in place", node))
-        if not self._can_defer(node.value, use, state, None):
-            self._reads(node.value, state)
-        self._name(name, use.after(calls), state)
-        return state
+    def _only_read(self, name: str, assignment: ast.AST) -> tuple[ast.Name | None, list[_Link]]:
+        """Return the only read of a variable's value; None unless it always follows the assignment. Also return the
+        reads that would see the value with other settings of the module, which take a deferred value once edited."""
+        scope = self.scope
+        used = [one for one in scope.reads(name, assignment) if one not in scope.idle]
+        others = [one for one in scope.reads(name, assignment, by_settings=False) if one not in used]
+        links = [_Link("result", one) for one in others if isinstance(one.ctx, ast.Load)]
+        statements = [scope.statement(one) for one in others if not isinstance(one.ctx, ast.Load)]
+        links += [_Link("add in place", one) for one in statements if _adds(one)]
+        is_simple = not _any_of(_NOT_SIMPLE, [node for one in others for node in scope.around(one)])
+        if len(used) != 1 or len(links) < len(others) or not is_simple or name in scope.function.__code__.co_cellvars:
+            return None, []
+        is_next = end_of(used[0]) > end_of(assignment) and scope.always_follows(scope.statement(used[0]), assignment)
+        return (used[0] if is_next else None), links
 
-    def _name(self, name: str, use: _Use, state: _State) -> bool:
-        """Record the use of a name. Return whether its value can be deferred: only if nothing else reads it."""
-        if name in state.read or name in state.once:
-            state.reads({name})
+    def _can_defer(self, call: ast.Call, norm: nn.Module, way: list[_Link]) -> bool:
+        """Return whether the call of a batch norm can be deferred: nothing that runs before the site also calls it,
+        reads its state, or can overwrite its input."""
+        scope, site = self.scope, way[-1].node
+        before = {*ast.walk(call), *scope.idle}
+        between = [one for one in scope.nodes_between(call, site) if one not in before]
+        if not self._is_straight(call, site, between):
             return False
-        state.once[name] = use
-        return True
-
-    def _reads(self, node: ast.AST, state: _State) -> _State:
-        """Analyse an expression or a simple statement, including the calls of sites in it."""
-        is_simple = not any(isinstance(one, _NOT_SIMPLE) for one in ast.walk(node))
-        calls = nodes_of(ast.Call, node)
-        loaded = [one.id for one in _loaded(node)]
-        children = self._children(calls) if is_simple else None
-        if children is None:
-            state.forget()
-        else:
-            state.once = {name: use.after(children) for name, use in state.once.items()}
-        taken: dict[str, _Use] = {}
-        for call in calls if is_simple else ():
-            site = self.sites.get(place_of(call, self.scope.function))
-            if site is None or len(call.args) != 1:
-                continue
-            inner = nodes_of(ast.Call, call)
-            beside = self._children([one for one in calls if one not in inner and call not in ast.walk(one)])
-            use = _Use(frozenset({self._edit("site", call, site[0])}), frozenset({site[1]}))
-            read = state.read | state.once.keys()
-            fits = _State({name for name in loaded if loaded.count(name) > 1 or name in read or beside is None})
-            self._can_defer(call.args[0], use.after(beside or set()), fits, None)
-            taken |= fits.once
-        state.reads(set(loaded) - taken.keys())
-        state.once |= taken
-        return state
-
-    def _can_defer(self, node: ast.expr, use: _Use, state: _State, before: ast.stmt | None) -> bool:
-        """Return whether an expression's value can be deferred, and record its names and batch norms."""
-        if isinstance(node, ast.Name):
-            return self._name(node.id, use, state)
-        if (sides := self._addition(node)) is not None:
-            use = use.through(self._edit("add", node))
-            between = self._children(nodes_of(ast.Call, sides[1])) or set()
-            left = self._can_defer(sides[0], use.after(between), state, None)
-            right = self._can_defer(sides[1], use, state, None)
-            for side, is_deferred in zip(sides, (left, right), strict=True):
-                if not is_deferred:
-                    self._reads(side, state)
+        if any(isinstance(one, ast.Attribute) and scope.value(one.value) is norm for one in scope.nodes):
+            return False
+        deferred = {link.node for link in way}
+        others = [one for one in between if one not in deferred]
+        calls = [one for one in others if isinstance(one, ast.Call)]
+        called = [scope.value(one.func) if scope.path(one.func) else UNKNOWN for one in calls]
+        children = [one for one in called if isinstance(one, nn.Module)]
+        if any(one is not None and not isinstance(one, nn.Module) for one in called):
+            return False
+        if any(norm in child.modules() for child in children):
+            return False
+        if not children and not _any_of(ast.AugAssign, others):
             return True
-        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
-            return False
-        module = self.scope.value(node.func)
-        if is_plain(module, nn.Identity):
-            through = use.through(self._edit("identity", node))
-            return self._can_defer(node.args[0], through, state, None)
-        norm = _last_norm(module)
-        if norm is None or not self._can_defer_norm(node.args[0], norm, use, before):
-            return False
-        self.edits |= use.edits | {self._edit("norm", node)}
-        self.fused |= use.sites
-        self._reads(node.args[0], state)
-        return True
+        y, first = call.args[0], scope.statement(call)
+        block = scope.block(first)
+        name = y.id if isinstance(y, ast.Name) else ""
+        later = [one for one in others if isinstance(one, ast.Name) and one.id == name and one not in ast.walk(first)]
+        is_unshared = is_unshared_after(scope, block[: block.index(first)], name, False)
+        return is_fresh(scope, y, name if is_unshared and (not later or target_of(first) == name) else "")
 
-    def _can_defer_norm(self, y: ast.expr, norm: nn.Module, use: _Use, before: ast.stmt | None) -> bool:
-        """Return whether a batch norm can be deferred: nothing that runs before the site also calls it, reads its
-        state, or can overwrite its input."""
-        looks = (isinstance(one, ast.Attribute) and self.scope.value(one.value) is norm for one in self.scope.nodes)
-        runs = (norm in self.scope.owner.get_submodule(path).modules() for path in use.called if path)
-        if any(looks) or any(runs) or ("" in use.called and isinstance(y, ast.Name)):
-            return False
-        made = assigned(before, y.id) if isinstance(y, ast.Name) else None
-        return not use.called or is_fresh(self.scope, y if made is None else made)
-
-    def _children(self, calls: list[ast.Call]) -> set[str] | None:
-        """Return the children that are called; None if anything else is called."""
-        found = [(self.scope.path(call.func), self.scope.value(call.func)) for call in calls]
-        if not all(path and (module is None or isinstance(module, nn.Module)) for path, module in found):
-            return None
-        return {str(path) for path, module in found if module is not None}
-
-    def _addition(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-        """Return the operands of `x + y`, `torch.add(x, y)` or `x.add(y)` if they only call children, or None."""
-        sides: tuple[ast.expr, ...] = ()
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            sides = node.left, node.right
-        elif isinstance(node, ast.Call) and not node.keywords:
-            if self.scope.value(node.func) is torch.add:
-                sides = tuple(node.args)
-            elif isinstance(node.func, ast.Attribute) and node.func.attr == "add" and len(node.args) == 1:
-                sides = node.func.value, node.args[0]
-        if len(sides) != 2 or any(isinstance(side, ast.Constant) for side in sides):
-            return None
-        simple = not any(isinstance(one, _NOT_SIMPLE) for side in sides for one in ast.walk(side))
-        return (sides[0], sides[1]) if simple and self._children(nodes_of(ast.Call, *sides)) is not None else None
+    def _is_straight(self, first: ast.AST, last: ast.AST, between: list[ast.AST]) -> bool:
+        """Return whether two expressions run equally often, and the code between them runs in order, only assigns to
+        variables, and cannot leave the method."""
+        around = [[one for one in self.scope.around(end) if isinstance(one, _COMPOUND)] for end in (first, last)]
+        statements = [one for one in between if isinstance(one, ast.stmt) and one is not self.scope.statement(last)]
+        stored = [one for one in between if isinstance(getattr(one, "ctx", None), ast.Store)]
+        return (
+            around[0] == around[1]
+            and not _any_of(ast.Try, around[0])
+            and all(isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr, ast.If)) for one in statements)
+            and all(isinstance(one, ast.Name) for one in stored)
+            and not _any_of(_NOT_SIMPLE, [*between, *self.scope.around(last)])
+        )
 
 
-_NOT_SIMPLE = (
-    *(ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom),
-    *(ast.comprehension, ast.Starred, ast.IfExp, ast.BoolOp),
-)
+def _adds(statement: ast.stmt | ast.AugAssign) -> bool:
+    return isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
 
 
-def _loaded(node: ast.AST) -> list[ast.Name]:
-    return [one for one in nodes_of(ast.Name, node) if isinstance(one.ctx, ast.Load)]
+def _any_of(kinds: type[ast.AST] | tuple[type[ast.AST], ...], nodes: Iterable[ast.AST]) -> bool:
+    return any(isinstance(node, kinds) for node in nodes)
 
 
 def _last_norm(module: object) -> nn.BatchNorm2d | None:

@@ -25,7 +25,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
 from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, attribute_of, is_unobserved, tensor_of
-from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of, nodes_of
+from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of
 
 _LISTS_ALL = {"modules", "named_modules"}
 _LISTS_CHILDREN = {"__dict__", "_modules", "children", "named_children"} | _LISTS_ALL
@@ -85,6 +85,7 @@ class Reading:
         self.readings = readings
         self._functions = functions_of(type(owner)) if _has_source(owner) else []
         self._checked: set[str] = set()
+        self._scopes: dict[types.FunctionType, Scope] = {}
 
     def note(self, path: str) -> None:
         """Note the use of a child or a stored function at this point."""
@@ -97,8 +98,25 @@ class Reading:
         """Read a method and the methods that it calls. A method that cannot be rewritten is skipped."""
         with contextlib.suppress(CannotRewrite):
             if self._functions and name not in self.scopes:
-                scope = self.scopes[name] = Scope(function_of(type(self.owner), name)[1], self.owner)
-                _Reader(self, scope, name).visit_all(scope.definition.body)
+                scope = self.scopes[name] = self._scope(function_of(type(self.owner), name)[1])
+                body = scope.definition.body
+                for node in body if isinstance(body, list) else [body]:
+                    _Reader(self, scope, name).visit(node)
+
+    @functools.cached_property
+    def methods(self) -> list[tuple[str, Scope]]:
+        """All methods whose source is available, with their names."""
+        found = []
+        for name, function in self._functions:
+            if function.__code__.co_argcount and not function.__module__.startswith("torch."):
+                with contextlib.suppress(CannotRewrite):
+                    found.append((name, self._scope(function)))
+        return found
+
+    def _scope(self, function: types.FunctionType) -> Scope:
+        if function not in self._scopes:
+            self._scopes[function] = Scope(function, self.owner)
+        return self._scopes[function]
 
     def check(self, name: str) -> None:
         """Check all methods of this name for code that breaks if an activation becomes a site or the module changes its
@@ -117,11 +135,11 @@ class Reading:
                     self.conflicts[kind] = f"{method} {how}"
                 with contextlib.suppress(CannotRewrite):
                     if function.__module__ != nn.Sequential.__module__:  # a container lists its own children
-                        self._check(method, Scope(function, self.owner))
+                        self._check(method, self._scope(function))
 
     def _check(self, method: str, scope: Scope) -> None:
         """Notice each attribute of a submodule that a method reads."""
-        calls = nodes_of(ast.Call, scope.definition)
+        calls = scope.nodes_of(ast.Call)
         called = {call.func for call in calls}
         firsts = [call for call in calls if scope.value(call.func) is next and len(call.args) == 1]
         in_firsts = {node for call in firsts for node in ast.walk(call)}
@@ -187,20 +205,10 @@ class _Reader(ast.NodeVisitor):
         self.scope = scope
         self.method = method
 
-    def visit_all(self, body: ast.expr | list[ast.stmt]) -> None:
-        for node in body if isinstance(body, list) else [body]:
-            self.visit(node)
-
-    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+    def visit(self, node: ast.AST) -> None:
         """Skip a branch that the module's settings rule out, so that it has no site that never runs."""
-        self.visit(node.test)
-        truth = self.scope.truth(node.test)
-        if truth is not False:
-            self.visit_all(node.body)
-        if truth is not True:
-            self.visit_all(node.orelse)
-
-    visit_IfExp = visit_If
+        if node not in self.scope.idle:
+            super().visit(node)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
         """A name that is not called."""
@@ -277,9 +285,9 @@ class _Reader(ast.NodeVisitor):
 def _reads(scope: Scope, method: str) -> Iterator[tuple[ast.expr, str, ast.expr, str]]:
     """Yield the attributes that a method reads: the holder, the name, the expression, and what reads it. The method may
     do so itself, with a function such as getattr, or in a function to which it passes the holder."""
-    for node in nodes_of(ast.Attribute, scope.definition):
+    for node in scope.nodes_of(ast.Attribute):
         yield node.value, node.attr, node, method
-    for call in nodes_of(ast.Call, scope.definition):
+    for call in scope.nodes_of(ast.Call):
         function, names, by = scope.value(call.func), set[str](), method
         if any(function is one for one in (getattr, hasattr, vars, dir)) and call.args:
             name = scope.value(call.args[1]) if len(call.args) > 1 else UNKNOWN

@@ -46,7 +46,7 @@ def choose(model: nn.Module, where: Where, example_inputs: Any, per_call: bool, 
     findings, seen = Findings(model, per_call), None
     if example_inputs is not None:
         seen = run_order(model, findings, example_inputs, where not in HIDDEN, graph)
-    reasons = {one.name: reason_to_skip(model, one) for one in findings.found} if where in HIDDEN else {}
+    reasons = {one.name: reason_to_skip(findings, one) for one in findings.found} if where in HIDDEN else {}
     skipped = {name: reason for name, reason in reasons.items() if reason is not None}
     return Choice(findings, seen, skipped, _chosen(findings, where, seen, skipped))
 
@@ -109,19 +109,20 @@ def check_convertible(model: nn.Module, verb: str) -> None:
             "this model has FlexAct sites already; a model is converted once. To choose other sites, convert a fresh "
             "one."
         )
-    for kind, what in (
-        (torch.jit.ScriptModule, "a TorchScript module"),
-        (nn.parallel.DistributedDataParallel, "wrapped in DistributedDataParallel"),
-        (nn.DataParallel, "wrapped in DataParallel"),
+    wrap = "and wrap what convert returns"
+    for is_unsuitable, what, then in (
+        (isinstance(model, torch.jit.ScriptModule), "a TorchScript module", wrap),
+        (isinstance(model, nn.parallel.DistributedDataParallel), "wrapped in DistributedDataParallel", wrap),
+        (isinstance(model, nn.DataParallel), "wrapped in DataParallel", wrap),
+        (
+            fsdp_modules(model, "FSDPModule", "FullyShardedDataParallel"),
+            "sharded by FSDP",
+            "and shard what convert returns",
+        ),
+        (hasattr(model, "_orig_mod") or model._compiled_call_impl, "compiled already", "then call torch.compile"),
     ):
-        if isinstance(model, kind):
-            raise FlexActError(f"this model is {what}; convert the plain model first, and wrap what convert returns.")
-    if fsdp_modules(model, "FSDPModule", "FullyShardedDataParallel"):
-        raise FlexActError(
-            "this model is sharded by FSDP; convert the plain model first, and shard what convert returns."
-        )
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-        raise FlexActError("this model is compiled already; convert the plain model first, then call torch.compile.")
+        if is_unsuitable:
+            raise FlexActError(f"this model is {what}; convert the plain model first, {then}.")
 
 
 def check_where(where: Any) -> None:

@@ -113,6 +113,10 @@ class Findings:
         self.found = sorted(self._by_key.values(), key=lambda one: one.place)
         self._leave_conflicts()
 
+    def reading(self, name: str) -> Reading:
+        """Return the reading of a submodule."""
+        return self.readings[id(self.model.get_submodule(name))]
+
     def rewritten(self, chosen: list[Found]) -> dict[nn.Module, type]:
         """Return the new type of each submodule that makes one of the chosen calls."""
         edits: dict[nn.Module, list[Edit]] = {}

@@ -13,14 +13,14 @@ from torch import nn
 
 from flexact.activations import key_of
 from flexact.candidates import ALIASES, ORIGINAL, lookup
-from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import parsed_json, path_of
 from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
-from flexact.surgery.convert import convert, extract
+from flexact.surgery.choosing import check_convertible
 from flexact.surgery.finding import Findings, Found
+from flexact.surgery.swapping import swap_in, swap_out, take_over_hooks
 
 FILE = "flexact.json"
 CONFIG_FIELD = "flexact"
@@ -80,9 +80,8 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
         raise FlexActError("this model has FlexAct sites: it is still picking. Pass a plain network to load_picks.")
     given = picks.to_dict() if isinstance(picks, Selection) else picks
     file: Path | str = _GIVEN
-    description: dict[str, Any] | None
     if isinstance(given, Mapping):
-        description = _checked(file, dict(given))
+        description: dict[str, Any] | None = _checked(file, dict(given))
     else:
         file, description = read_picks(path_of(given, FILE))
     if description is None:
@@ -103,13 +102,12 @@ def load_picks(model: nn.Module, picks: str | Path | Selection | Mapping[str, An
         raise FlexActError(f"{file} is from a run that had not committed to its picks yet. {remedy}")
     restored = _restore_originals(model, description["original"] or _originals_of(model))
     try:
-        found = Findings(model, per_call=False).found
-        _apply_picks(model, found, _named_here(model, found, description["picks"], file), file)
+        findings = Findings(model, per_call=False)
+        return _with_picks(model, findings, _named_here(model, findings.found, description["picks"], file), file)
     except FlexActError:
         for owner, name in restored:  # otherwise the network would run with its original activations
             owner._modules[name] = Unpicked()
         raise
-    return model
 
 
 def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
@@ -279,8 +277,9 @@ def _by_channel(file: Path | str) -> str:
     )
 
 
-def _apply_picks(model: nn.Module, found: list[Found], picks: Mapping[str, str], file: Path | str) -> None:
-    there = {one.name: one.original for one in found}
+def _with_picks(model: nn.Module, findings: Findings, picks: Mapping[str, str], file: Path | str) -> nn.Module:
+    """Replace the activations whose function is not the picked one, and return the model."""
+    there = {one.name: one for one in findings.found}
     apart = [name for name in picks if name not in there]
     if apart:
         raise FlexActError(
@@ -288,15 +287,14 @@ def _apply_picks(model: nn.Module, found: list[Found], picks: Mapping[str, str],
             "was converted with per_call=True, which load_picks does not support. Save the extracted network as a "
             "whole instead."
         )
-    wanted = {name: pick for name, pick in picks.items() if pick != ORIGINAL and key_of(there[name]) != pick}
+    wanted = {there[name]: pick for name, pick in picks.items() if pick != ORIGINAL}
+    wanted = {one: pick for one, pick in wanted.items() if key_of(one.original) != pick}
     if not wanted:
-        return
-    candidates = (*dict.fromkeys(wanted.values()), ORIGINAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about activations that are not among these sites
-        convert(model, list(wanted), FlexConfig(candidates=candidates, init="original"))
-    for site in sites_of(model):
-        chosen = torch.zeros(site.rows, site.k, dtype=torch.bool)
-        chosen[:, site.candidates.index(wanted[site.name])] = True
-        site.drop(~chosen, step=0)
-    extract(model, inplace=True)
+        return model
+    check_convertible(model, "load_picks")
+    modules = [lookup(pick).module() for pick in wanted.values()]
+    for one, module in zip(wanted, modules, strict=True):
+        take_over_hooks(one.original, module)
+    for owner, cls in findings.rewritten(list(wanted)).items():
+        object.__setattr__(owner, "__class__", cls)
+    return swap_out(swap_in(model, list(wanted), modules))

@@ -233,18 +233,16 @@ class _Editor(ast.NodeTransformer):
         """Return the expression of an edit, with the line of the expression that it replaces."""
         me = self.function.__code__.co_varnames[0]
         called = f"{me}.{edit.child}" if edit.child else ast.unparse(getattr(node, "func", node))
-        x, *others = map(ast.unparse, _operands(edit, node))
+        x, *others = map(ast.unparse, _operands(node))
         template = fused_site.FUSED.get(edit.kind) or _UNFUSED[edit.kind]
         name = getattr(getattr(node, "func", node), "attr", "")
         text = template.format(me=me, called=called, x=x, y=others[0] if others else "True", name=name)
         return ast.increment_lineno(ast.parse(text, mode="eval"), node.lineno - 1).body
 
 
-def _operands(edit: Edit, node: Any) -> list[Any]:
+def _operands(node: Any) -> list[Any]:
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         return [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
     if isinstance(node, ast.Name):
         return [node]
-    if edit.kind == "add":
-        return node.args if len(node.args) == 2 else [node.func.value, *node.args]
     return [tensor_of(node), *(keyword.value for keyword in node.keywords if keyword.arg == "inplace")]

@@ -10,21 +10,20 @@ multiply, as in SwiGLU.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import enum
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 
 from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
-from flexact.surgery.finding import Found
-from flexact.surgery.rewriting import children_of, functions_of
-from flexact.surgery.scope import names_of
-from flexact.surgery.sources import CannotRewrite, definition_of, nodes_of
+from flexact.surgery.finding import Findings, Found
+from flexact.surgery.rewriting import children_of
+from flexact.surgery.scope import Scope, calls_of_variable, names_of, targets_of
+from flexact.surgery.sources import nodes_of
 
 _SQUASHING = {"tanh", "softsign", "softplus", "relu6", "hardtanh", "logsigmoid", "laplace", "sqrt_softplus"}
 _PASSING = {
@@ -62,27 +61,11 @@ def _union(uses: Iterable[_Use]) -> _Use:
     return functools.reduce(operator.or_, uses, _NONE)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Method:
-    cls: type
-    name: str
-    self_name: str
-    """The name of the method's first parameter."""
-    tree: ast.AST
-    parents: dict[ast.AST, ast.AST]
-    followed: set[ast.AST] = dataclasses.field(default_factory=set)
-    """The assignments that are currently being followed."""
-
-    @functools.cached_property
-    def loops(self) -> list[ast.For | ast.comprehension]:
-        return [node for node in self.parents if isinstance(node, (ast.For, ast.comprehension))]
-
-
-_Calls = Callable[[_Method], list[ast.Call]]
+_Calls = Callable[[Scope], list[ast.Call]]
 """Selects calls in a method."""
 
 
-def reason_to_skip(model: nn.Module, found: Found) -> str | None:
+def reason_to_skip(findings: Findings, found: Found) -> str | None:
     """Return why an activation is not a hidden one, as far as the source tells; None if it is hidden."""
     function = function_name(found.original)
     if all(".parametrizations." in f".{name}" for name in found.names):
@@ -90,17 +73,17 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
     if function in SIGMOIDS and found.names != [""]:
         return "a sigmoid, which is a gate or an output"
     places = [name.rpartition(".") for name in found.names]
-    if all(attribute in children_of(model.get_submodule(parent)) for parent, _, attribute in places):
+    if all(attribute in children_of(findings.model.get_submodule(parent)) for parent, _, attribute in places):
         return None  # an earlier conversion made it
     is_torchs = found.kind == "function" and type(found.owner).__module__.startswith("torch.nn.")
     if function not in _SQUASHING or found.names == [""] or is_torchs:
         return None
     if found.kind == "call" and found.child is None:
         path = found.name.rpartition(".")[0]
-        uses = _uses_of_calls(model, path, functools.partial(_calls_of_function, function))
+        uses = _uses_of_calls(findings, path, functools.partial(_calls_of_function, function))
     else:
         names = found.names if found.child is None else [found.child]
-        uses = _union(_uses_of_module(model, name) for name in names)
+        uses = _union(_uses_of_module(findings, name) for name in names)
     if _Use.FACTOR in uses or any("gate" in name.rpartition(".")[2] for name in found.names):
         return "a gate: its result multiplies something"
     if _Use.LAYER in uses or (function == "relu6" and uses == _Use.RETURNED):
@@ -110,89 +93,96 @@ def reason_to_skip(model: nn.Module, found: Found) -> str | None:
     return "a possible gate or output: the use of its result is unclear"
 
 
-def _uses_of_module(model: nn.Module, name: str) -> _Use:
+def _uses_of_module(findings: Findings, name: str) -> _Use:
     """Return the uses of a module's result. RETURNED means that the model returns it."""
     if name == "":
         return _Use.RETURNED
     parts = name.split(".")
-    owner = model.get_submodule(".".join(parts[:-1]))
+    owner = findings.model.get_submodule(".".join(parts[:-1]))
     if type(owner).forward is nn.Sequential.forward:
         behind = list(owner._modules.values())[list(owner._modules).index(parts[-1]) + 1 :]
         passes_on = all(isinstance(module, _PASSING_MODULES) for module in behind)
-        return _uses_of_module(model, ".".join(parts[:-1])) if passes_on else _Use.LAYER
+        return _uses_of_module(findings, ".".join(parts[:-1])) if passes_on else _Use.LAYER
     # A forward may call what its children hold: self.fc[2](x), self.block.act(x).
     uses = _union(
-        _uses_of_calls(model, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
+        _uses_of_calls(findings, ".".join(parts[:i]), functools.partial(_calls_of_path, parts[i:]))
         for i in range(len(parts))
     )
     if isinstance(owner, nn.ModuleList) and len(parts) > 1:
         path, list_name = ".".join(parts[:-2]), parts[-2]
         if parts[-1] == next(reversed(owner._modules)):
-            uses |= _uses_of_calls(model, path, functools.partial(_calls_in_loop, list_name))
+            uses |= _uses_of_calls(findings, path, functools.partial(_calls_in_loops, list_name))
         else:
-            uses |= _uses_before_the_last(model, path, list_name)
+            uses |= _uses_before_the_last(findings, path, list_name)
     return uses
 
 
-def _uses_before_the_last(model: nn.Module, path: str, list_name: str) -> _Use:
+def _uses_before_the_last(findings: Findings, path: str, list_name: str) -> _Use:
     """Return how loops over a list of modules use the result of a module that is not the last in the list."""
-    cls: Any = type(model.get_submodule(path))
-    loops = [(method, loop) for method in _methods(cls) for loop in nodes_of(ast.For, method.tree)]
-    within = [dataclasses.replace(method, tree=loop) for method, loop in loops]
-    uses = _union(_uses(call, loop) for loop in within for call in _calls_in_loop(list_name, loop))
+    uses = _NONE
+    for _, scope in findings.reading(path).methods:
+        for loop in _loops_over(list_name, scope):
+            uses |= _union(_uses(call, _Method(scope, loop)) for call in calls_of_variable(loop, loop))
     return uses & _Use.FACTOR or _Use.LAYER
 
 
-def _uses_of_calls(model: nn.Module, path: str, calls: _Calls) -> _Use:
+def _uses_of_calls(findings: Findings, path: str, calls: _Calls) -> _Use:
     """Return the uses of the results of the selected calls in the methods of a module."""
     uses = _NONE
-    cls: Any = type(model.get_submodule(path))
     waiting, seen = [calls], {"forward"}
     while waiting:
         wanted = waiting.pop()
-        for method in _methods(cls):
-            own = _union(_uses(call, method) for call in wanted(method))
-            if _Use.RETURNED in own and method.name == "forward":
-                uses |= _uses_of_module(model, path)
-            elif _Use.RETURNED in own and method.name not in seen:
-                seen.add(method.name)
-                waiting.append(functools.partial(_calls_of_path, [method.name]))
+        for name, scope in findings.reading(path).methods:
+            own = _union(_uses(call, _Method(scope, scope.definition)) for call in wanted(scope))
+            if _Use.RETURNED in own and name == "forward":
+                uses |= _uses_of_module(findings, path)
+            elif _Use.RETURNED in own and name not in seen:
+                seen.add(name)
+                waiting.append(functools.partial(_calls_of_path, [name]))
             uses |= own & ~_Use.RETURNED
     return uses
 
 
-def _calls_of_function(name: str, method: _Method) -> list[ast.Call]:
+def _calls_of_function(name: str, scope: Scope) -> list[ast.Call]:
     """Return calls such as `torch.tanh(x)`, `F.tanh(x)` and `x.tanh_()`, but not `self.tanh(x)`."""
-    calls = [call for call in nodes_of(ast.Call, method.tree) if _last_name(call.func).rstrip("_") == name]
-    return [call for call in calls if names_of(call.func)[:1] != [method.self_name]]
+    calls = [call for call in scope.nodes_of(ast.Call) if _last_name(call.func).rstrip("_") == name]
+    return [call for call in calls if names_of(call.func)[:1] != [scope.self_name]]
 
 
-def _calls_of_path(path: list[str], method: _Method) -> list[ast.Call]:
+def _calls_of_path(path: list[str], scope: Scope) -> list[ast.Call]:
     def fits(names: list[str]) -> bool:
-        parts = zip(names, [method.self_name, *path], strict=False)
+        parts = zip(names, [scope.self_name, *path], strict=False)
         return len(names) == len(path) + 1 and all(own in ("*", name) for own, name in parts)
 
-    return [call for call in nodes_of(ast.Call, method.tree) if fits(names_of(call.func))]
+    return [call for call in scope.nodes_of(ast.Call) if fits(names_of(call.func))]
 
 
-def _calls_in_loop(list_name: str, method: _Method) -> list[ast.Call]:
+def _loops_over(list_name: str, scope: Scope) -> list[ast.For]:
+    loops = scope.nodes_of(ast.For)
+    return [loop for loop in loops if [scope.self_name, list_name] in map(names_of, ast.walk(loop.iter))]
+
+
+def _calls_in_loops(list_name: str, scope: Scope) -> list[ast.Call]:
     """Return the calls of the loop variable in loops over one of the module's lists."""
-    loops = nodes_of(ast.For, method.tree)
-    over_list = [loop for loop in loops if [method.self_name, list_name] in map(names_of, ast.walk(loop.iter))]
-    return [call for loop in over_list for call in _calls_of_variable(loop, loop)]
+    return [call for loop in _loops_over(list_name, scope) for call in calls_of_variable(loop, loop)]
 
 
-def _calls_of_variable(loop: ast.For, tree: ast.AST) -> list[ast.Call]:
-    """Return the calls of the loop variable, which is a different layer in each iteration."""
-    calls = nodes_of(ast.Call, tree)
-    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in _targets(loop)]
+@dataclasses.dataclass(frozen=True)
+class _Method:
+    """A method, or a loop in it, in which the uses of a value are followed."""
+
+    scope: Scope
+    tree: ast.AST
+    followed: set[ast.AST] = dataclasses.field(default_factory=set)
+    """The assignments that are currently being followed."""
 
 
 def _uses(node: ast.AST, method: _Method) -> _Use:
     """Return the uses of an expression's value within a function."""
-    parent = method.parents[node]
-    if isinstance(parent, ast.Attribute) and isinstance(method.parents[parent], ast.Call):
-        parent = method.parents[parent]  # a method of the value is called
+    parents = method.scope.parents
+    parent = parents[node]
+    if isinstance(parent, ast.Attribute) and isinstance(parents[parent], ast.Call):
+        parent = parents[parent]  # a method of the value is called
     match parent:
         case ast.Return():
             return _Use.RETURNED
@@ -224,7 +214,8 @@ def _uses_of_variables(targets: list[Any], assignment: ast.AST, method: _Method)
         return _NONE
     method.followed.add(assignment)
     names = {one.id for one in nodes_of(ast.Name, *targets)}
-    uses = _union(_uses(read, method) for name in names for read in _reads(name, assignment, method))
+    reads = [read for name in names for read in method.scope.reads(name, assignment)]
+    uses = _union(_uses(read, method) for read in reads if method.tree in method.scope.around(read))
     method.followed.remove(assignment)
     return uses
 
@@ -232,7 +223,7 @@ def _uses_of_variables(targets: list[Any], assignment: ast.AST, method: _Method)
 def _uses_in_call(call: ast.Call, method: _Method) -> _Use:
     """Return the uses of a value that is passed to a call, or whose method is called."""
     name, path = _last_name(call.func), names_of(call.func)
-    is_own = path[:1] == [method.self_name] and len(path) > 1
+    is_own = path[:1] == [method.scope.self_name] and len(path) > 1
     if "drop" in name or ((name in _PASSING or name[:1].isupper()) and not is_own):  # an upper-case name is a class
         return _uses(call, method)
     if name in _MATRIX_PRODUCTS:
@@ -240,64 +231,16 @@ def _uses_in_call(call: ast.Call, method: _Method) -> _Use:
     if name in _MULTIPLYING:
         return _Use.FACTOR
     if is_own:
-        is_layer = not hasattr(method.cls, path[1])  # otherwise it is a method
+        is_layer = not hasattr(type(method.scope.owner), path[1])  # otherwise it is a method
     else:
-        is_layer = name in _LAYERS or any(name in _targets(loop) for loop in method.loops)
+        loops = [node for node in method.scope.nodes if isinstance(node, (ast.For, ast.comprehension))]
+        is_layer = name in _LAYERS or any(name in targets_of(loop) for loop in loops)
     return _Use.LAYER if is_layer else _Use.UNCLEAR
 
 
 def _use_in_product(factors: list[ast.expr]) -> _Use:
     """Return LAYER for the product with a weight, which is an attribute, and FACTOR for attention weights."""
     return _Use.LAYER if any(isinstance(factor, ast.Attribute) for factor in factors) else _Use.FACTOR
-
-
-def _reads(name: str, assignment: ast.AST, method: _Method) -> list[ast.AST]:
-    """Return the reads of a variable between an assignment and the next one that always replaces its value."""
-    start, end = _end(assignment), (10**9, 0)
-    blocks = {id(one) for one in _ancestors(assignment, method)}
-    uses = [node for node in nodes_of(ast.Name, method.tree) if node.id == name]
-    for node in uses:
-        statement = next(one for one in _ancestors(node, method) if isinstance(one, ast.stmt))
-        replaces = isinstance(node.ctx, ast.Store) and not isinstance(statement, ast.AugAssign)
-        if replaces and _end(node) > start and id(method.parents[statement]) in blocks and _end(statement) < end:
-            end = _end(statement)
-    augmented = [node for node in uses if isinstance(method.parents[node], ast.AugAssign)]
-    reads = [node for node in uses if isinstance(node.ctx, ast.Load)]
-    loops = [loop for loop in _ancestors(assignment, method) if isinstance(loop, ast.For)]
-    again = {loop for loop in loops if not _calls_of_variable(loop, assignment)}
-    return [
-        node
-        for node in (*reads, *augmented)
-        if start < _end(node) <= end or (_end(node) < start and not again.isdisjoint(_ancestors(node, method)))
-    ]
-
-
-def _targets(loop: ast.For | ast.comprehension) -> set[str]:
-    return {node.id for node in nodes_of(ast.Name, loop.target)}
-
-
-def _ancestors(node: ast.AST, method: _Method) -> Iterator[ast.AST]:
-    while node in method.parents:
-        yield node
-        node = method.parents[node]
-    yield node
-
-
-def _end(node: ast.AST) -> tuple[int, int]:
-    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _methods(cls: Any) -> list[_Method]:
-    """Return the methods of a type and its bases whose source is available."""
-    found: list[_Method] = []
-    for name, function in functions_of(cls):
-        if function.__code__.co_argcount and not function.__module__.startswith("torch."):
-            with contextlib.suppress(CannotRewrite):
-                tree = definition_of(function)
-                parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-                found.append(_Method(cls, name, function.__code__.co_varnames[0], tree, parents))
-    return found
 
 
 def _last_name(node: ast.expr) -> str:

@@ -1,19 +1,21 @@
-"""Static analysis of a method: the values of its names, and which tensors only one name refers to."""
+"""Static analysis of a method: the values of its names, what reads its variables, and which tensors it shares."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import types
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.surgery.sources import codes_of, contents, definition_of, nodes_of
+from flexact.surgery.sources import Node, codes_of, contents, definition_of, nodes_in, nodes_of
 
 UNKNOWN = object()
 """The value of an expression that is only known at run time."""
@@ -33,10 +35,11 @@ class Scope:
         self.function = function
         self.owner = owner
         self.definition = definition_of(function)
-        self.nodes = list(ast.walk(self.definition))
+        self.nodes = nodes_in(function)
         code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._names = {**vars(builtins), **function.__globals__, **{name: contents(cell) for name, cell in cells}}
+        held = {name: contents(cell) for name, cell in cells}
+        self._names = ChainMap[str, Any](held, function.__globals__, vars(builtins))
         self._bound = {name for one in codes_of(code) for name in (*one.co_varnames, *one.co_cellvars)}
         self._bound.update(*(node.names for node in self.nodes if isinstance(node, (ast.Global, ast.Nonlocal))))
         stored = [node for node in self.nodes if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)]
@@ -46,6 +49,10 @@ class Scope:
         names += [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         first = code.co_varnames[0] if code.co_argcount else ""
         self.self_name = first if names.count(first) == 1 else ""  # otherwise it has another value somewhere
+
+    def nodes_of(self, kind: type[Node]) -> list[Node]:
+        """Return the nodes of one type."""
+        return [node for node in self.nodes if isinstance(node, kind)]
 
     def value(self, node: ast.AST) -> Any:
         """Return the value of an expression, or UNKNOWN."""
@@ -83,15 +90,102 @@ class Scope:
         name = node.attr if isinstance(node, ast.Attribute) else ""
         return UNKNOWN if name == "training" or name in self.stored else self.value(node)
 
+    @functools.cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @functools.cached_property
+    def idle(self) -> set[ast.AST]:
+        """The nodes in branches that the module's settings rule out."""
+        branches = (self._branches(node) for node in self.nodes if isinstance(node, (ast.If, ast.IfExp)))
+        return {node for _, ruled_out in branches for one in ruled_out for node in ast.walk(one)}
+
+    def _branches(self, node: ast.If | ast.IfExp) -> tuple[list[ast.AST], list[ast.AST]]:
+        """Return the branch that the module's settings choose, and the other one; both empty if that is unclear."""
+        truth = self.truth(node.test)
+        branches: list[Any] = [node.body, node.orelse] if truth else [node.orelse, node.body]
+        chosen, other = (branch if isinstance(branch, list) else [branch] for branch in branches)
+        return ([], []) if truth is None else (chosen, other)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Return a node and the nodes around it, from the inside to the outside."""
+        yield node
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        return next(one for one in self.around(node) if isinstance(one, ast.stmt))
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the list of statements that contains a statement."""
+        lists = (value for _, value in ast.iter_fields(self.parents[statement]) if isinstance(value, list))
+        return next(value for value in lists if statement in value)
+
+    def always_follows(self, later: ast.stmt, node: ast.AST, by_settings: bool = True) -> bool:
+        """Return whether a statement runs whenever the end of the block of a node, or of a node around it, is reached:
+        it is in the same block or, by the module's settings, in a branch there that they choose."""
+        around = [one for one in self.around(node) if isinstance(one, ast.stmt) and one is not self.definition]
+        while not any(one in self.block(later) for one in around):
+            parent = self.parents[later]
+            if not by_settings or not isinstance(parent, ast.If) or later not in self._branches(parent)[0]:
+                return False
+            later = parent
+        return True
+
+    def nodes_between(self, first: ast.AST, last: ast.AST) -> list[ast.AST]:
+        """Return two nodes and those between them in the source, in which Python also evaluates simple expressions."""
+        placed: list[Any] = [node for node in self.nodes if hasattr(node, "end_lineno")]
+        return [node for node in placed if start_of(node) >= start_of(first) and end_of(node) <= end_of(last)]
+
+    def reads(self, name: str, assignment: ast.AST, by_settings: bool = True) -> list[ast.Name]:
+        """Return the reads of a variable that may see the value of an assignment: those before the next one that always
+        replaces it (see `always_follows`), and in a loop those of the next iteration."""
+        start, end = end_of(assignment), (10**9, 0)
+        names = [node for node in self.nodes_of(ast.Name) if node.id == name]
+        for node in names:
+            statement = self.statement(node)
+            is_later = isinstance(node.ctx, ast.Store) and start < end_of(node) and end_of(statement) < end
+            if is_later and self.always_follows(statement, assignment, by_settings):
+                end = end_of(statement)
+        reads = [one for one in names if isinstance(one.ctx, ast.Load) or isinstance(self.parents[one], ast.AugAssign)]
+        loops = [loop for loop in self.around(assignment) if isinstance(loop, (ast.For, ast.While))]
+        again = {loop for loop in loops if isinstance(loop, ast.While) or not calls_of_variable(loop, assignment)}
+        return [
+            node
+            for node in reads
+            if start < end_of(node) <= end or (end_of(node) < start and not again.isdisjoint(self.around(node)))
+        ]
+
     def calls_of(self, module: nn.Module) -> list[ast.Call]:
         """Return the calls of a module with one argument."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call) and len(node.args) == 1]
-        return [call for call in calls if self.value(call.func) is module]
+        return [call for call in self.nodes_of(ast.Call) if len(call.args) == 1 and self.value(call.func) is module]
 
     def path(self, node: ast.AST) -> str | None:
         """Return the name of a submodule or an attribute of the module: "inner.1" for `self.inner[1]`."""
         first, *names = names_of(node) or [""]
         return ".".join(names) if first and first == self.self_name and "*" not in names else None
+
+
+def start_of(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def end_of(node: ast.AST) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+
+
+def calls_of_variable(loop: ast.For, tree: ast.AST) -> list[ast.Call]:
+    """Return the calls of a loop's variable, which is a different layer in each iteration."""
+    return [
+        call
+        for call in nodes_of(ast.Call, tree)
+        if isinstance(call.func, ast.Name) and call.func.id in targets_of(loop)
+    ]
+
+
+def targets_of(loop: ast.For | ast.comprehension) -> set[str]:
+    return {node.id for node in nodes_of(ast.Name, loop.target)}
 
 
 def names_of(node: ast.AST) -> list[str]:
@@ -134,32 +228,23 @@ def tensor_of(call: ast.Call) -> ast.expr | None:
 
 def is_unobserved(scope: Scope, call: ast.Call, tensor: ast.expr) -> bool:
     """Return whether only the call can read the tensor that it overwrites: the result of an expression, or a local
-    variable that holds one, if the result of the call replaces it, or nothing mentions the variable later."""
-    if not isinstance(tensor, ast.Name):
+    variable that holds one, if the result of the call replaces it, or nothing reads the variable later."""
+    if not isinstance(tensor, ast.Name) or isinstance(scope.definition, ast.Lambda):
         return is_fresh(scope, tensor)
     inner = [one for one in scope.nodes if isinstance(one, (ast.Lambda, ast.FunctionDef)) and one != scope.definition]
     last = [statement for one in scope.nodes if isinstance(one, ast.Try) for statement in one.finalbody]
-    if any(_mentions(node, tensor.id) for node in (*inner, *last)):
+    if any(mentions(node, tensor.id) for node in (*inner, *last)):
         return False
-    blocks = [block for node in scope.nodes for _, block in ast.iter_fields(node) if isinstance(block, list)]
-    for block in blocks:
-        for i, statement in enumerate(block):
-            later = block[i + 1 :] if block is scope.definition.body else [scope.definition]
-            if assigned(statement, tensor.id) is call or _is_last_use(statement, call, tensor.id, later):
-                return _is_unshared_after(scope, block[:i], tensor.id, False)
-    return False
+    statement = scope.statement(call)
+    if assigned(statement, tensor.id) is not call:
+        is_read_later = not isinstance(statement, ast.Return) and scope.reads(tensor.id, statement)
+        if is_read_later or mentions(statement, tensor.id) > 1:
+            return False
+    block = scope.block(statement)
+    return is_unshared_after(scope, block[: block.index(statement)], tensor.id, False)
 
 
-def _is_last_use(statement: ast.stmt, call: ast.Call, name: str, later: Sequence[ast.AST]) -> bool:
-    """Return whether a statement returns the result of a call or assigns it to another variable, and nothing else
-    mentions the call's own variable in it or later."""
-    if isinstance(statement, ast.Return):
-        return call in ast.walk(statement) and _mentions(statement, name) == 1
-    is_renamed = isinstance(statement, ast.Assign) and statement.value is call and target_of(statement) != ""
-    return is_renamed and not any(_mentions(one, name) for one in later)
-
-
-def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshared: bool) -> bool:
+def is_unshared_after(scope: Scope, block: Sequence[ast.AST], name: str, is_unshared: bool) -> bool:
     """Return whether a variable is the only reference to its tensor after these statements.
 
     is_unshared: whether it is before them.
@@ -168,11 +253,11 @@ def _is_unshared_after(scope: Scope, block: list[ast.stmt], name: str, is_unshar
         value = assigned(statement, name)
         if isinstance(statement, ast.If):
             branches = statement.body, statement.orelse
-            is_unshared = all(_is_unshared_after(scope, branch, name, is_unshared) for branch in branches)
+            is_unshared = all(is_unshared_after(scope, branch, name, is_unshared) for branch in branches)
         elif value is not None:
             is_unshared = is_fresh(scope, value, name if is_unshared else "")
-        elif not isinstance(statement, ast.AugAssign) or target_of(statement) != name:
-            is_unshared = is_unshared and not _mentions(statement, name)
+        elif target_of(statement) != name:
+            is_unshared = is_unshared and not mentions(statement, name)
     return is_unshared
 
 
@@ -196,16 +281,17 @@ def is_new_from(module: Any) -> bool:
     return is_layer and not module._forward_hooks
 
 
-def target_of(statement: ast.Assign | ast.AugAssign) -> str:
-    """Return the variable that a statement assigns to; empty if it assigns to anything else."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+def target_of(statement: ast.AST) -> str:
+    """Return the variable that an assignment or a statement such as `+=` assigns to; empty for anything else."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    targets = [statement.target] if isinstance(statement, ast.AugAssign) else targets
     return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
 
 
-def assigned(statement: ast.AST | None, name: str) -> ast.expr | None:
+def assigned(statement: ast.AST, name: str) -> ast.expr | None:
     """Return the value of an assignment to a variable."""
     return statement.value if isinstance(statement, ast.Assign) and target_of(statement) == name else None
 
 
-def _mentions(node: ast.AST, name: str) -> int:
+def mentions(node: ast.AST, name: str) -> int:
     return sum(one.id == name for one in nodes_of(ast.Name, node))

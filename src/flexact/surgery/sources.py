@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_Node = TypeVar("_Node", bound=ast.AST)
+Node = TypeVar("Node", bound=ast.AST)
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -29,7 +29,13 @@ def definition_of(function: types.FunctionType) -> Definition:
     return definition
 
 
-def nodes_of(kind: type[_Node], *trees: ast.AST) -> list[_Node]:
+@functools.lru_cache(maxsize=4096)
+def nodes_in(function: types.FunctionType) -> list[ast.AST]:
+    """Return the nodes of a function's definition."""
+    return list(ast.walk(definition_of(function)))
+
+
+def nodes_of(kind: type[Node], *trees: ast.AST) -> list[Node]:
     """Return the nodes of one type in syntax trees."""
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, kind)]
 

@@ -16,7 +16,7 @@ _NESTED = "flexact_used_nested_tensor"
 
 
 def swap_in(model: nn.Module, chosen: list[Found], sites: Sequence[nn.Module]) -> nn.Module:
-    """Replace activations by sites under all of their names, and return the model."""
+    """Replace activations by sites, or by other modules, under all of their names, and return the model."""
     for one, site in zip(chosen, sites, strict=True):
         for name in one.names:
             if name == "":  # the model is an activation itself
@@ -27,7 +27,7 @@ def swap_in(model: nn.Module, chosen: list[Found], sites: Sequence[nn.Module]) -
             if isinstance(owner, nn.TransformerEncoderLayer):
                 owner.activation_relu_or_gelu = 0  # disables the fused inference path, which supports only these two
     for encoder in _encoders(model):
-        if any(isinstance(module, FlexAct) for module in encoder.modules()):
+        if not set(sites).isdisjoint(encoder.modules()):
             vars(encoder)[_NESTED] = encoder.use_nested_tensor
             encoder.use_nested_tensor = False  # only the fused path supports nested tensors
     return model
@@ -57,14 +57,10 @@ def swap_out(model: nn.Module) -> nn.Module:
 def take_over_hooks(source: nn.Module, target: nn.Module) -> None:
     """Make one module run the hooks of another. Both share the dictionaries of hooks, so that the handles that were
     returned at registration still remove them."""
-    for name in _hook_names(source):
-        setattr(target, name, getattr(source, name))
+    for name in vars(source):
+        if "_hooks" in name and "load_state_dict" not in name:  # activations lack the hooks for loading a state
+            setattr(target, name, getattr(source, name))
     target._is_full_backward_hook = source._is_full_backward_hook
-
-
-def _hook_names(module: nn.Module) -> list[str]:
-    """Return the names of a module's hook dictionaries, except those for loading a state, which activations lack."""
-    return [name for name in vars(module) if "_hooks" in name and "load_state_dict" not in name]
 
 
 def _set_child(owner: nn.Module, name: str, module: nn.Module) -> None:
