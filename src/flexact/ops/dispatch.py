@@ -2,9 +2,6 @@
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "closed_form": plain torch, for any tensor.
-- "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
-  five candidates. It does not run in the background, because rounding would change at a step that depends on the
-  machine's load, and runs would not be reproducible.
 
 The environment variable FLEXACT_KERNELS overrides the default, and `use` overrides both.
 """
@@ -14,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
 import warnings
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -22,7 +18,7 @@ import torch
 
 from flexact.errors import FlexActError, suggestion
 
-Kernels = Literal["auto", "triton", "compiled", "closed_form"]
+Kernels = Literal["auto", "triton", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 3)
@@ -41,23 +37,24 @@ class Active(NamedTuple):
 
 
 _forced: Kernels | None = None
-_broken: dict[Kernels, str] = {}
-"""The implementations that were disabled in this process, and why."""
+_broken = ""
+"""Why the Triton kernels were disabled in this process; empty if they were not."""
 
 
 def use(kernels: Kernels) -> None:
     """Force an implementation for this process, overriding FLEXACT_KERNELS; "auto" removes the override.
 
-    An implementation that was disabled after a failure is tried again.
+    With "triton", kernels that were disabled after a failure are tried again.
 
     >>> use("closed_form"); active(torch.device("cpu")).name
     'closed_form'
     >>> use("auto")
     """
-    global _forced
+    global _forced, _broken
     choice = _checked(kernels, "flexact.ops.dispatch.use")
-    _broken.pop(choice, None)
     _forced = None if choice == "auto" else choice
+    if choice == "triton":
+        _broken = ""
 
 
 def wanted() -> Kernels:
@@ -71,32 +68,12 @@ def active(device: torch.device | str) -> Active:
     choice = wanted()
     if choice == "closed_form":
         return Active(choice, "closed_form was requested")
-    if choice == "compiled":
-        reason = why_not_compiled()
-        return Active("closed_form", reason) if reason else Active("compiled", "")
     if choice == "auto" and device.type != "cuda":
         return Active("closed_form", "")
-    reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting())
+    reason = _broken or _why_unsupported(device, device.type != "cuda" and interpreting())
     if not reason:
         return Active("triton", "")
     return Active("closed_form", f"triton was requested, but {reason}" if choice == "triton" else reason)
-
-
-def compiles() -> bool:
-    """Return whether the closed form runs through torch.compile."""
-    return wanted() == "compiled" and not why_not_compiled()
-
-
-def why_not_compiled() -> str:
-    """Return why "compiled" cannot run on this machine; empty if it can."""
-    return _broken.get("compiled") or ("" if has_compiler() else "there is no C++ compiler")
-
-
-@functools.cache
-def has_compiler() -> bool:
-    """Return whether torch.compile finds a C++ compiler on this machine."""
-    compiler = os.environ.get("CXX")
-    return any(shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))
 
 
 @functools.cache
@@ -133,11 +110,12 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
-    """Disable an implementation after it failed, and warn once."""
-    if kernels not in _broken:
-        _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
+def give_up(error: BaseException) -> None:
+    """Disable the Triton kernels after one failed to build, and warn once."""
+    global _broken
+    if not _broken:
+        _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{_broken}. flexact falls back to the closed form, which is slower.", stacklevel=2)
 
 
 @functools.cache

@@ -49,11 +49,13 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
     return _moments(y, running, momentum, eps)
 
 
-def _routed_forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+def _routed_forward(h: Tensor, blending: Blending, _: list[Tensor] | None) -> tuple[Tensor, Tensor]:
     return run(routed_kernels.forward, closed_form.forward, h, blending)
 
 
-def _routed_backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
+def _routed_backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, _: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     return run(routed_kernels.backward, closed_form.backward, delta, h, blending, need_logits)
 
 

@@ -30,7 +30,7 @@ def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: 
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
     except _CANNOT_BUILD as error:
-        dispatch.give_up("triton", "a Triton kernel failed to build", error)
+        dispatch.give_up(error)
         return fallback(tensor, *rest)
 
 

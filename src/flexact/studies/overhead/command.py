@@ -23,9 +23,7 @@ def overhead(
     ] = None,
     ways: Annotated[
         Names,
-        typer.Option(
-            help="plain, closed_form, compiled_form, fused, fused_bn.", show_default="all that the device supports"
-        ),
+        typer.Option(help="plain, closed_form, fused, fused_bn.", show_default="all that the device supports"),
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Rounds of timing.", show_default="20; 5 on a CPU")] = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch.", show_default="128; 8 on a CPU")] = None,

@@ -35,7 +35,6 @@ WAYS: dict[str, Way] = {
     BASELINE: Way("ReLU"),
     "plain": Way("plain-written", plain=True),
     "closed_form": Way("closed form", kernels="closed_form"),
-    "compiled_form": Way("closed form, compiled", kernels="compiled"),
     "fused": Way("fused", kernels="triton"),
     "fused_bn": Way("fused with batch norm", kernels="triton", fuse=True),
 }
@@ -83,8 +82,6 @@ def chosen(device: str | None, quick: bool, **given: Any) -> Options:
         ways += ("fused", "fused_bn")
         values: dict[str, Any] = {"modes": MODES, "repeats": 20, "batch": 128, "width": 64}
     else:
-        if not dispatch.why_not_compiled():
-            ways += ("compiled_form",)
         values = {"modes": ("eager",), "repeats": 5, "batch": 8, "width": 16}
     values |= {"models": tuple(BLOCKS), "ways": ways}
     if quick:
