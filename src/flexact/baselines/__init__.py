@@ -1,4 +1,4 @@
-"""Learnable activations that the paper compares with or discusses: one idea per file.
+"""Learnable activations that the paper compares with or discusses.
 
 Their parameters are per layer or per channel.
 
@@ -14,14 +14,17 @@ from collections.abc import Callable
 
 from torch import nn
 
-from flexact.baselines.combinations import AffineCombination, ConvexCombination
 from flexact.baselines.deu import DifferentialEquationUnit
+from flexact.baselines.formulas import (
+    AffineCombination,
+    ConvexCombination,
+    GeneralParametric,
+    PReLU,
+    Splash,
+    SwishBeta,
+)
 from flexact.baselines.kan import KolmogorovArnoldLayer, SplineEdge
 from flexact.baselines.nmode import NeuralMemoryUnit
-from flexact.baselines.parametric import GeneralParametric
-from flexact.baselines.prelu import PReLU
-from flexact.baselines.splash import Splash
-from flexact.baselines.swish_beta import SwishBeta
 from flexact.errors import FlexActError, suggestion
 
 __all__ = [
