@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flexact.ops import closed_form
@@ -13,15 +14,13 @@ from flexact.ops.triton.moments import Running
 
 def moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
     """Return the mean and 1/√(variance + ε) of each channel, (2, channels). Update the running statistics in place."""
-    variance, mean = torch.var_mean(y.detach().float(), dim=(0, 2, 3), unbiased=False)
-    if running is not None:
-        running_mean, running_var, batches = running
+    running_mean, running_var, batches = running or (None, None, None)
+    if batches is not None:
         batches.add_(1)
-        elements = y.numel() // y.shape[1]
-        weight = 1 / batches if momentum is None else torch.tensor(momentum, device=y.device)
-        running_mean.lerp_(mean.to(running_mean.dtype), weight.to(running_mean.dtype))
-        running_var.lerp_((variance * elements / (elements - 1)).to(running_var.dtype), weight.to(running_var.dtype))
-    return torch.stack([mean, (variance + eps).rsqrt()])
+        momentum = 1 / float(batches) if momentum is None else momentum
+    running_stats = (running_mean, running_var, True, momentum or 0.0, eps)
+    _, mean, rstd = torch.native_batch_norm(y.detach(), None, None, *running_stats)
+    return torch.stack([mean, rstd]).float()
 
 
 def forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
@@ -45,33 +44,24 @@ def backward(
 def _pre_activation(y: Tensor, normalising: Normalising) -> Tensor:
     """Return h = norm(y) + residual."""
     norm, residual, residual_norm, _ = normalising
-    h = _normalised(y, norm)[1]
+    h = _normalised(y, norm)
     if residual is not None:
-        h = h + (residual if residual_norm is None else _normalised(residual, residual_norm)[1])
+        h = h + (residual if residual_norm is None else _normalised(residual, residual_norm))
     return h.to(y.dtype)
 
 
-def _normalised(y: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return (y − mean)·rstd and the output of the norm, in float32."""
+def _normalised(y: Tensor, norm: Norm) -> Tensor:
+    """Return the output of the norm in float32."""
     mean, rstd = norm.moments
-    normalised = (y.float() - _per_channel(mean)) * _per_channel(rstd)
-    if norm.weight is None or norm.bias is None:
-        return normalised, normalised
-    return normalised, normalised * _per_channel(norm.weight) + _per_channel(norm.bias)
+    weight, bias = (None if one is None else one.float() for one in (norm.weight, norm.bias))
+    return F.batch_norm(y.float(), mean, rstd**-2, weight, bias, eps=0)
 
 
 def _backward(to_h: Tensor, y: Tensor, norm: Norm, batch_statistics: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients with respect to y, weight and bias."""
-    gradient, normalised = to_h.float(), _normalised(y, norm)[0]
-    to_bias, to_weight = gradient.sum((0, 2, 3)), (gradient * normalised).sum((0, 2, 3))
-    if batch_statistics:
-        elements = y.numel() // y.shape[1]
-        gradient = gradient - (_per_channel(to_bias) + normalised * _per_channel(to_weight)) / elements
-    rstd = norm.moments[1]
-    scale = rstd if norm.weight is None else rstd * norm.weight.float()
-    return (gradient * _per_channel(scale)).to(y.dtype), to_weight, to_bias
-
-
-def _per_channel(values: Tensor) -> Tensor:
-    """Return one value per channel, shaped to broadcast against (batch, channels, height, width)."""
-    return values.float().view(1, -1, 1, 1)
+    mean, rstd = norm.moments
+    to_y, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
+        to_h.float(), y.float(), None if norm.weight is None else norm.weight.float(),
+        mean, rstd**-2, mean, rstd, batch_statistics, 0.0, [True, True, True],
+    )  # fmt: skip
+    return to_y.to(y.dtype), to_weight, to_bias
