@@ -217,12 +217,8 @@ class Sweep:
 
     def functions(self, source: Tensor) -> list[tuple[Function, Derivative, Tensor | float]]:
         """Return function, derivative and weight of each alive candidate, for a block in `dtype`."""
-        pairs = [(candidate.function, candidate.derivative) for candidate in self._candidates]
-        if self._shares:
-            shared = shared_sigmoid.SharedSigmoid(source)
-            for i, candidate in enumerate(self._candidates):
-                if candidate.name in shared_sigmoid.NAMES:
-                    pairs[i] = shared.pair(candidate.name)
+        shared = shared_sigmoid.pairs(source) if self._shares else {}
+        pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self._candidates]
         return [(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
 
     def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
