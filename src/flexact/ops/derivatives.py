@@ -1,4 +1,4 @@
-"""Second and third derivatives of the built-in candidates in closed form, for `higher_order`.
+"""Second and third derivatives of the common built-in candidates in closed form, for `higher_order`.
 
 A formula takes the input h, the value a = σ(h) and the slope d = σ′(h), and returns σ″(h) and σ‴(h). At a kink, both
 are one-sided derivatives. Each operation is a pass over the tensor, so the formulas of the smooth candidates, which
@@ -26,12 +26,12 @@ _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
 def known(blending: Blending) -> bool:
-    """Return whether all alive candidates have formulas. Custom candidates have none."""
+    """Return whether all alive candidates have formulas. Rare and custom candidates have none."""
     return all(lookup(blending.keys[k]).name in _FORMULAS for k in blending.alive)
 
 
 def higher(key: str, h: Tensor, value: Tensor, slope: Tensor) -> Pair:
-    """Return the second and the third derivative of a built-in candidate."""
+    """Return the second and the third derivative of a candidate that has a formula."""
     return _FORMULAS[lookup(key).name](h, value, slope)
 
 
@@ -102,18 +102,6 @@ def _logsigmoid(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     return -second, -third
 
 
-def _softsign(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    inverse = (1 + h.abs()).reciprocal()
-    cube = inverse**3
-    return -2 * h.sign() * cube, 6 * cube * inverse
-
-
-def _tanhshrink(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    t = torch.tanh(h)
-    second, third = _tanh(h, t, 1 - d)
-    return -second, -third
-
-
 def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     c, cubic = math.sqrt(2 / math.pi), 0.044715
     h = h.clamp(-100, 100)  # outside this range the derivatives are 0, and h³ could overflow
@@ -124,25 +112,6 @@ def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     inner_second = second * u_slope**2 + slope * u_second
     inner_third = third * u_slope**3 + 3 * second * u_slope * u_second + slope * u_third
     return _of_product(h, 0.5 * slope * u_slope, 0.5 * inner_second, 0.5 * inner_third)
-
-
-def _clipped_gelu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    second, third = _gelu(h, a, d)
-    inside = h <= elementwise.GELU_LIMIT
-    return second * inside, third * inside
-
-
-def _laplace(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    deviation = elementwise.LAPLACE_DEVIATION
-    z = (h - elementwise.LAPLACE_MEAN) / deviation
-    return -z * d / deviation, (z * z - 1) * d / deviation**2
-
-
-def _sqrt_softplus(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    second, third = _softplus(h, a, d)
-    own = (second - 2 * d * d) / (2 * a)
-    far = h < -40  # there the function is exp(h/2), and the divisor may underflow
-    return torch.where(far, a / 4, own), torch.where(far, a / 8, (third - 6 * d * own) / (2 * a))
 
 
 def _between(low: float, high: float, second: float) -> Formula:
@@ -165,17 +134,12 @@ _FORMULAS: dict[str, Formula] = {
     "selu": lambda h, a, d: _elu(h, a, d, SELU_ALPHA * SELU_SCALE),
     "softplus": _softplus,
     "hardswish": _between(-3, 3, 1 / 3),
-    "softsign": _softsign,
     "relu_squared": _between(0, math.inf, 2.0),
     "sine": lambda h, a, d: (-a, -d),
     "logsigmoid": _logsigmoid,
-    "tanhshrink": _tanhshrink,
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
-    "clipped_gelu": _clipped_gelu,
     "hard_mish": _between(-2, 0, 1.0),
-    "laplace": _laplace,
-    "sqrt_softplus": _sqrt_softplus,
     "star_relu": _between(0, math.inf, 2 * elementwise.STAR_RELU_SCALE),
     "snake": lambda h, a, d: (2 * torch.cos(2 * h), -4 * torch.sin(2 * h)),
 }
