@@ -66,8 +66,6 @@ from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.moments import moments
 
 class FakeGPU:
-    launchers = 0
-
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
@@ -77,11 +75,7 @@ class FakeGPU:
     def get_current_stream(self, device):
         return 0
 
-    def launcher_cls(self, source, metadata):
-        self.launchers += 1
-
-gpu = FakeGPU()
-triton.runtime.driver.set_active(gpu)
+triton.runtime.driver.set_active(FakeGPU())
 waited_for = []
 
 def listen(src, cache_hit, **rest):
@@ -118,7 +112,8 @@ for pick in (0, 1):
     batch_norm.forward(h, fusing[True], blending(1, (pick,), False))
     batch_norm.backward(h, h, fusing[True], blending(1, (pick,), False), False)
 assert waited_for == ["_forward", "_sweep", "_forward"], waited_for
-assert [build.exception() for build in ahead._started.values()] == [None] * gpu.launchers
+assert len(ahead._started) > 10
+assert not any(build.exception() for build in ahead._started.values())
 assert warnings.filters == filters
 """
 
