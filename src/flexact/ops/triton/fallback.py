@@ -1,4 +1,4 @@
-"""Runs a Triton kernel with a fallback: if it cannot be compiled on this machine, plain torch runs instead."""
+"""Runs Triton kernels with a fallback: if one cannot be compiled on this machine, plain torch runs instead."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Result = TypeVar("Result")
 
 
 def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: Tensor, *rest: Any) -> Result:
-    """Run a kernel on the device of its first argument.
+    """Call a function that launches kernels, on the device of its first argument.
 
-    If it cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
+    If one cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
     """
     try:
         if tensor.is_cuda and _several_gpus() and tensor.device.index != torch.cuda.current_device():
