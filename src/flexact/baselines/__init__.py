@@ -25,7 +25,7 @@ from flexact.baselines.formulas import (
 )
 from flexact.baselines.kan import KolmogorovArnoldLayer, SplineEdge
 from flexact.baselines.nmode import NeuralMemoryUnit
-from flexact.errors import FlexActError, suggestion
+from flexact.io.value_checks import check_known
 
 __all__ = [
     "BASELINES",
@@ -58,6 +58,5 @@ BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
 
 def make(name: str, channels: int | None = None, channel_dim: int = 1) -> nn.Module:
     """Return a new baseline activation. channels: number of parameter sets; None shares one set across the layer."""
-    if name not in BASELINES:
-        raise FlexActError(f"unknown baseline {name!r}{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+    check_known("baseline", name, BASELINES)
     return BASELINES[name](channels, channel_dim)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 
-from flexact.errors import FlexActError, suggestion
+from flexact.io.value_checks import choice
 
 Kernels = Literal["auto", "triton", "closed_form"]
 
@@ -51,29 +51,28 @@ def use(kernels: Kernels) -> None:
     >>> use("auto")
     """
     global _forced, _broken
-    choice = _checked(kernels, "flexact.ops.dispatch.use")
-    _forced = None if choice == "auto" else choice
-    if choice == "triton":
+    chosen = _checked("kernels", kernels)
+    _forced = None if chosen == "auto" else chosen
+    if chosen == "triton":
         _broken = ""
 
 
 def wanted() -> Kernels:
     """Return the requested implementation: from `use`, else from FLEXACT_KERNELS, else "auto"."""
-    return _forced if _forced is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    return _forced if _forced is not None else _checked(VARIABLE, os.environ.get(VARIABLE) or "auto")
 
 
 def active(device: torch.device | str) -> Active:
     """Return the implementation for a device. Custom candidates and float64 may still fall back to the closed form."""
-    device = torch.device(device)
-    choice = wanted()
-    if choice == "closed_form":
-        return Active(choice, "closed_form was requested")
-    if choice == "auto" and device.type != "cuda":
+    device, kernels = torch.device(device), wanted()
+    if kernels == "closed_form":
+        return Active(kernels, "closed_form was requested")
+    if kernels == "auto" and device.type != "cuda":
         return Active("closed_form", "")
     reason = _broken or _why_unsupported(device, device.type != "cuda" and interpreting())
     if not reason:
         return Active("triton", "")
-    return Active("closed_form", f"triton was requested, but {reason}" if choice == "triton" else reason)
+    return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
 
 
 @functools.cache
@@ -119,9 +118,6 @@ def give_up(error: BaseException) -> None:
 
 
 @functools.cache
-def _checked(name: str, where: str) -> Kernels:
-    choices = get_args(Kernels)
-    if name not in choices:
-        expected = ", ".join(choices)
-        raise FlexActError(f"{where} got {name!r}{suggestion(str(name), choices)} Expected one of: {expected}.")
+def _checked(where: str, name: str) -> Kernels:
+    choice(where, name, get_args(Kernels))
     return cast(Kernels, name)

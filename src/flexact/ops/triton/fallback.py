@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from triton.errors import TritonError
 
 from flexact.ops import dispatch
 from flexact.ops.triton.launch import CannotBuild
-
-_CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
 Result = TypeVar("Result")
 
@@ -29,7 +25,7 @@ def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: 
             with torch.cuda.device(tensor.device):
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
-    except _CANNOT_BUILD as error:
+    except CannotBuild as error:
         dispatch.give_up(error)
         return fallback(tensor, *rest)
 
