@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexact.candidates import lookup
 from flexact.ops import closed_form, differentiable, dispatch, operators
 from flexact.ops.blending import Blending
 
@@ -77,9 +78,9 @@ def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -
         return False
     from flexact.ops.triton import basis, custom_forms  # need Triton
 
-    if basis.without_form(keys):
+    if not all(map(basis.has_form, keys)):
         return False
-    custom = basis.custom_forms(keys)
+    custom = [key for key in keys if lookup(key).triton is not None]
     if recorded:
         return not custom
     for key in custom:

@@ -23,7 +23,7 @@ from flexact.ops import _plain, dispatch, routed_activation
 from flexact.ops.blending import Blending
 from flexact.ops.triton import autograd as triton_autograd
 from flexact.ops.triton import batch_norm, moments, routed
-from flexact.ops.triton.basis import without_form
+from flexact.ops.triton.basis import has_form
 from flexact.ops.triton.launch import CannotBuild
 from flexact.surgery.fused_site import normalised_site
 
@@ -220,7 +220,7 @@ def test_the_compiler_sees_the_kernels_and_does_not_recompile_as_the_temperature
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_candidate_without_a_triton_form_compiles_without_graph_breaks(device: torch.device) -> None:
     flexact.register_candidate("wave", torch.sin)
-    without_form.cache_clear()
+    has_form.cache_clear()
     torch._dynamo.reset()
     model = flexact.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), config=FlexConfig(candidates=("relu", "wave")))
     model = model.to(device)
