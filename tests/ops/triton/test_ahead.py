@@ -9,7 +9,6 @@ import torch
 import triton
 
 from flexact.ops.triton import ahead
-from flexact.ops.triton.basis import blend
 from flexact.ops.triton.launch import Launch
 
 
@@ -59,10 +58,3 @@ def test_a_kernel_starts_the_builds_of_all_variants_that_it_prepares(monkeypatch
         build.result()
     dtypes = (torch.bfloat16, torch.float32)
     assert sorted(built) == [("first", dtypes), ("second", (torch.bfloat16, *dtypes)), ("third", dtypes[1:])]
-
-
-def test_the_picks_of_a_blend_have_the_constants_of_committed_sites() -> None:
-    keys, alive = ("relu", "leaky_relu", "identity", "selu", "sine"), (1, 2, 3)
-    committed = [blend(keys, (k,)) for k in alive]
-    picks = blend(keys, alive).picks()
-    assert [(pick.constants(True), pick.alive) for pick in picks] == [(c.constants(True), c.alive) for c in committed]

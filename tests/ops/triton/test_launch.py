@@ -94,8 +94,8 @@ h = torch.randn(4, 6, 5, 7, dtype=torch.bfloat16).to(memory_format=torch.channel
 norm = batch_norm.Norm(torch.rand(2, 6), torch.rand(6), torch.rand(6))
 fusing = {statistics: batch_norm.Normalising(norm, h, norm, statistics) for statistics in (True, False)}
 
-def blending(row, alive=(0, 1), statistics=True):  # of a site whose row in the table may not be aligned
-    return Blending(p[row : row + 1], p[row : row + 1], temperature, names, alive, 1, statistics)
+def blending(row, statistics=True):  # of a site whose row in the table may not be aligned
+    return Blending(p[row : row + 1], p[row : row + 1], temperature, names, (0, 1), 1, statistics)
 
 def train(row):
     routed.forward(h, blending(row))
@@ -108,11 +108,8 @@ train(0)
 train(3)
 routed.forward(h, blending(1, statistics=False))
 batch_norm.forward(h, fusing[False], blending(1, statistics=False))
-for pick in (0, 1):
-    batch_norm.forward(h, fusing[True], blending(1, (pick,), False))
-    batch_norm.backward(h, h, fusing[True], blending(1, (pick,), False), False)
 assert waited_for == ["_forward", "_sweep", "_forward"], waited_for
-assert len(ahead._started) > 10
+assert len(ahead._started) == 9  # both forwards share the kernel that finishes their statistics
 assert not any(build.exception() for build in ahead._started.values())
 assert warnings.filters == filters
 """
