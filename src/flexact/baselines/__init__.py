@@ -15,14 +15,7 @@ from collections.abc import Callable
 from torch import nn
 
 from flexact.baselines.deu import DifferentialEquationUnit
-from flexact.baselines.formulas import (
-    AffineCombination,
-    ConvexCombination,
-    GeneralParametric,
-    PReLU,
-    Splash,
-    SwishBeta,
-)
+from flexact.baselines.formulas import AffineCombination, ConvexCombination, GeneralParametric, PReLU, Splash, SwishBeta
 from flexact.baselines.kan import KolmogorovArnoldLayer, SplineEdge
 from flexact.baselines.nmode import NeuralMemoryUnit
 from flexact.io.value_checks import check_known

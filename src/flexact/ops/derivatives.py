@@ -119,10 +119,7 @@ def _between(low: float, high: float, second: float) -> Formula:
     return lambda h, a, d: (((h > low) & (h < high)).to(h.dtype) * second, torch.zeros_like(h))
 
 
-_PIECEWISE_LINEAR = (
-    *("relu", "leaky_relu", "identity", "relu6"),
-    *("hardsigmoid", "hardtanh", "hardshrink", "softshrink"),
-)
+_PIECEWISE_LINEAR = ("relu", "leaky_relu", "identity", "relu6", "hardsigmoid", "hardtanh", "hardshrink", "softshrink")
 _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(_PIECEWISE_LINEAR, _flat),
     "sigmoid": _sigmoid,

@@ -69,7 +69,8 @@ def active(device: torch.device | str) -> Active:
         return Active(kernels, "closed_form was requested")
     if kernels == "auto" and device.type != "cuda":
         return Active("closed_form", "")
-    reason = _broken or _why_unsupported(device, device.type != "cuda" and interpreting())
+    interpreting = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
+    reason = _broken or _why_unsupported(device, device.type != "cuda" and interpreting)
     if not reason:
         return Active("triton", "")
     return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
@@ -102,11 +103,6 @@ def triton_version() -> tuple[int, ...]:
     import triton
 
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
-
-
-def interpreting() -> bool:
-    """Return whether Triton's interpreter is enabled, which runs kernels on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def give_up(error: BaseException) -> None:

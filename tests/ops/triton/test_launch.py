@@ -204,8 +204,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"run": takes_less, "function": "f", "packed_metadata": ()}, "3.6.0"),
         ({"run": fails, "function": "f", "packed_metadata": ()}, "3.6.0"),
-        ({"run": lambda *arguments: None, "function": "f"}, "3.6.0"),
-        ({}, "3.6.0"),
         ({"run": fails, "function": "f", "packed_metadata": ()}, "3.7.0+git1"),
         ({"run": fails, "function": "f", "packed_metadata": ()}, "4.0.0"),
     ],

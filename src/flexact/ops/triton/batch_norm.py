@@ -44,10 +44,9 @@ class Norm(NamedTuple):
     bias: Tensor | None
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The tensors in the order in which every kernel takes them; placeholders for missing ones are never read."""
-        moments, weight, bias = self
-        return moments, moments if weight is None else weight, moments if bias is None else bias
+        return tuple(self.moments if one is None else one for one in self)
 
 
 class Normalising(NamedTuple):
