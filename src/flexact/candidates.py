@@ -57,12 +57,8 @@ class _Function(nn.Module):
         return self.name
 
 
-def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The derivative of an elementwise function, by differentiating the sum of its values."""
-    return partial(_differentiate, function)
-
-
-def _differentiate(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+def _by_autograd(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+    """Return the derivative of an elementwise function at h, by differentiating the sum of its values."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = h.detach().clone().requires_grad_()
         total = function(leaf).sum()
@@ -174,7 +170,8 @@ def original(module: nn.Module) -> str:
         function = bare_copy(module)
         if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
-        _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
+        slope = partial(_by_autograd, function)
+        _originals[key] = Candidate(ORIGINAL, function, slope, partial(copy.deepcopy, function))
     return key
 
 
@@ -243,7 +240,7 @@ def register_candidate(
     for role, given in (("function", fn), ("derivative", derivative), ("module", module), ("init", init)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
-    slope = autograd_derivative(fn) if derivative is None else partial(_at, derivative)
+    slope = partial(_by_autograd, fn) if derivative is None else partial(_at, derivative)
     try:
         _check_function(name, fn)
         _check_derivative(name, fn, slope)

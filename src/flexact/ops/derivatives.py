@@ -62,12 +62,6 @@ def _silu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     return slope * (product + 2), slope * (odd * (product + 3) - 2 * h * slope)
 
 
-def _quick_gelu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    rate = elementwise.QUICK_GELU_RATE
-    second, third = _silu(rate * h, a, d)
-    return rate * second, rate**2 * third
-
-
 def _of_product(h: Tensor, slope: Tensor, second: Tensor, third: Tensor) -> Pair:
     """Return the derivatives of h·g(h) from those of g."""
     return torch.addcmul(2 * slope, h, second), torch.addcmul(3 * second, h, third)
@@ -95,11 +89,6 @@ def _softplus(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     s = torch.sigmoid(h)
     slope = s * (1 - s)
     return slope, slope * (1 - 2 * s)
-
-
-def _logsigmoid(h: Tensor, a: Tensor, d: Tensor) -> Pair:
-    second, third = _softplus(h, a, d)
-    return -second, -third
 
 
 def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
@@ -133,9 +122,7 @@ _FORMULAS: dict[str, Formula] = {
     "hardswish": _between(-3, 3, 1 / 3),
     "relu_squared": _between(0, math.inf, 2.0),
     "sine": lambda h, a, d: (-a, -d),
-    "logsigmoid": _logsigmoid,
     "gelu_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
     "hard_mish": _between(-2, 0, 1.0),
     "star_relu": _between(0, math.inf, 2 * elementwise.STAR_RELU_SCALE),
     "snake": lambda h, a, d: (2 * torch.cos(2 * h), -4 * torch.sin(2 * h)),

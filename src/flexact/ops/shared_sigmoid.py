@@ -34,9 +34,6 @@ def pairs(h: Tensor) -> dict[str, Pair]:
         """min(eʰ − 1, 0) = min((s − q)/q, 0)."""
         return (s - q).div_(q).clamp_(max=0)
 
-    def elu(h: Tensor) -> Tensor:
-        return torch.relu(h).add_(negative_part())
-
     def selu(h: Tensor) -> Tensor:
         return torch.relu(h).mul_(SELU_SCALE).add_(negative_part(), alpha=SELU_ALPHA * SELU_SCALE)
 
@@ -56,7 +53,7 @@ def pairs(h: Tensor) -> dict[str, Pair]:
         "sigmoid": (lambda h: s, lambda h, a: s * q),
         "silu": (lambda h: h * s, lambda h, a: torch.addcmul(s, a, q)),
         "tanh": (tanh, lambda h, a: aten.tanh_backward(one, a)),
-        "elu": (elu, lambda h, a: aten.elu_backward(one, 1, 1, 1, True, a)),
+        "elu": (lambda h: torch.relu(h).add_(negative_part()), lambda h, a: aten.elu_backward(one, 1, 1, 1, True, a)),
         "selu": (selu, lambda h, a: aten.elu_backward(one, SELU_ALPHA, SELU_SCALE, 1, True, a)),
         "mish": (mish, mish_slope),
     }

@@ -102,7 +102,8 @@ def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
             from flexact.ops.triton import fallback  # needs Triton
 
             # If a kernel cannot be compiled, the parts run. The running statistics may then count this batch twice.
-            return fallback.run(lambda _: _run_fused(site, h), lambda _: site(h.result()), h.y)
+            fused: Tensor = fallback.run(lambda _: _run_fused(site, h), lambda _: site(h.result()), h.y)
+            return fused
     x: Tensor = site(h.result())
     return x
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,15 +20,10 @@ def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: 
     If one cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
     """
     try:
-        if tensor.is_cuda and _several_gpus() and tensor.device.index != torch.cuda.current_device():
+        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
             with torch.cuda.device(tensor.device):
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
     except CannotBuild as error:
         dispatch.give_up(error)
         return fallback(tensor, *rest)
-
-
-@functools.cache
-def _several_gpus() -> bool:
-    return torch.cuda.device_count() > 1

@@ -42,7 +42,10 @@ _SMALLEST_NORM = tl.constexpr(1e-100)
 
 
 class Tables(NamedTuple):
-    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`."""
+    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`.
+
+    alive, p and q are (rows, K); width and factors are (rows, 1); alpha and step_size are scalars.
+    """
 
     layout: Tensor
     calls: Tensor
@@ -52,19 +55,15 @@ class Tables(NamedTuple):
     group_starts: Tensor
     """(groups + 1,), the position of each group's first row in `grouped_rows`; the last entry is the number of rows."""
     alive: Tensor
-    """(rows, K)."""
     p: Tensor
-    """(rows, K), the probabilities of the blend."""
+    """The probabilities of the blend."""
     q: Tensor
-    """(rows, K), the distribution that the KL acts on."""
+    """The distribution that the KL acts on."""
     width: Tensor
-    """(rows, 1)."""
     alpha: Tensor
-    """A scalar."""
     step_size: Tensor
-    """A scalar."""
     factors: Tensor | None
-    """(rows, 1), what the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
+    """What the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
 
 
 def takes(logits: Tensor, k: int) -> bool:
@@ -117,9 +116,8 @@ def _update_launch(
     lam = 0.0 if policy.lam == "temperature" else float(policy.lam)
     numbers = (k, most, *rates, lam, float(policy.clip))
     tile = 1 if groups == rows else _ROWS
-    pulls = policy.pulls_logits
-    tied = pulls and policy.lam == "temperature"
-    constants = (clips, pulls, clips_sensitivity, tied, policy.moves_logits, has_factors, tile)
+    tied = policy.pulls_logits and policy.lam == "temperature"
+    constants = (clips, policy.pulls_logits, clips_sensitivity, tied, policy.moves_logits, has_factors, tile)
     return Launch(_update, (groups,), numbers, constants, _WARPS)
 
 
