@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexact.candidates import Candidate, lookup
+from flexact.candidates import BUILT_IN, Candidate
 from flexact.ops import derivatives
 
 KINKS = (0.0, 0.5, -0.5, 1.0, -1.0, -2.0, 3.0, -3.0, 6.0)
@@ -19,7 +19,7 @@ def away_from_kinks() -> Tensor:
     return torch.cat([h, torch.tensor([-45.0, -30.0, 15.0, 19.0, 30.0], dtype=torch.float64)])
 
 
-@pytest.mark.parametrize("candidate", [lookup(name) for name in derivatives._FORMULAS], ids=derivatives._FORMULAS)
+@pytest.mark.parametrize("candidate", BUILT_IN, ids=lambda candidate: candidate.name)
 def test_higher_derivatives_equal_autograds(candidate: Candidate) -> None:
     h = away_from_kinks().requires_grad_()
     found = [candidate.function(h)]

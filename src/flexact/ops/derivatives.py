@@ -1,4 +1,4 @@
-"""Second and third derivatives of the common built-in candidates in closed form, for `higher_order`.
+"""Second and third derivatives of the built-in candidates in closed form, for `higher_order`.
 
 A formula takes the input h, the value a = σ(h) and the slope d = σ′(h), and returns σ″(h) and σ‴(h). At a kink, both
 are one-sided derivatives. Each operation is a pass over the tensor, so the formulas of the smooth candidates, which
@@ -26,12 +26,12 @@ _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
 def known(blending: Blending) -> bool:
-    """Return whether all alive candidates have formulas. Rare and custom candidates have none."""
+    """Return whether all alive candidates have formulas. Custom candidates have none."""
     return all(lookup(blending.keys[k]).name in _FORMULAS for k in blending.alive)
 
 
 def higher(key: str, h: Tensor, value: Tensor, slope: Tensor) -> Pair:
-    """Return the second and the third derivative of a candidate that has a formula."""
+    """Return the second and the third derivative of a built-in candidate."""
     return _FORMULAS[lookup(key).name](h, value, slope)
 
 
@@ -60,6 +60,12 @@ def _silu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     slope, odd = s - s * s, 1 - 2 * s
     product = h * odd
     return slope * (product + 2), slope * (odd * (product + 3) - 2 * h * slope)
+
+
+def _quick_gelu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    rate = elementwise.QUICK_GELU_RATE
+    second, third = _silu(rate * h, a, d)
+    return rate * second, rate**2 * third
 
 
 def _of_product(h: Tensor, slope: Tensor, second: Tensor, third: Tensor) -> Pair:
@@ -91,6 +97,23 @@ def _softplus(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     return slope, slope * (1 - 2 * s)
 
 
+def _logsigmoid(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    second, third = _softplus(h, a, d)
+    return -second, -third
+
+
+def _softsign(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    inverse = (1 + h.abs()).reciprocal()
+    cube = inverse**3
+    return -2 * h.sign() * cube, 6 * cube * inverse
+
+
+def _tanhshrink(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    t = torch.tanh(h)
+    second, third = _tanh(h, t, 1 - d)
+    return -second, -third
+
+
 def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     c, cubic = math.sqrt(2 / math.pi), 0.044715
     h = h.clamp(-100, 100)  # outside this range the derivatives are 0, and h³ could overflow
@@ -103,12 +126,34 @@ def _gelu_tanh(h: Tensor, a: Tensor, d: Tensor) -> Pair:
     return _of_product(h, 0.5 * slope * u_slope, 0.5 * inner_second, 0.5 * inner_third)
 
 
+def _clipped_gelu(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    second, third = _gelu(h, a, d)
+    inside = h <= elementwise.GELU_LIMIT
+    return second * inside, third * inside
+
+
+def _laplace(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    deviation = elementwise.LAPLACE_DEVIATION
+    z = (h - elementwise.LAPLACE_MEAN) / deviation
+    return -z * d / deviation, (z * z - 1) * d / deviation**2
+
+
+def _sqrt_softplus(h: Tensor, a: Tensor, d: Tensor) -> Pair:
+    second, third = _softplus(h, a, d)
+    own = (second - 2 * d * d) / (2 * a)
+    far = h < -40  # there the function is exp(h/2), and the divisor may underflow
+    return torch.where(far, a / 4, own), torch.where(far, a / 8, (third - 6 * d * own) / (2 * a))
+
+
 def _between(low: float, high: float, second: float) -> Formula:
     """Return the formula of a function that is quadratic between two kinks and linear elsewhere."""
     return lambda h, a, d: (((h > low) & (h < high)).to(h.dtype) * second, torch.zeros_like(h))
 
 
-_PIECEWISE_LINEAR = ("relu", "leaky_relu", "identity", "relu6", "hardsigmoid", "hardtanh", "hardshrink", "softshrink")
+_PIECEWISE_LINEAR = (
+    *("relu", "leaky_relu", "identity", "relu6"),
+    *("hardsigmoid", "hardtanh", "hardshrink", "softshrink"),
+)
 _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(_PIECEWISE_LINEAR, _flat),
     "sigmoid": _sigmoid,
@@ -120,10 +165,17 @@ _FORMULAS: dict[str, Formula] = {
     "selu": lambda h, a, d: _elu(h, a, d, SELU_ALPHA * SELU_SCALE),
     "softplus": _softplus,
     "hardswish": _between(-3, 3, 1 / 3),
+    "softsign": _softsign,
     "relu_squared": _between(0, math.inf, 2.0),
     "sine": lambda h, a, d: (-a, -d),
+    "logsigmoid": _logsigmoid,
+    "tanhshrink": _tanhshrink,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "clipped_gelu": _clipped_gelu,
     "hard_mish": _between(-2, 0, 1.0),
+    "laplace": _laplace,
+    "sqrt_softplus": _sqrt_softplus,
     "star_relu": _between(0, math.inf, 2 * elementwise.STAR_RELU_SCALE),
     "snake": lambda h, a, d: (2 * torch.cos(2 * h), -4 * torch.sin(2 * h)),
 }

@@ -149,14 +149,19 @@ class _LogitGradient(torch.autograd.Function):
 
 def _plain_blend(h: Tensor, logits: Tensor, blending: Blending, n: int) -> Tensor:
     """Return B_n as differentiable torch operations, in float32 for half precision."""
-    functions = {k: functools.partial(_derivative, lookup(blending.keys[k]), n) for k in blending.alive}
-    return differentiable.blended(h, logits, blending, functions)
+    keys = {k: blending.keys[k] for k in blending.alive}
+    return differentiable.blended(h, logits, blending, {k: _Derivative(lookup(key), n) for k, key in keys.items()})
 
 
-def _derivative(candidate: Candidate, n: int, h: Tensor) -> Tensor:
-    """Return the n-th derivative of a candidate at h; from n = 2 on, it needs a formula."""
-    value = candidate.function(h)
-    if n == 0:
-        return value
-    slope = candidate.derivative(h, value)
-    return slope if n == 1 else derivatives.higher(candidate.name, h, value, slope)[n - 2]
+class _Derivative:
+    """The n-th derivative of a built-in candidate as a function."""
+
+    def __init__(self, candidate: Candidate, n: int) -> None:
+        self.candidate, self.n = candidate, n
+
+    def __call__(self, h: Tensor) -> Tensor:
+        value = self.candidate.function(h)
+        if self.n == 0:
+            return value
+        slope = self.candidate.derivative(h, value)
+        return slope if self.n == 1 else derivatives.higher(self.candidate.name, h, value, slope)[self.n - 2]
