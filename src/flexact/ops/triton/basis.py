@@ -63,6 +63,15 @@ class Blend:
         is_built_in = all(isinstance(part, int) for part in self.basis)
         return self.basis if is_built_in else _WithCustomForms(self.basis), self.forms, fast
 
+    def picks(self) -> list[Blend]:
+        """Return a blend for each alive candidate alone, as a site that commits to it has."""
+        alone = []
+        for k in range(self.alive.bit_length()):
+            if self.alive >> k & 1:
+                kept = [b for b, form in enumerate(self.forms) if form[k]]
+                alone.append(Blend(tuple(self.basis[b] for b in kept), tuple(self.forms[b] for b in kept), 1 << k))
+        return alone
+
 
 def is_fast(h: Tensor) -> bool:
     """Return whether the GPU's approximate instructions are accurate enough for h, as they are in half precision."""

@@ -124,14 +124,16 @@ def _forward_plan(
     if finish:
         sweep.prepares(finish, lambda *dtypes: (dtypes[-1], dtypes[-1]))
     if batch_statistics:  # in training
-        trains_logits, choices = parts.alive.bit_count() > 1, (flags, rows, k, fast)
-        sums, reduced, gradients, *_ = tiles.plan(_backward_plan, parts, True, trains_logits, *choices)
+        choices, picks = (flags, rows, k, fast), parts.picks()
+        sums, reduced, gradients, *_ = tiles.plan(_backward_plan, parts, True, len(picks) > 1, *choices)
         sweep.prepares(sums, lambda y, *rest: (y, y, *rest))
         sweep.prepares(reduced, lambda *dtypes: (dtypes[-1],) * 4)
         sweep.prepares(gradients, lambda y, *rest: (y, y, *rest[:-2], rest[-1], y, y))
-        if trains_logits:  # not committed, so an evaluation runs the kernel, too
-            evaluation, *_ = tiles.plan(_forward_plan, parts, False, False, *choices)
-            sweep.prepares(evaluation, lambda *dtypes: dtypes)
+        later = [(parts, False)] if len(picks) > 1 else []  # an evaluation
+        later += [(pick, True) for pick in picks] if len(picks) == 2 else []  # the commitment
+        for other, trains in later:
+            forward, *_ = tiles.plan(_forward_plan, other, False, trains, *choices)
+            sweep.prepares(forward, lambda *dtypes: dtypes)
     return sweep, finish, room
 
 

@@ -130,10 +130,11 @@ class Launch:
             other.build_ahead(device, tuple(dtypes_of(*dtypes)))
 
     def _compile(self, device: int, dtypes: Dtypes) -> None:
-        """Compile the kernel for aligned tensors into Triton's caches."""
+        """Compile the kernel for aligned tensors, and its launcher, into Triton's caches."""
         with torch.cuda.device(device) if device >= 0 else contextlib.nullcontext():
-            # This does not load the kernel, because another thread may be capturing a CUDA graph.
-            self.kernel.warmup(*dtypes, *self._arguments, grid=self.grid, num_warps=self.warps)
+            built = self.kernel.warmup(*dtypes, *self._arguments, grid=self.grid, num_warps=self.warps)
+            # Not `built.run`, which would also load the kernel: another thread may be capturing a CUDA graph.
+            triton.runtime.driver.active.launcher_cls(built.src, built.metadata)
 
 
 def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
