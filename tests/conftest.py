@@ -98,7 +98,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Uses Triton kernels wherever they can run. Fails a test in which Triton is disabled unexpectedly."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
     yield
     assert not dispatch._broken
 

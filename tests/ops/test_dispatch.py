@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 
 import flexact
 from flexact import FlexActError
-from flexact.ops import closed_form, dispatch, routed_activation
+from flexact.ops import closed_form, dispatch, inductor_form, routed_activation
 from flexact.ops.blending import Blending
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -28,7 +29,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Resets the dispatch: nothing forced, nothing disabled, nothing cached, and a GPU that is new enough."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "_forced", None)
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     forget()
     yield monkeypatch
@@ -39,6 +40,11 @@ def forget() -> None:
     """Resets the cached facts about the machine."""
     for name in dir(dispatch):
         getattr(getattr(dispatch, name), "cache_clear", lambda: None)()
+
+
+def without_compiler(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shutil, "which", lambda *_: None)
+    forget()
 
 
 def no_interpreter(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +59,22 @@ def test_cpu_tensors_use_the_closed_form_even_under_tritons_interpreter(
     interpreter: str, fresh: pytest.MonkeyPatch
 ) -> None:
     fresh.setenv("TRITON_INTERPRET", interpreter)
+    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert dispatch.active("cpu") == dispatch.active(CPU) == ("closed_form", "")
+
+
+def test_nothing_is_compiled_by_default(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert not dispatch.compiles()
+    dispatch.use("compiled")
+    assert dispatch.compiles()
+    assert dispatch.active(CPU) == ("compiled", "")
+    dispatch.use("closed_form")
+    assert not dispatch.compiles()
+    dispatch.use("compiled")
+    without_compiler(fresh)
+    assert not dispatch.compiles()
+    assert dispatch.active(CPU) == ("closed_form", "there is no C++ compiler")
 
 
 def test_a_large_tensor_with_a_custom_candidate_does_not_wait_for_a_compiler() -> None:
@@ -69,19 +90,23 @@ def test_cuda_tensors_use_triton() -> None:
     assert dispatch.active(CUDA) == ("triton", "")
 
 
+@pytest.mark.parametrize(("name", "reason"), [("closed_form", "closed_form was requested"), ("compiled", "")])
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_the_environment_variable_forces_a_choice(device: torch.device, fresh: pytest.MonkeyPatch) -> None:
-    fresh.setenv("FLEXACT_KERNELS", "closed_form")
-    assert dispatch.wanted() == "closed_form"
-    assert dispatch.active(device) == ("closed_form", "closed_form was requested")
+def test_the_environment_variable_forces_a_choice(
+    name: str, reason: str, device: torch.device, fresh: pytest.MonkeyPatch
+) -> None:
+    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    fresh.setenv("FLEXACT_KERNELS", name)
+    assert dispatch.wanted() == name
+    assert dispatch.active(device) == (name, reason)
 
 
 def test_use_overrides_the_variable_and_auto_resets_it(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setenv("FLEXACT_KERNELS", "triton")
+    fresh.setenv("FLEXACT_KERNELS", "compiled")
     dispatch.use("closed_form")
     assert dispatch.wanted() == "closed_form"
     dispatch.use("auto")
-    assert dispatch.wanted() == "triton"
+    assert dispatch.wanted() == "compiled"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -95,7 +120,7 @@ def test_triton_can_be_forced_on_the_cpu_only_under_the_interpreter(fresh: pytes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"), [("trition", "triton"), ("closed-form", "closed_form"), ("Triton", "triton")]
+    ("wrong", "meant"), [("trition", "triton"), ("closed-form", "closed_form"), ("Compiled", "compiled")]
 )
 def test_a_misspelt_name_is_refused_with_the_nearest(wrong: Any, meant: str, fresh: pytest.MonkeyPatch) -> None:
     with pytest.raises(FlexActError, match=rf"'{wrong}'.*'{meant}'"):
@@ -108,7 +133,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(wrong: Any, meant: str, fre
 
 @pytest.mark.parametrize("wrong", ["", "fast", None, 3])
 def test_a_name_that_resembles_none_is_refused_with_the_choices(wrong: Any) -> None:
-    with pytest.raises(FlexActError, match="auto, triton, closed_form"):
+    with pytest.raises(FlexActError, match="auto, triton, compiled, closed_form"):
         dispatch.use(wrong)
 
 
@@ -153,22 +178,66 @@ def test_triton_cannot_be_forced_on_other_devices(device: str, fresh: pytest.Mon
     assert dispatch.active(device).reason.endswith(f"run on CUDA tensors, not on {device}")
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
+def test_only_a_cpu_compiles_by_default(device: str, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert dispatch.active(device).name == "closed_form"
+
+
 def test_a_fallback_warns_once_and_is_permanent() -> None:
     with pytest.warns(UserWarning, match=r"OSError: no compiler.*falls back"):
-        dispatch.give_up(OSError("no compiler"))
+        dispatch.give_up("triton", "a Triton kernel failed to build", OSError("no compiler"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dispatch.give_up(OSError("again"))
+        dispatch.give_up("triton", "a Triton kernel failed to build", OSError("again"))
     assert dispatch.active(CUDA) == ("closed_form", "a Triton kernel failed to build (OSError: no compiler)")
 
 
-def test_disabled_kernels_are_tried_again_on_request(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(dispatch, "_broken", "a reason")
-    assert dispatch.active(CUDA).reason == "a reason"
-    dispatch.use("auto")
+class InvalidCxxCompiler(RuntimeError):
+    __module__ = "torch._inductor.exc"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidCxxCompiler("no working compiler"), FileNotFoundError("no working folder")],
+    ids=["error", "folder"],
+)
+def test_after_a_compiler_error_the_fallback_warns_once_and_the_run_continues(
+    error: Exception, fresh: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    fresh.setattr(dispatch, "_forced", "compiled")
+    fresh.setattr(dispatch, "has_compiler", lambda: True)
+    fresh.setattr(inductor_form, "forward", fail)
+    h, p = torch.randn(6), torch.tensor([[0.5, 0.5]])
+    arguments = (h, torch.zeros(2), p, p, torch.ones(()), ("relu", "tanh"), (0, 1))
+    with pytest.warns(UserWarning, match="no working") as said:
+        results = [routed_activation(*arguments)[0] for _ in range(2)]
+    assert len(said) == 1
+    for x in results:
+        torch.testing.assert_close(x, (h.relu() + h.tanh()) / 2)
+    assert dispatch.active(torch.device("cpu")).name == "closed_form"
+
+
+def test_a_disabled_choice_is_tried_again_on_request(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(dispatch, "_broken", {"triton": "a reason", "compiled": "another one"})
+    fresh.setattr(dispatch, "has_compiler", lambda: True)
     assert dispatch.active(CUDA).reason == "a reason"
     dispatch.use("triton")
     assert dispatch.active(CUDA) == ("triton", "")
+    assert dispatch.active(CPU).reason != "a reason"
+    dispatch.use("compiled")
+    assert dispatch.active(CPU) == ("compiled", "")
+
+
+def test_only_the_compiler_that_the_user_configures_is_tried(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(shutil, "which", lambda name: name if name == "g++" else None)
+    assert dispatch.has_compiler()
+    forget()
+    fresh.setenv("CXX", "not-there")
+    assert not dispatch.has_compiler()
 
 
 def test_an_empty_variable_is_ignored(fresh: pytest.MonkeyPatch) -> None:

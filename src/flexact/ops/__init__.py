@@ -15,17 +15,19 @@ CUDA tensors are dispatched to Triton kernels (`ops.triton.autograd`), all other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexact.candidates import lookup
-from flexact.ops import closed_form, differentiable, dispatch, operators
+from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
 from flexact.ops.blending import Blending
 
 __all__ = ["routed_activation"]
+
+_COMPILERS = ("torch._inductor", "torch._dynamo")
 
 
 def routed_activation(
@@ -91,9 +93,32 @@ def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
 _triton_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-_plain = operators.RoutedActivation(
-    "routed_activation", torch.library.custom_op, closed_form.forward, closed_form.backward
-)
+
+def _forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    return _compiled(inductor_form.forward, h, blending) or closed_form.forward(h, blending, kept)
+
+
+def _backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    found = None if kept else _compiled(inductor_form.backward, delta, h, blending, need_logits)
+    return found or closed_form.backward(delta, h, blending, need_logits, kept)
+
+
+def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the result of the closed form under torch.compile; None if it is not in use or cannot be compiled."""
+    if not dispatch.compiles():
+        return None
+    try:
+        return function(*arguments)
+    except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
+        if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
+            raise
+        dispatch.give_up("compiled", "torch.compile failed", error)
+        return None
+
+
+_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
 
 
 @_plain.operator.register_fake

@@ -2,6 +2,9 @@
 
 - "triton": for CUDA tensors, or for any tensor, slowly, under Triton's interpreter.
 - "closed_form": plain torch, for any tensor.
+- "compiled": the closed form through torch.compile, only on request. Compilation blocks training, for about 20 s with
+  five candidates. It does not run in the background, because rounding would change at a step that depends on the
+  machine's load, and runs would not be reproducible.
 
 The environment variable FLEXACT_KERNELS overrides the default, and `use` overrides both.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import warnings
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -18,7 +22,7 @@ import torch
 
 from flexact.io.value_checks import choice
 
-Kernels = Literal["auto", "triton", "closed_form"]
+Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
 VARIABLE = "FLEXACT_KERNELS"
 OLDEST_TRITON = (3, 3)
@@ -37,24 +41,23 @@ class Active(NamedTuple):
 
 
 _forced: Kernels | None = None
-_broken = ""
-"""Why the Triton kernels were disabled in this process; empty if they were not."""
+_broken: dict[Kernels, str] = {}
+"""The implementations that were disabled in this process, and why."""
 
 
 def use(kernels: Kernels) -> None:
     """Force an implementation for this process, overriding FLEXACT_KERNELS; "auto" removes the override.
 
-    With "triton", kernels that were disabled after a failure are tried again.
+    An implementation that was disabled after a failure is tried again.
 
     >>> use("closed_form"); active(torch.device("cpu")).name
     'closed_form'
     >>> use("auto")
     """
-    global _forced, _broken
+    global _forced
     chosen = _checked("kernels", kernels)
+    _broken.pop(chosen, None)
     _forced = None if chosen == "auto" else chosen
-    if chosen == "triton":
-        _broken = ""
 
 
 def wanted() -> Kernels:
@@ -67,13 +70,33 @@ def active(device: torch.device | str) -> Active:
     device, kernels = torch.device(device), wanted()
     if kernels == "closed_form":
         return Active(kernels, "closed_form was requested")
+    if kernels == "compiled":
+        reason = why_not_compiled()
+        return Active("closed_form", reason) if reason else Active("compiled", "")
     if kernels == "auto" and device.type != "cuda":
         return Active("closed_form", "")
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
-    reason = _broken or _why_unsupported(device, device.type != "cuda" and interpreting)
+    reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting)
     if not reason:
         return Active("triton", "")
     return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
+
+
+def compiles() -> bool:
+    """Return whether the closed form runs through torch.compile."""
+    return wanted() == "compiled" and not why_not_compiled()
+
+
+def why_not_compiled() -> str:
+    """Return why "compiled" cannot run on this machine; empty if it can."""
+    return _broken.get("compiled") or ("" if has_compiler() else "there is no C++ compiler")
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Return whether torch.compile finds a C++ compiler on this machine."""
+    compiler = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([compiler] if compiler else ["g++", "clang++"]))
 
 
 @functools.cache
@@ -105,12 +128,11 @@ def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-def give_up(error: BaseException) -> None:
-    """Disable the Triton kernels after one failed to build, and warn once."""
-    global _broken
-    if not _broken:
-        _broken = f"a Triton kernel failed to build ({type(error).__name__}: {str(error)[:200]})"
-        warnings.warn(f"{_broken}. flexact falls back to the closed form, which is slower.", stacklevel=2)
+def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
+    """Disable an implementation after it failed, and warn once."""
+    if kernels not in _broken:
+        _broken[kernels] = f"{failure} ({type(error).__name__}: {str(error)[:200]})"
+        warnings.warn(f"{_broken[kernels]}. flexact falls back to the closed form, which is slower.", stacklevel=2)
 
 
 @functools.cache

@@ -240,7 +240,7 @@ NO_COMPILER = CannotBuild("_forward: OSError: no compiler")
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str, Exception], None]:
     """Returns a function that makes a function of a module raise. Triton is disabled for this test only."""
     monkeypatch.setattr(dispatch, "_forced", "triton")
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
 
     def set_up(module: object, name: str, error: Exception) -> None:
         def fail(*_: Any, **__: Any) -> Any:

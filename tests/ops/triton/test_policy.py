@@ -382,7 +382,7 @@ def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(
         one_step(ours, 1)
     assert dispatch._broken
     assert_alike(ours.state(), theirs.state())
-    monkeypatch.setattr(dispatch, "_broken", "")
+    monkeypatch.setattr(dispatch, "_broken", {})
 
 
 # Launches

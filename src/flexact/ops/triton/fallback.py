@@ -25,5 +25,5 @@ def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: 
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
     except CannotBuild as error:
-        dispatch.give_up(error)
+        dispatch.give_up("triton", "a Triton kernel failed to build", error)
         return fallback(tensor, *rest)
