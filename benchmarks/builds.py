@@ -4,12 +4,12 @@
     python benchmarks/builds.py gpt
 
 Needs no GPU. A small batch is trained on the CPU from the first step to the commitment, with an evaluation after every
-drop. The closed form computes the results; every launch only builds its kernel, as on a GPU: the kernels that follow
-are built in the background (`flexact.ops.triton.ahead`), or one after the other with --serial. A line is a launch that
-had to wait: the phase of the training, the kernel, the seconds, and what the kernel is specialised on. The summary has
-the seconds by phase, and the time of all builds by stage: Triton's front end (Python), its compiler, ptxas, and the C
-compiler that builds the launcher. In a real run, hundreds of steps lie between two drops, so less is waited for. Other
-work on the machine lengthens all times.
+drop. The closed form computes the results, and fused sites return zeros; every launch only builds its kernel, as on a
+GPU: the kernels that follow are built in the background (`flexact.ops.triton.ahead`), or one after the other with
+--serial. A line is a launch that had to wait: the phase of the training, the kernel, the seconds, and what the kernel
+is specialised on. The summary has the seconds by phase, and the time of all builds by stage: Triton's front end
+(Python), its compiler, ptxas, and the C compiler that builds the launcher. In a real run, hundreds of steps lie between
+two drops, so less is waited for. Other work on the machine lengthens all times.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ import flexact
 from flexact.ops import dispatch
 from flexact.ops.triton import ahead, autograd, basis, batch_norm, fallback, routed
 from flexact.ops.triton.launch import Launch
+from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of
 from flexact.studies.cifar_resnets import BLOCKS, ResNet
 from flexact.studies.picks.tasks.gpt import GPT
+from flexact.surgery import fused_site
 
 CANDIDATES = ("relu", "leaky_relu", "gelu", "silu", "tanh", "identity", "sigmoid", "elu", "mish", "softplus", "relu6")
+OUTPUTS = ("x_ptr", "found_ptr", "to_y_ptr", "to_r_ptr", "sums_ptr")
+"""The arguments that the kernels of a fused site write."""
 
 
 class CompileOnlyDriver:
@@ -84,8 +88,11 @@ class Builds:
         self._stages["launcher"] += time.perf_counter() - start
 
     def launch(self, launch: Launch, *tensors: Tensor) -> None:
-        """Replace a launch: build its kernel if this specialisation is new."""
+        """Replace a launch: build its kernel if this specialisation is new, and write zeros."""
         kernel, dtypes = launch.kernel, tuple(tensor.dtype for tensor in tensors)
+        for name, tensor in zip(kernel.arg_names, tensors, strict=False):
+            if name in OUTPUTS:
+                tensor.zero_()
         start = time.perf_counter()
         if not self._serial:
             launch._build_prepared_ahead(-1, dtypes)
@@ -138,6 +145,11 @@ def record_and_fall_back(kernel: Callable[..., Any], plain: Callable[..., Any], 
     return plain(*arguments)
 
 
+def run_fused(site: FlexAct, *parts: Any) -> Tensor:
+    """Replace `fused_site.normalised_site`, which would run the parts as its fallback."""
+    return fused_site._run_fused(site, fused_site.Deferred(*parts))
+
+
 def pretend_to_have_a_gpu(builds: Builds) -> None:
     """Build the Triton kernels for CPU tensors, with the functions that a GPU would use."""
     triton.runtime.driver.set_active(CompileOnlyDriver(builds.make_launcher))
@@ -147,6 +159,7 @@ def pretend_to_have_a_gpu(builds: Builds) -> None:
     for module in (basis, batch_norm, routed):
         module.is_fast = lambda h: h.element_size() == 2  # type: ignore[attr-defined]
     autograd.run = fallback.run = record_and_fall_back  # type: ignore[attr-defined]
+    fused_site.normalised_site = run_fused  # type: ignore[assignment]
 
 
 def train(model: nn.Module, x: Tensor, half: bool, builds: Builds) -> None:

@@ -7,10 +7,10 @@ no second exponential. At a kink (relu at 0) the derivative is the one torch's o
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,19 +57,15 @@ class _Function(nn.Module):
         return self.name
 
 
-def autograd_derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The derivative of an elementwise function, by differentiating the sum of its values."""
-    return functools.partial(_differentiate, function)
-
-
-def _differentiate(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+def _by_autograd(function: Callable[[Tensor], Tensor], h: Tensor, value: Tensor) -> Tensor:
+    """Return the derivative of an elementwise function at h, by differentiating the sum of its values."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = h.detach().clone().requires_grad_()
         total = function(leaf).sum()
         if not total.requires_grad:  # a constant function
             return torch.zeros_like(h)
-        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
-    return torch.zeros_like(h) if gradient is None else gradient
+        (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+    return gradient
 
 
 def _one(h: Tensor) -> Tensor:
@@ -112,7 +108,7 @@ BUILT_IN = (
     Candidate("tanhshrink", F.tanhshrink, lambda h, a: torch.tanh(h).square(), nn.Tanhshrink),
     Candidate("hardshrink", F.hardshrink, _slope_of_shrinkage, nn.Hardshrink),
     Candidate("softshrink", F.softshrink, _slope_of_shrinkage, nn.Softshrink),
-    Candidate("gelu_tanh", own.gelu_tanh, own.gelu_tanh_derivative, functools.partial(nn.GELU, "tanh")),
+    Candidate("gelu_tanh", partial(F.gelu, approximate="tanh"), own.gelu_tanh_derivative, partial(nn.GELU, "tanh")),
     Candidate("quick_gelu", own.quick_gelu, own.quick_gelu_derivative, own.QuickGELU),
     Candidate("clipped_gelu", own.clipped_gelu, own.clipped_gelu_derivative, own.ClippedGELU),
     Candidate("hard_mish", own.hard_mish, own.hard_mish_derivative, own.HardMish),
@@ -174,7 +170,8 @@ def original(module: nn.Module) -> str:
         function = bare_copy(module)
         if getattr(function, "inplace", False):  # a blend needs its input for every candidate
             function.inplace = False  # type: ignore[assignment]
-        _originals[key] = Candidate(ORIGINAL, function, autograd_derivative(function), lambda: copy.deepcopy(function))
+        slope = partial(_by_autograd, function)
+        _originals[key] = Candidate(ORIGINAL, function, slope, partial(copy.deepcopy, function))
     return key
 
 
@@ -243,7 +240,7 @@ def register_candidate(
     for role, given in (("function", fn), ("derivative", derivative), ("module", module), ("init", init)):
         if not callable(given) and (given is not None or role == "function"):
             raise FlexActError(f"the {role} of candidate {name!r} must be callable; got {given!r}.")
-    slope = autograd_derivative(fn) if derivative is None else functools.partial(_at, derivative)
+    slope = partial(_by_autograd, fn) if derivative is None else partial(_at, derivative)
     try:
         _check_function(name, fn)
         _check_derivative(name, fn, slope)
@@ -258,7 +255,7 @@ def register_candidate(
             f"candidate {name!r} raised {type(error).__name__} while it was checked: {error}. Its function, derivative "
             "and module must take a float64 tensor of any shape."
         ) from error
-    build = module if module is not None else functools.partial(_Function, name, fn)
+    build = module if module is not None else partial(_Function, name, fn)
     _registry[name] = Candidate(name, fn, slope, build, init, triton)
 
 

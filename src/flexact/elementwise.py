@@ -46,11 +46,6 @@ def quick_gelu_derivative(h: Tensor, value: Tensor) -> Tensor:
     return s + QUICK_GELU_RATE * h * s * (1 - s)
 
 
-def gelu_tanh(h: Tensor) -> Tensor:
-    """The approximation of GELU with a tanh, as in GPT-2."""
-    return F.gelu(h, approximate="tanh")
-
-
 def gelu_tanh_derivative(h: Tensor, value: Tensor) -> Tensor:
     """torch's derivative at h clamped to ±100, beyond which it is 1 or 0: torch squares h, which may overflow."""
     slope: Tensor = torch.ops.aten.gelu_backward(torch.ones_like(h), h.clamp(-100, 100), approximate="tanh")

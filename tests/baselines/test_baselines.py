@@ -29,22 +29,22 @@ def inputs(*shape: int) -> Tensor:
 @pytest.mark.parametrize("channels", [None, 4])
 def test_prelu_and_its_gradients_are_torchs(channels):
     ours, theirs = randomised(PReLU(channels).double()), nn.PReLU(channels or 1).double()
-    theirs.weight.data = ours.slope.data.flatten().clone()
+    theirs.weight.data = ours.learned.data.flatten().clone()
     x = inputs(5, 4, 3).requires_grad_()
     y = x.detach().clone().requires_grad_()
     ours(x).square().sum().backward()
     theirs(y).square().sum().backward()
     torch.testing.assert_close(ours(x), theirs(y))
     torch.testing.assert_close(x.grad, y.grad)
-    torch.testing.assert_close(ours.slope.grad.flatten(), theirs.weight.grad)
+    torch.testing.assert_close(ours.learned.grad.flatten(), theirs.weight.grad)
 
 
 def test_swish_beta_is_half_a_line_at_0_silu_at_1_and_relu_far_out():
     x, swish = inputs(50), SwishBeta().double()
     torch.testing.assert_close(swish(x), nn.functional.silu(x))
-    swish.beta.data.fill_(0.0)
+    swish.learned.data.fill_(0.0)
     torch.testing.assert_close(swish(x), x / 2)
-    swish.beta.data.fill_(1e6)
+    swish.learned.data.fill_(1e6)
     torch.testing.assert_close(swish(x), torch.relu(x))
 
 
@@ -52,8 +52,7 @@ def test_splash_starts_as_a_relu_and_follows_its_slopes_between_the_hinges():
     splash = Splash().double()
     x = inputs(50)
     torch.testing.assert_close(splash(x), torch.relu(x))
-    splash.right.data = torch.tensor([[1.0, 2.0, -3.0, 4.0]], dtype=torch.float64)
-    splash.left.data = torch.tensor([[-0.5, 0.0, 1.0, 0.0]], dtype=torch.float64)
+    splash.learned.data = torch.tensor([[1.0, 2.0, -3.0, 4.0, -0.5, 0.0, 1.0, 0.0]], dtype=torch.float64)
     points = torch.tensor([-3.0, -1.5, 0.0, 0.5, 1.5, 2.25, 3.0], dtype=torch.float64)
     by_hand = torch.tensor([-1.5 + 1.0, -0.75, 0.0, 0.5, 1.5 + 1.0, 2.25 + 2.5 - 0.75, 3.0 + 4.0 - 3.0 + 2.0])
     torch.testing.assert_close(splash(points), by_hand.double())
@@ -71,7 +70,7 @@ def test_combinations_start_uniform_and_their_weights_always_sum_to_one(kind):
 def test_parametric_unit_follows_its_formula_and_starts_as_a_relu():
     unit, x = GeneralParametric().double(), inputs(50)
     torch.testing.assert_close(unit(x), torch.relu(x))
-    unit.inner_and_outer.data = torch.tensor([[2.0, -3.0, 0.5, 7.0]], dtype=torch.float64)
+    unit.learned.data = torch.tensor([[2.0, -3.0, 0.5, 7.0]], dtype=torch.float64)
     torch.testing.assert_close(unit(x), -3 * torch.relu(2 * x + 0.5) + 7)
 
 

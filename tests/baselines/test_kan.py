@@ -36,18 +36,18 @@ def test_an_edge_starts_as_silu_and_has_nine_parameters() -> None:
 
 def test_a_layer_is_the_sum_of_its_edges() -> None:
     layer = KolmogorovArnoldLayer(3, 2, networks=4).double()
-    nn.init.normal_(layer.edges.edge)
+    nn.init.normal_(layer.edges.learned)
     x = torch.randn(5, 4, 3, dtype=torch.float64)
     y = layer(x)
     assert y.shape == (5, 4, 2)
     assert sum(parameter.numel() for parameter in layer.parameters()) == 4 * 3 * 2 * 9
-    table = layer.edges.edge.reshape(4, 3, 2, 9)
+    table = layer.edges.learned.reshape(4, 3, 2, 9)
     for network in range(4):
         for output in range(2):
             total = torch.zeros(5, dtype=torch.float64)
             for place in range(3):
                 edge = SplineEdge().double()
-                edge.edge.data = table[network, place, output].unsqueeze(0)
+                edge.learned.data = table[network, place, output].unsqueeze(0)
                 total = total + edge(x[:, network, place])
             torch.testing.assert_close(y[:, network, output], total)
 
@@ -58,7 +58,7 @@ def test_the_gradients_of_a_layer_are_correct() -> None:
     edge = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
 
     def function(x: torch.Tensor, edge: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, {"edges.edge": edge}, (x,))
+        return torch.func.functional_call(layer, {"edges.learned": edge}, (x,))
 
     assert torch.autograd.gradcheck(function, (x, edge))
 
@@ -66,9 +66,9 @@ def test_the_gradients_of_a_layer_are_correct() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_layers_base_weights_are_drawn_from_torchs_generator(seed: int) -> None:
     torch.manual_seed(seed)
-    first = KolmogorovArnoldLayer(4, 3).edges.edge
+    first = KolmogorovArnoldLayer(4, 3).edges.learned
     torch.manual_seed(seed)
-    assert torch.equal(first, KolmogorovArnoldLayer(4, 3).edges.edge)
+    assert torch.equal(first, KolmogorovArnoldLayer(4, 3).edges.learned)
     assert first[:, 0].unique().numel() == 12
     assert first[:, 0].abs().max() <= 0.5
     assert not first[:, 1:].any()

@@ -22,6 +22,6 @@ def test_the_memory_matches_an_adaptive_solver() -> None:
 def test_the_readout_scales_and_shifts_the_memory_and_has_the_only_parameters() -> None:
     unit, z = NeuralMemoryUnit().double(), torch.linspace(-3, 3, 7, dtype=torch.float64)
     torch.testing.assert_close(unit(z), memory(z))
-    unit.readout.data = torch.tensor([[-2.0, 5.0]], dtype=torch.float64)
+    unit.learned.data = torch.tensor([[-2.0, 5.0]], dtype=torch.float64)
     torch.testing.assert_close(unit(z), 5 - 2 * memory(z))
     assert sum(parameter.numel() for parameter in unit.parameters()) == 2

@@ -1,4 +1,4 @@
-"""Learnable activations that the paper compares with or discusses: one idea per file.
+"""Learnable activations that the paper compares with or discusses.
 
 Their parameters are per layer or per channel.
 
@@ -14,15 +14,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from flexact.baselines.combinations import AffineCombination, ConvexCombination
 from flexact.baselines.deu import DifferentialEquationUnit
+from flexact.baselines.formulas import AffineCombination, ConvexCombination, GeneralParametric, PReLU, Splash, SwishBeta
 from flexact.baselines.kan import KolmogorovArnoldLayer, SplineEdge
 from flexact.baselines.nmode import NeuralMemoryUnit
-from flexact.baselines.parametric import GeneralParametric
-from flexact.baselines.prelu import PReLU
-from flexact.baselines.splash import Splash
-from flexact.baselines.swish_beta import SwishBeta
-from flexact.errors import FlexActError, suggestion
+from flexact.io.value_checks import check_known
 
 __all__ = [
     "BASELINES",
@@ -55,6 +51,5 @@ BASELINES: dict[str, Callable[[int | None, int], nn.Module]] = {
 
 def make(name: str, channels: int | None = None, channel_dim: int = 1) -> nn.Module:
     """Return a new baseline activation. channels: number of parameter sets; None shares one set across the layer."""
-    if name not in BASELINES:
-        raise FlexActError(f"unknown baseline {name!r}{suggestion(name, BASELINES)} Known: {', '.join(BASELINES)}.")
+    check_known("baseline", name, BASELINES)
     return BASELINES[name](channels, channel_dim)

@@ -26,16 +26,14 @@ class DifferentialEquationUnit(Learnable):
     they are continuous in a, b and c where the characteristic roots coincide or are 0.
     """
 
-    def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
-        super().__init__(channels, channel_dim)
-        self.equation = self._parameter(1.0, 1.0, 0.0, 0.0, 0.0)
+    start = (1.0, 1.0, 0.0, 0.0, 0.0)
 
-    def forward(self, z: Tensor) -> Tensor:
-        columns = self._columns(self.equation, z)
+    @staticmethod
+    def function(z: Tensor, *equation: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return solution(z, *columns)
+            return solution(z, *equation)
         # Autograd would save about a hundred tensors of the input's size; recomputing is cheaper.
-        found: Tensor = checkpoint(solution, z, *columns, use_reentrant=False, preserve_rng_state=False)
+        found: Tensor = checkpoint(solution, z, *equation, use_reentrant=False, preserve_rng_state=False)
         return found
 
 

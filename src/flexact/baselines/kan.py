@@ -24,12 +24,10 @@ class SplineEdge(Learnable):
     Nine parameters; w starts at 1, and all c at 0. The authors' scale of the sum is absorbed into c.
     """
 
-    def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
-        super().__init__(channels, channel_dim)
-        self.edge = self._parameter(1.0, *[0.0] * (INTERVALS + ORDER))
+    start = (1.0, *[0.0] * (INTERVALS + ORDER))
 
-    def forward(self, z: Tensor) -> Tensor:
-        base, *coefficients = self._columns(self.edge, z)
+    @staticmethod
+    def function(z: Tensor, base: Tensor, *coefficients: Tensor) -> Tensor:
         total = base * nn.functional.silu(z)
         for coefficient, spline in zip(coefficients, splines(z), strict=True):
             total = total + coefficient * spline
@@ -49,7 +47,7 @@ class KolmogorovArnoldLayer(nn.Module):
         super().__init__()
         self.shape = (networks, inputs, outputs)
         self.edges = SplineEdge(math.prod(self.shape))
-        nn.init.uniform_(self.edges.edge[:, 0].detach(), -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+        nn.init.uniform_(self.edges.learned[:, 0].detach(), -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         networks, inputs, outputs = self.shape

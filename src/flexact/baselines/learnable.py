@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -9,11 +11,16 @@ from flexact.errors import FlexActError
 
 
 class Learnable(nn.Module):
-    """An elementwise function with trainable parameters.
+    """An elementwise function of the input and a few learned numbers.
 
     channels: number of parameter sets; None shares one set across the layer.
     channel_dim: the channel dimension of the input.
     """
+
+    start: tuple[float, ...]
+    """The initial values of the learned numbers."""
+    function: Callable[..., Tensor]
+    """(z, *weights) -> the activation, where each of the weights broadcasts against z."""
 
     def __init__(self, channels: int | None = None, channel_dim: int = 1) -> None:
         super().__init__()
@@ -22,10 +29,14 @@ class Learnable(nn.Module):
                 f"got channels={channels!r}. It must be a positive int, or None to share one set across the layer."
             )
         self.channels, self.channel_dim = channels, channel_dim
+        self.learned = nn.Parameter(torch.tensor(self.start).repeat(channels or 1, 1))
 
-    def _parameter(self, *start: float) -> nn.Parameter:
-        """Return a parameter of shape (rows, n) whose rows all start at these n numbers."""
-        return nn.Parameter(torch.tensor(start).repeat(self.channels or 1, 1))
+    def weights(self) -> Tensor:
+        """Return the numbers that the function takes, (rows, n)."""
+        return self.learned
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.function(z, *self._columns(self.weights(), z))
 
     def _columns(self, table: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         """Return the columns of a (rows, n) table, each shaped to broadcast against h."""

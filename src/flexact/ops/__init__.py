@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexact.candidates import lookup
 from flexact.ops import closed_form, differentiable, dispatch, inductor_form, operators
 from flexact.ops.blending import Blending
 
@@ -63,83 +64,61 @@ def routed_activation(
 
 def runs_fused(h: Tensor, keys: tuple[str, ...], alive: Sequence[int]) -> bool:
     """Return whether the Triton kernels support this input and the alive candidates."""
-    remaining = tuple([keys[k] for k in alive])
     return (
         h.dtype != torch.float64
         and len(keys) <= dispatch.MOST_CANDIDATES
         and not differentiable.transforming()
         and torch._C._get_tracing_state() is None  # torch.jit.trace passes tensors where the kernels expect numbers
-        and _takes_triton(h.device, remaining)
-        and _takes_custom_forms(h.device, remaining, operators.is_recorded(h))
+        and _triton_takes(h.device, tuple([keys[k] for k in alive]), operators.is_recorded(h))
     )
 
 
-def _takes_triton(device: torch.device, keys: tuple[str, ...]) -> bool:
+def _triton_takes(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
+    """Return whether the kernels run on a device and have a form of each candidate; torch.compile cannot record the
+    forms of custom candidates. Raise if such a form is wrong."""
     if dispatch.active(device).name != "triton":
         return False
-    from flexact.ops.triton.basis import without_form  # needs Triton
+    from flexact.ops.triton import basis, custom_forms  # need Triton
 
-    return not without_form(keys)
-
-
-def _takes_custom_forms(device: torch.device, keys: tuple[str, ...], recorded: bool) -> bool:
-    """Return whether the kernels can run the Triton forms of custom candidates, which torch.compile cannot record.
-    Raise if one is wrong."""
-    from flexact.ops.triton.basis import custom_forms  # needs Triton
-
-    custom = custom_forms(keys)
-    if custom and not recorded:
-        from flexact.ops.triton.custom_forms import check
-
-        for key in custom:
-            check(key, device)
-    return not (custom and recorded)
+    if not all(map(basis.has_form, keys)):
+        return False
+    custom = [key for key in keys if lookup(key).triton is not None]
+    if recorded:
+        return not custom
+    for key in custom:
+        custom_forms.check(key, device)
+    return True
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler here.
-_takes_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_takes_custom_forms._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_triton_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
-    return _run_compiled_or_eager(inductor_form.forward, closed_form.forward, h, blending)
+def _forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    return _compiled(inductor_form.forward, h, blending) or closed_form.forward(h, blending, kept)
 
 
-def _backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
-    return _run_compiled_or_eager(inductor_form.backward, closed_form.backward, delta, h, blending, need_logits)
-
-
-def _forward_keeping(h: Tensor, blending: Blending, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if closed_form.keeps(h) and not dispatch.compiles():
-        return closed_form.forward(h, blending, kept)
-    return _forward(h, blending)
-
-
-def _backward_from(
-    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor]
+def _backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
-    if kept:
-        return closed_form.backward(delta, h, blending, need_logits, kept)
-    return _backward(delta, h, blending, need_logits)
+    found = None if kept else _compiled(inductor_form.backward, delta, h, blending, need_logits)
+    return found or closed_form.backward(delta, h, blending, need_logits, kept)
 
 
-def _run_compiled_or_eager(
-    compiled: Callable[..., tuple[Tensor, Tensor]], eager: Callable[..., tuple[Tensor, Tensor]], h: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    """Run the compiled function if it is in use, and fall back to the eager one if compilation fails."""
-    if dispatch.compiles():
-        try:
-            return compiled(h, *rest)
-        except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
-            if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
-                raise
-            dispatch.give_up("compiled", "torch.compile failed", error)
-    return eager(h, *rest)
+def _compiled(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the result of the closed form under torch.compile; None if it is not in use or cannot be compiled."""
+    if not dispatch.compiles():
+        return None
+    try:
+        return function(*arguments)
+    except (RuntimeError, OSError) as error:  # OSError: no writable cache folder, for example
+        if not isinstance(error, OSError) and not type(error).__module__.startswith(_COMPILERS):
+            raise
+        dispatch.give_up("compiled", "torch.compile failed", error)
+        return None
 
 
-_plain = operators.RoutedActivation(
-    "routed_activation", torch.library.custom_op, _forward, _backward, (_forward_keeping, _backward_from)
-)
+_plain = operators.RoutedActivation("routed_activation", torch.library.custom_op, _forward, _backward)
 
 
 @_plain.operator.register_fake

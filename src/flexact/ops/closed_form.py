@@ -39,14 +39,6 @@ Function = Callable[[Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], Tensor]
 
 
-def keeps(h: Tensor) -> bool:
-    """Return whether an eager forward saves what the backward needs, which depends only on device and size.
-
-    On devices other than a CPU it always does, as autograd does for a plain blend: evaluating twice would be slower.
-    """
-    return h.device.type != "cpu" or h.numel() <= MOST_KEPT
-
-
 def stacks(h: Tensor) -> bool:
     """Return whether candidates are stacked rather than added one by one, which reads no weight on the host."""
     return h.device.type != "cpu"
@@ -55,9 +47,12 @@ def stacks(h: Tensor) -> bool:
 def forward(h: Tensor, blending: Blending, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Return x = Σ_k w_k σ_k(h) and the sensitivities mean |σ_k′(h)|, (rows, K), empty without statistics.
 
-    kept: a list to which the blended slope and the values of each block are appended, for `backward`.
+    kept: a list to which the blended slope and the values of each block are appended, for `backward`. On a CPU it
+    stays empty if h is larger than MOST_KEPT.
     """
     h, weights, statistics = dense(h), blending.weights, blending.statistics
+    if h.device.type == "cpu" and h.numel() > MOST_KEPT:
+        kept = None
     x = torch.empty_like(h)
     sweep = Sweep(h, blending)
     if sweep.stacks:
@@ -188,13 +183,6 @@ def with_layout_of(h: Tensor, delta: Tensor) -> Tensor:
     return delta if delta.stride() == h.stride() else torch.empty_like(h).copy_(delta)
 
 
-def flattened(h: Tensor, blending: Blending) -> Tensor:
-    """Return a contiguous view of a dense tensor, (outer, channels, inner), with one channel for the layer."""
-    channels, dim = blending.weights.shape[0], blending.channel_dim
-    inner = h.stride(dim) if channels > 1 else h.numel()
-    return h.as_strided((h.numel(),), (1,)).view((-1, channels, inner) if h.numel() else (0, channels, 1))
-
-
 def by_candidate(sums: Tensor, blending: Blending) -> Tensor:
     """Return sums of the alive candidates, (rows, alive), as (rows, K), with 0 for the others."""
     if len(blending.alive) == blending.weights.shape[1]:
@@ -229,12 +217,8 @@ class Sweep:
 
     def functions(self, source: Tensor) -> list[tuple[Function, Derivative, Tensor | float]]:
         """Return function, derivative and weight of each alive candidate, for a block in `dtype`."""
-        pairs = [(candidate.function, candidate.derivative) for candidate in self._candidates]
-        if self._shares:
-            shared = shared_sigmoid.SharedSigmoid(source)
-            for i, candidate in enumerate(self._candidates):
-                if candidate.name in shared_sigmoid.NAMES:
-                    pairs[i] = shared.pair(candidate.name)
+        shared = shared_sigmoid.pairs(source) if self._shares else {}
+        pairs = [shared.get(one.name, (one.function, one.derivative)) for one in self._candidates]
         return [(*pair, weight) for pair, weight in zip(pairs, self.weights, strict=True)]
 
     def without_cheap(self, values: list[Tensor]) -> list[Tensor]:
@@ -252,8 +236,11 @@ class Sweep:
         return 1 + sum(one.name not in CHEAP for one in self._candidates)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Return a view of a dense tensor: flat, or (outer, channels, inner)."""
-        return tensor.as_strided((tensor.numel(),), (1,)) if self.by_layer else flattened(tensor, self.blending)
+        """Return a contiguous view of a dense tensor: flat, or (outer, channels, inner)."""
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        if self.by_layer:
+            return flat
+        return flat.view((-1, self.rows, tensor.stride(self.blending.channel_dim)) if len(flat) else (0, self.rows, 1))
 
     def blocks(self, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
         """Return matching blocks of tensors that share one dense layout, as `flat` views."""

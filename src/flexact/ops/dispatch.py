@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 
-from flexact.errors import FlexActError, suggestion
+from flexact.io.value_checks import choice
 
 Kernels = Literal["auto", "triton", "compiled", "closed_form"]
 
@@ -55,31 +55,31 @@ def use(kernels: Kernels) -> None:
     >>> use("auto")
     """
     global _forced
-    choice = _checked(kernels, "flexact.ops.dispatch.use")
-    _broken.pop(choice, None)
-    _forced = None if choice == "auto" else choice
+    chosen = _checked("kernels", kernels)
+    _broken.pop(chosen, None)
+    _forced = None if chosen == "auto" else chosen
 
 
 def wanted() -> Kernels:
     """Return the requested implementation: from `use`, else from FLEXACT_KERNELS, else "auto"."""
-    return _forced if _forced is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    return _forced if _forced is not None else _checked(VARIABLE, os.environ.get(VARIABLE) or "auto")
 
 
 def active(device: torch.device | str) -> Active:
     """Return the implementation for a device. Custom candidates and float64 may still fall back to the closed form."""
-    device = torch.device(device)
-    choice = wanted()
-    if choice == "closed_form":
-        return Active(choice, "closed_form was requested")
-    if choice == "compiled":
+    device, kernels = torch.device(device), wanted()
+    if kernels == "closed_form":
+        return Active(kernels, "closed_form was requested")
+    if kernels == "compiled":
         reason = why_not_compiled()
         return Active("closed_form", reason) if reason else Active("compiled", "")
-    if choice == "auto" and device.type != "cuda":
+    if kernels == "auto" and device.type != "cuda":
         return Active("closed_form", "")
-    reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting())
+    interpreting = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
+    reason = _broken.get("triton") or _why_unsupported(device, device.type != "cuda" and interpreting)
     if not reason:
         return Active("triton", "")
-    return Active("closed_form", f"triton was requested, but {reason}" if choice == "triton" else reason)
+    return Active("closed_form", f"triton was requested, but {reason}" if kernels == "triton" else reason)
 
 
 def compiles() -> bool:
@@ -128,11 +128,6 @@ def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-def interpreting() -> bool:
-    """Return whether Triton's interpreter is enabled, which runs kernels on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
     """Disable an implementation after it failed, and warn once."""
     if kernels not in _broken:
@@ -141,9 +136,6 @@ def give_up(kernels: Kernels, failure: str, error: BaseException) -> None:
 
 
 @functools.cache
-def _checked(name: str, where: str) -> Kernels:
-    choices = get_args(Kernels)
-    if name not in choices:
-        expected = ", ".join(choices)
-        raise FlexActError(f"{where} got {name!r}{suggestion(str(name), choices)} Expected one of: {expected}.")
+def _checked(where: str, name: str) -> Kernels:
+    choice(where, name, get_args(Kernels))
     return cast(Kernels, name)

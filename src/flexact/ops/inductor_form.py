@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flexact.candidates import lookup
 from flexact.ops.blending import Blending
-from flexact.ops.closed_form import by_candidate, dense, flattened, logit_gradient, with_layout_of
+from flexact.ops.closed_form import by_candidate, dense, logit_gradient, with_layout_of
 
 _numbers = itertools.count()
 
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
     """Return the result of `closed_form.forward`, computed through torch.compile."""
     h, weights, statistics = dense(h), blending.weights, blending.statistics
-    x, sums = _run(_forward, (flattened(h, blending),), blending, statistics)
+    x, sums = _run(_forward, (_flat(h, blending),), blending, statistics)
     x = _with_layout(x, h)
     if not statistics:
         return x, weights.new_empty(0)
@@ -34,12 +34,19 @@ def forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
 def backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
     """Return the result of `closed_form.backward`, computed through torch.compile."""
     h = dense(h)
-    flat = flattened(h, blending), flattened(with_layout_of(h, delta), blending)
+    flat = _flat(h, blending), _flat(with_layout_of(h, delta), blending)
     gradient, sums = _run(_backward, flat, blending, need_logits)
     gradient = _with_layout(gradient, h)
     if not need_logits:
         return gradient, blending.weights.new_empty(0)
     return gradient, logit_gradient(by_candidate(sums, blending), blending)
+
+
+def _flat(h: Tensor, blending: Blending) -> Tensor:
+    """Return a contiguous view of a dense tensor, (outer, channels, inner), with one channel for the layer."""
+    channels = blending.weights.shape[0]
+    inner = h.stride(blending.channel_dim) if channels > 1 else h.numel()
+    return h.as_strided((h.numel(),), (1,)).view((-1, channels, inner) if h.numel() else (0, channels, 1))
 
 
 def _with_layout(flat: Tensor, like: Tensor) -> Tensor:

@@ -17,32 +17,20 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from flexact.ops import derivatives, differentiable, higher_order
 from flexact.ops.blending import Blending, packed, unpacked
 
-Forward = Callable[[Tensor, Blending], tuple[Tensor, Tensor]]
-Backward = Callable[[Tensor, Tensor, Blending, bool], tuple[Tensor, Tensor]]
-EagerForward = Callable[[Tensor, Blending, list[Tensor]], tuple[Tensor, Tensor]]
-"""A forward that may append tensors to a list, to keep them for its backward."""
-EagerBackward = Callable[[Tensor, Tensor, Blending, bool, Sequence[Tensor]], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor, Blending, list[Tensor] | None], tuple[Tensor, Tensor]]
+"""(h, blending, kept) -> x and its statistics. The forward may append tensors to the list `kept`, for its backward."""
+Backward = Callable[[Tensor, Tensor, Blending, bool, Sequence[Tensor]], tuple[Tensor, Tensor]]
+"""(delta, h, blending, need_logits, kept) -> the gradients w.r.t. h and the logits."""
 
 Decorator = Callable[..., Callable[[Callable[..., Any]], CustomOpDef]]
 """torch.library.custom_op or torch.library.triton_op."""
 
 
 class RoutedActivation:
-    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`.
+    """The routed activation in one implementation, with the operators `flexact::name` and `flexact::name_backward`."""
 
-    keeping: a forward and a backward for eager mode; the forward can save tensors for the backward.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        decorator: Decorator,
-        forward: Forward,
-        backward: Backward,
-        keeping: tuple[EagerForward, EagerBackward] | None = None,
-    ) -> None:
-        self._forward = forward
-        self._eager = keeping or (lambda h, blending, _: forward(h, blending), lambda *given: backward(*given[:4]))
+    def __init__(self, name: str, decorator: Decorator, forward: Forward, backward: Backward) -> None:
+        self._forward, self._backward = forward, backward
         self.operator, self.backward_operator = _define(name, decorator, forward, backward)
 
     def __call__(self, h: Tensor, logits: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
@@ -50,9 +38,9 @@ class RoutedActivation:
         if is_traced(h):
             x, gathered = self.operator(h, logits, *packed(blending))
         elif torch.is_grad_enabled() and (h.requires_grad or logits.requires_grad):
-            x, gathered = _Eager.apply(h, logits, blending, *self._eager)  # type: ignore[no-untyped-call]
+            x, gathered = _Eager.apply(h, logits, blending, self._forward, self._backward)  # type: ignore[no-untyped-call]
         else:
-            x, gathered = self._forward(h.detach(), blending)
+            x, gathered = self._forward(h.detach(), blending, None)
         return x, gathered
 
 
@@ -75,7 +63,7 @@ def is_recorded(tensor: Tensor) -> bool:
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: EagerForward, backward: EagerBackward
+        ctx: Any, h: Tensor, logits: Tensor, blending: Blending, forward: Forward, backward: Backward
     ) -> tuple[Tensor, Tensor]:
         weights, probabilities, temperature, ctx.keys, ctx.alive, ctx.channel_dim, _ = blending
         ctx.run_backward, ctx.terms = backward, None
@@ -116,7 +104,7 @@ def _define(name: str, decorator: Decorator, forward: Forward, backward: Backwar
         channel_dim: int,
         statistics: bool,
     ) -> tuple[Tensor, Tensor]:
-        return forward(h, unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics))
+        return forward(h, unpacked(weights, probabilities, temperature, keys, alive, channel_dim, statistics), None)
 
     @decorator(f"flexact::{name}_backward", mutates_args=())
     def backward_operator(
@@ -131,7 +119,7 @@ def _define(name: str, decorator: Decorator, forward: Forward, backward: Backwar
         need_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         blending = unpacked(weights, probabilities, temperature, keys, alive, channel_dim, False)
-        return backward(delta, h, blending, need_logits)
+        return backward(delta, h, blending, need_logits, ())
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.keys, ctx.alive, ctx.channel_dim, _ = inputs

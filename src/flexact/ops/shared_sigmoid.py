@@ -18,66 +18,42 @@ Pair = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 
 SLOW = frozenset({"tanh", "elu", "selu", "mish"})
 """The candidates that are faster when computed from the shared sigmoid."""
-NAMES = SLOW | {"sigmoid", "silu"}
 
 
-class SharedSigmoid:
-    """The functions and derivatives of `NAMES` at one tensor."""
+def pairs(h: Tensor) -> dict[str, Pair]:
+    """Return, by name, candidates at h: the function of h, and the derivative from h and the value."""
+    s = torch.sigmoid(h)
+    q = 1 - s
+    one, aten = h.new_ones(()).expand_as(h), torch.ops.aten
 
-    def __init__(self, h: Tensor) -> None:
-        self.s = torch.sigmoid(h)
-        self.q = 1 - self.s
-
-    def pair(self, name: str) -> Pair:
-        """Return a candidate's function of h, and its derivative from h and the value."""
-        return getattr(self, f"_{name}"), getattr(self, f"_{name}_slope")
-
-    def _sigmoid(self, h: Tensor) -> Tensor:
-        return self.s
-
-    def _sigmoid_slope(self, h: Tensor, a: Tensor) -> Tensor:
-        return self.s * self.q
-
-    def _silu(self, h: Tensor) -> Tensor:
-        return h * self.s
-
-    def _silu_slope(self, h: Tensor, a: Tensor) -> Tensor:
-        return torch.addcmul(self.s, a, self.q)
-
-    def _tanh(self, h: Tensor) -> Tensor:
+    def tanh(h: Tensor) -> Tensor:
         """(s − q)/(s² + q²)."""
-        return (self.s - self.q).div_((self.s * self.s).addcmul_(self.q, self.q))
+        return (s - q).div_((s * s).addcmul_(q, q))
 
-    def _tanh_slope(self, h: Tensor, a: Tensor) -> Tensor:
-        slope: Tensor = torch.ops.aten.tanh_backward(h.new_ones(()).expand_as(h), a)
-        return slope
-
-    def _negative_part(self) -> Tensor:
+    def negative_part() -> Tensor:
         """min(eʰ − 1, 0) = min((s − q)/q, 0)."""
-        return (self.s - self.q).div_(self.q).clamp_(max=0)
+        return (s - q).div_(q).clamp_(max=0)
 
-    def _elu(self, h: Tensor) -> Tensor:
-        return torch.relu(h).add_(self._negative_part())
+    def selu(h: Tensor) -> Tensor:
+        return torch.relu(h).mul_(SELU_SCALE).add_(negative_part(), alpha=SELU_ALPHA * SELU_SCALE)
 
-    def _elu_slope(self, h: Tensor, a: Tensor) -> Tensor:
-        slope: Tensor = torch.ops.aten.elu_backward(h.new_ones(()).expand_as(h), 1, 1, 1, True, a)
-        return slope
-
-    def _selu(self, h: Tensor) -> Tensor:
-        return torch.relu(h).mul_(SELU_SCALE).add_(self._negative_part(), alpha=SELU_ALPHA * SELU_SCALE)
-
-    def _selu_slope(self, h: Tensor, a: Tensor) -> Tensor:
-        slope: Tensor = torch.ops.aten.elu_backward(h.new_ones(()).expand_as(h), SELU_ALPHA, SELU_SCALE, 1, True, a)
-        return slope
-
-    def _mish(self, h: Tensor) -> Tensor:
+    def mish(h: Tensor) -> Tensor:
         """h·(1 − q²)/(1 + q²)."""
-        square = self.q * self.q
+        square = q * q
         return (1 - square).div_(square.add_(1)).mul_(h)
 
-    def _mish_slope(self, h: Tensor, a: Tensor) -> Tensor:
+    def mish_slope(h: Tensor, a: Tensor) -> Tensor:
         """g + 4·h·s·q²/(1 + q²)² with g = (1 − q²)/(1 + q²)."""
-        square = self.q * self.q
+        square = q * q
         divisor = 1 + square
-        slope = (4 * h).mul_(self.s).mul_(square).div_(divisor).add_(1).sub_(square)
+        slope = (4 * h).mul_(s).mul_(square).div_(divisor).add_(1).sub_(square)
         return slope.div_(divisor)
+
+    return {
+        "sigmoid": (lambda h: s, lambda h, a: s * q),
+        "silu": (lambda h: h * s, lambda h, a: torch.addcmul(s, a, q)),
+        "tanh": (tanh, lambda h, a: aten.tanh_backward(one, a)),
+        "elu": (lambda h: torch.relu(h).add_(negative_part()), lambda h, a: aten.elu_backward(one, 1, 1, 1, True, a)),
+        "selu": (selu, lambda h, a: aten.elu_backward(one, SELU_ALPHA, SELU_SCALE, 1, True, a)),
+        "mish": (mish, mish_slope),
+    }

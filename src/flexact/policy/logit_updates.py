@@ -219,21 +219,13 @@ def _fused_update(
     from flexact.ops.triton import policy as policy_kernels
 
     policy = router.config.policy
-    rule = policy_kernels.Rule(
-        clips=policy.correction == "clip_logit_gradient",
-        pulls=policy.pulls_logits,
-        clips_sensitivity=policy.correction == "clipped_norm_kl",
-        steps=policy.moves_logits,
-        mean_rate=1 - MEAN_DECAY,
-        square_rate=1 - SQUARE_DECAY,
-        lam=None if policy.lam == "temperature" else policy.lam,
-        clip=policy.clip,
-    )
-    sensitivity = router.sensitivity() if rule.pulls and rank_count() > 1 else None
-    values = [*router.gradients(), *(router.temperatures() if rule.tied else [])]
+    pulls = policy.pulls_logits
+    temperatures = router.temperatures() if pulls and policy.lam == "temperature" else []
+    sensitivity = router.sensitivity() if pulls and rank_count() > 1 else None
+    values = [*router.gradients(), *temperatures]
     calls = router.layout  # a placeholder: without sensitivities the kernel does not read it
-    if rule.pulls:
-        start = router.size + (len(router.sites) if rule.tied else 0)
+    if pulls:
+        start = router.size + len(temperatures)
         flat, calls = router.gathered.flat(router.device, start, sensitivity)
         values += flat
     tables = policy_kernels.Tables(
@@ -242,7 +234,8 @@ def _fused_update(
     )  # fmt: skip
 
     def fused(values: Tensor) -> list[Tensor]:
-        found = policy_kernels.update(values, router.size, tables, running.tensors, evidence.tensors, rule)
+        rates = (1 - MEAN_DECAY, 1 - SQUARE_DECAY)
+        found = policy_kernels.update(values, router.size, tables, running.tensors, evidence.tensors, rates, policy)
         return router.split_flat(found)
 
     def plain(_: Tensor) -> list[Tensor]:

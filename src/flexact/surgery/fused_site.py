@@ -97,7 +97,13 @@ def normalised_site(site: nn.Module, *parts: Any) -> Tensor:
     if isinstance(site, FlexAct):
         site.notice_writes()
         if _fits(site, h):
-            return _run_fused(site, h)
+            if torch.compiler.is_compiling():
+                return _run_fused(site, h)
+            from flexact.ops.triton import fallback  # needs Triton
+
+            # If a kernel cannot be compiled, the parts run. The running statistics may then count this batch twice.
+            fused: Tensor = fallback.run(lambda _: _run_fused(site, h), lambda _: site(h.result()), h.y)
+            return fused
     x: Tensor = site(h.result())
     return x
 

@@ -57,7 +57,7 @@ def bump(h: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    for cached in (basis.without_form, basis.custom_forms, basis.blend, custom_forms.check):
+    for cached in (basis.has_form, basis.blend, custom_forms.check):
         cached.cache_clear()
 
 

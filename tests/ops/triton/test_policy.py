@@ -18,14 +18,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from triton.errors import TritonError
 
 import flexact
 from configs import flat
 from flexact import FlexAct, FlexConfig, Policy
 from flexact.ops import dispatch
 from flexact.ops.triton import policy as policy_kernels
-from flexact.ops.triton.launch import Launch
+from flexact.ops.triton.launch import CannotBuild, Launch
 from flexact.policy import logit_updates as policy
 from flexact.policy.evidence import Evidence
 from flexact.policy.logit_updates import RunningGradient
@@ -379,7 +378,7 @@ def test_plain_torch_is_the_fallback_where_a_kernel_cannot_be_built(
     ours, theirs = Sites(device), Sites(device)
     with plain_torch():
         one_step(theirs, 1)
-    with mock.patch.object(policy_kernels, what, side_effect=TritonError("no such instruction")):
+    with mock.patch.object(policy_kernels, what, side_effect=CannotBuild("no such instruction")):
         one_step(ours, 1)
     assert dispatch._broken
     assert_alike(ours.state(), theirs.state())
@@ -475,7 +474,8 @@ import torch
 from itertools import product
 from flexact.ops.triton import policy as policy_kernels
 from flexact.ops.triton.launch import Launch
-from flexact.ops.triton.policy import Rule, Tables
+from flexact.config import Policy
+from flexact.ops.triton.policy import Tables
 
 built = []
 
@@ -490,16 +490,16 @@ table, numbers, one = torch.zeros(rows, k), torch.zeros(rows, 3, dtype=torch.lon
 running = (table, torch.zeros(rows, 1, dtype=torch.float64), torch.zeros(rows, 2))
 evidence = (torch.zeros(rows, 1), table, torch.zeros(rows, k, k))
 policy_kernels.draw(torch.zeros(99), numbers, table > 0, table)
-every, nothing = (True,) * 4, (False,) * 4
-only = [tuple(place == one for place in range(4)) for one in range(4)]
+corrections = ("none", "clip_logit_gradient", "grad_norm_kl", "clipped_norm_kl")
 signs, order = torch.ones(rows, 1), torch.arange(rows)
-alike = product((every, nothing, *only), ((None, 1), (0.3, 2)), (1,), (None,))
-for flags, (lam, calls), groups, factors in (*alike, *product((every,), ((0.3, 2),), (4, rows), (None, signs))):
+alike = product(corrections, ("schedule", "optimizer"), (("temperature", 1), (0.3, 2)), (1,), (None,))
+others = product(corrections[3:], ("schedule",), ((0.3, 2),), (4, rows), (None, signs))
+for correction, logit_step, (lam, calls), groups, factors in (*alike, *others):
     places = torch.zeros(rows, 2 + calls, dtype=torch.long)
-    rule = Rule(*flags, 0.1, 0.01, lam, 1.0)
+    policy = Policy(correction=correction, logit_step=logit_step, lam=lam)
     starts = torch.linspace(0, rows, groups + 1).long()
     tables = Tables(numbers, places, order, starts, table > 0, table, table, one.expand(rows, 1), one, one, factors)
-    policy_kernels.update(torch.zeros(999), rows * k, tables, running, evidence, rule)
+    policy_kernels.update(torch.zeros(999), rows * k, tables, running, evidence, (0.1, 0.01), policy)
 assert {name for name, size in built if size} == {"_draw", "_update"}
 assert all(size for _, size in built)
 """

@@ -42,9 +42,9 @@ def test_a_kolmogorov_arnold_layer_replaces_the_unit_and_is_the_same_on_every_ca
     network = Replicas(options, layer)
     network(torch.randn(3, 4, 4)).sum().backward()
     assert network.weight.grad is None
-    assert layer.edges.edge.grad is not None
+    assert layer.edges.learned.grad is not None
     before = torch.get_rng_state()
-    assert torch.equal(activation("kan", options).edges.edge, layer.edges.edge)
+    assert torch.equal(activation("kan", options).edges.learned, layer.edges.learned)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels as differentiable functions, with plain torch as a fallback: `routed` and `normalised`.
+"""The Triton kernels as differentiable functions: `routed`, with the closed form as a fallback, and `normalised`.
 
 Under torch.compile they dispatch to operators, which it can trace into. In eager mode they are autograd functions,
 whose CPU overhead is a fraction of an operator's.
@@ -16,11 +16,12 @@ from torch.library import triton_op
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, operators
 from flexact.ops.blending import Blending, packed, unpacked
-from flexact.ops.triton import batch_norm, batch_norm_plain
+from flexact.ops.triton import batch_norm
 from flexact.ops.triton import moments as moment_kernels
 from flexact.ops.triton import routed as routed_kernels
 from flexact.ops.triton.batch_norm import Norm, Normalising
 from flexact.ops.triton.fallback import run
+from flexact.ops.triton.launch import CannotBuild
 from flexact.ops.triton.moments import Running
 
 __all__ = ["Norm", "Normalising", "moments", "normalised", "routed"]
@@ -46,14 +47,16 @@ def moments(y: Tensor, running: Running | None, momentum: float | None, eps: flo
     if operators.is_traced(y):
         found: Tensor = _moments_operator(y.detach(), *(running or (None, None, None)), momentum, eps)
         return found
-    return _moments(y, running, momentum, eps)
+    return moment_kernels.moments(y, running, momentum, eps)
 
 
-def _routed_forward(h: Tensor, blending: Blending) -> tuple[Tensor, Tensor]:
+def _routed_forward(h: Tensor, blending: Blending, _: list[Tensor] | None) -> tuple[Tensor, Tensor]:
     return run(routed_kernels.forward, closed_form.forward, h, blending)
 
 
-def _routed_backward(delta: Tensor, h: Tensor, blending: Blending, need_logits: bool) -> tuple[Tensor, Tensor]:
+def _routed_backward(
+    delta: Tensor, h: Tensor, blending: Blending, need_logits: bool, _: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     return run(routed_kernels.backward, closed_form.backward, delta, h, blending, need_logits)
 
 
@@ -72,11 +75,7 @@ def _moments_operator(
     running = None
     if running_mean is not None and running_var is not None and batches is not None:
         running = (running_mean, running_var, batches)
-    return _moments(y, running, momentum, eps)
-
-
-def _moments(y: Tensor, running: Running | None, momentum: float | None, eps: float) -> Tensor:
-    return run(moment_kernels.moments, batch_norm_plain.moments, y, running, momentum, eps)
+    return moment_kernels.moments(y, running, momentum, eps)
 
 
 class _Normalised(torch.autograd.Function):
@@ -86,7 +85,7 @@ class _Normalised(torch.autograd.Function):
         ctx.batch_statistics, ctx.keys, ctx.alive = normalising.batch_statistics, blending.keys, blending.alive
         ctx.save_for_backward(y, *norms, *blending[:3])
         ctx.set_materialize_grads(False)  # the statistics have no gradient
-        x, gathered = _normalised_forward(y, normalising, blending)
+        x, gathered = batch_norm.forward(y, normalising, blending)
         ctx.mark_non_differentiable(gathered)
         return x, gathered
 
@@ -102,7 +101,13 @@ class _Normalised(torch.autograd.Function):
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[:9]
         y, *norms, weights, probabilities, temperature = saved
         blending = Blending(weights, probabilities, temperature, ctx.keys, ctx.alive, 1, False)
-        found = _normalised_backward(delta, y, _normalising(*norms, ctx.batch_statistics), blending, needed[8])
+        try:
+            found = batch_norm.backward(delta, y, _normalising(*norms, ctx.batch_statistics), blending, needed[8])
+        except CannotBuild as error:
+            raise FlexActError(
+                "the backward of a site that is fused with its batch norm cannot be compiled, although its forward "
+                f"was: {error}. Run again with FLEXACT_KERNELS=closed_form, or convert without fuse=True."
+            ) from error
         return *_by_input(saved, needed, *found), None, None
 
 
@@ -127,7 +132,7 @@ def _normalised_operator(
 ) -> tuple[Tensor, Tensor]:
     norms = (moments, weight, bias, residual, residual_moments, residual_weight, residual_bias)
     blending = unpacked(weights, probabilities, temperature, keys, alive, 1, statistics)
-    return _normalised_forward(y, _normalising(*norms, batch_statistics), blending)
+    return batch_norm.forward(y, _normalising(*norms, batch_statistics), blending)
 
 
 @triton_op("flexact::normalised_activation_backward", mutates_args=())
@@ -152,7 +157,7 @@ def _normalised_backward_operator(
     norms = (moments, weight, bias, residual, residual_moments, residual_weight, residual_bias)
     blending = unpacked(weights, probabilities, temperature, keys, alive, 1, False)
     normalising = _normalising(*norms, batch_statistics)
-    to_y, to_residual, results = _normalised_backward(delta, y, normalising, blending, need_logits)
+    to_y, to_residual, results = batch_norm.backward(delta, y, normalising, blending, need_logits)
     return to_y, y.new_empty(0) if to_residual is None else to_residual, results
 
 
@@ -169,16 +174,6 @@ def _differentiate_normalised(ctx: Any, delta: Tensor, _: Tensor | None) -> tupl
 
 
 _normalised_operator.register_autograd(_differentiate_normalised, setup_context=_keep_normalised)
-
-
-def _normalised_forward(y: Tensor, normalising: Normalising, blending: Blending) -> tuple[Tensor, Tensor]:
-    return run(batch_norm.forward, batch_norm_plain.forward, y, normalising, blending)
-
-
-def _normalised_backward(
-    delta: Tensor, y: Tensor, normalising: Normalising, blending: Blending, need_logits: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    return run(batch_norm.backward, batch_norm_plain.backward, delta, y, normalising, blending, need_logits)
 
 
 def _normalising(

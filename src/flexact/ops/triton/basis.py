@@ -25,9 +25,6 @@ FEW = 10
 """Maximum size of a basis that is kept while candidates are eliminated; see `blend`."""
 
 _log = logging.getLogger(__name__)
-_said: set[str] = set()
-"""Candidates that `without_form` has warned about."""
-
 
 Part = Any
 """A basis function: the number of a built-in one, or the Triton form of a custom candidate."""
@@ -90,22 +87,12 @@ def form(key: str) -> dict[Part, float]:
 
 
 @functools.cache
-def without_form(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the candidates that have no Triton implementation, and log a warning once for each."""
-    missing = tuple(key for key in keys if not form(key))
-    if new := set(missing) - _said:
-        _said.update(new)
-        _log.warning(
-            "no Triton kernel for %s: their sites fall back to the closed form, which is slower.",
-            ", ".join(sorted(new)),
-        )
-    return missing
-
-
-@functools.cache
-def custom_forms(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the custom candidates that have a Triton form."""
-    return tuple(key for key in keys if key not in FORMS and form(key))
+def has_form(key: str) -> bool:
+    """Return whether a candidate has a Triton implementation, and log a warning once if it has none."""
+    found = bool(form(key))
+    if not found:
+        _log.warning("no Triton kernel for %s: its sites fall back to the closed form, which is slower.", key)
+    return found
 
 
 @functools.cache

@@ -44,10 +44,9 @@ class Norm(NamedTuple):
     bias: Tensor | None
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The tensors in the order in which every kernel takes them; placeholders for missing ones are never read."""
-        moments, weight, bias = self
-        return moments, moments if weight is None else weight, moments if bias is None else bias
+        return tuple(self.moments if one is None else one for one in self)
 
 
 class Normalising(NamedTuple):
@@ -63,12 +62,9 @@ class Normalising(NamedTuple):
     @property
     def flags(self) -> tuple[int, bool, bool]:
         """The kind of the residual, and whether the norm and the residual norm are affine."""
-        affine = self.norm.weight is not None
-        if self.residual is None:
-            return _NO_RESIDUAL.value, affine, False
-        if self.residual_norm is None:
-            return _PLAIN.value, affine, False
-        return _NORMALISED.value, affine, self.residual_norm.weight is not None
+        norm, residual, other, _ = self
+        kind = _NO_RESIDUAL if residual is None else _PLAIN if other is None else _NORMALISED
+        return kind.value, norm.weight is not None, other is not None and other.weight is not None
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """Return y, the residual and the norms in the order in which every kernel takes them."""

@@ -1,39 +1,29 @@
-"""Runs a Triton kernel with a fallback: if it cannot be compiled on this machine, plain torch runs instead."""
+"""Runs Triton kernels with a fallback: if one cannot be compiled on this machine, plain torch runs instead."""
 
 from __future__ import annotations
 
-import functools
-import subprocess
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from triton.errors import TritonError
 
 from flexact.ops import dispatch
 from flexact.ops.triton.launch import CannotBuild
-
-_CANNOT_BUILD = (CannotBuild, TritonError, OSError, ImportError, subprocess.CalledProcessError)
 
 Result = TypeVar("Result")
 
 
 def run(kernel: Callable[..., Result], fallback: Callable[..., Result], tensor: Tensor, *rest: Any) -> Result:
-    """Run a kernel on the device of its first argument.
+    """Call a function that launches kernels, on the device of its first argument.
 
-    If it cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
+    If one cannot be compiled, warn, call the fallback, and disable Triton for the rest of the process.
     """
     try:
-        if tensor.is_cuda and _several_gpus() and tensor.device.index != torch.cuda.current_device():
+        if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
             with torch.cuda.device(tensor.device):
                 return kernel(tensor, *rest)
         return kernel(tensor, *rest)
-    except _CANNOT_BUILD as error:
+    except CannotBuild as error:
         dispatch.give_up("triton", "a Triton kernel failed to build", error)
         return fallback(tensor, *rest)
-
-
-@functools.cache
-def _several_gpus() -> bool:
-    return torch.cuda.device_count() > 1

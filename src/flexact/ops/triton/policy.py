@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flexact.config import Policy
 from flexact.ops.operators import is_traced
 from flexact.ops.triton.launch import Launch
 from flexact.ops.triton.routed import MOST_CANDIDATES
@@ -40,55 +41,29 @@ _SMALLEST_SIZE = tl.constexpr(torch.finfo(torch.float32).tiny)
 _SMALLEST_NORM = tl.constexpr(1e-100)
 
 
-class Rule(NamedTuple):
-    """The operations that the policy applies to a gradient, in this order."""
-
-    clips: bool
-    """Clip the norm of each row to `clip`."""
-    pulls: bool
-    """Add the gradient of the relative KL."""
-    clips_sensitivity: bool
-    """Clip the sensitivities in the KL's target to `clip`."""
-    steps: bool
-    """Replace the gradient by its running mean, divided by its running size and multiplied by the step size."""
-    mean_rate: float
-    """Weight of a new gradient in the running mean."""
-    square_rate: float
-    """Weight of a new squared gradient in the running square."""
-    lam: float | None
-    """λ of the KL's target; None ties it to the temperature."""
-    clip: float
-
-    @property
-    def tied(self) -> bool:
-        """Whether λ is tied to the temperature."""
-        return self.pulls and self.lam is None
-
-
 class Tables(NamedTuple):
-    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`."""
+    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`.
+
+    alive, p and q are (rows, K); width and factors are (rows, 1); alpha and step_size are scalars.
+    """
 
     layout: Tensor
     calls: Tensor
-    """Not read if the rule needs no statistics."""
+    """Not read if the policy needs no statistics."""
     grouped_rows: Tensor
     """(rows,), the rows in the order of their groups."""
     group_starts: Tensor
     """(groups + 1,), the position of each group's first row in `grouped_rows`; the last entry is the number of rows."""
     alive: Tensor
-    """(rows, K)."""
     p: Tensor
-    """(rows, K), the probabilities of the blend."""
+    """The probabilities of the blend."""
     q: Tensor
-    """(rows, K), the distribution that the KL acts on."""
+    """The distribution that the KL acts on."""
     width: Tensor
-    """(rows, 1)."""
     alpha: Tensor
-    """A scalar."""
     step_size: Tensor
-    """A scalar."""
     factors: Tensor | None
-    """(rows, 1), what the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
+    """What the gradients are multiplied by; 0 in rows that do not move. None if all are 1."""
 
 
 def takes(logits: Tensor, k: int) -> bool:
@@ -107,20 +82,23 @@ def draw(values: Tensor, layout: Tensor, alive: Tensor, noise: Tensor) -> tuple[
 
 
 def update(
-    values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...], rule: Rule
-) -> Tensor:
-    """Return the changes to subtract from the logits or, if the rule takes no step, their corrected gradients.
+    values: Tensor, size: int, tables: Tables, running: tuple[Tensor, ...], evidence: tuple[Tensor, ...],
+    rates: tuple[float, float], policy: Policy,
+) -> Tensor:  # fmt: skip
+    """Return the changes to subtract from the logits or, if the optimizer moves them, their corrected gradients.
 
     The result is flat, without padding. The running averages and the evidence are updated in place.
-    values: all gradients, `size` numbers; then, if λ is tied, one temperature per site; then the sensitivities of each
-    call, (its rows, its candidates).
+    values: all gradients, `size` numbers; then, if λ is the temperature, one temperature per site; then the
+    sensitivities of each call, (its rows, its candidates).
     running: the mean (rows, K), the square (rows, 1), and the bias-correction weights of both (rows, 2).
     evidence: the count (rows, 1), the total (rows, K) and the products (rows, K, K).
+    rates: the weights of a new gradient in the running mean, and of its square in the running square.
     """
     found = values.new_empty(size)
     read, factors = tables[:-1], tables.factors
     groups = len(tables.group_starts) - 1
-    launch = _update_launch(*tables.alive.shape, groups, tables.calls.shape[1] - 2, factors is not None, rule)
+    most = tables.calls.shape[1] - 2
+    launch = _update_launch(*tables.alive.shape, groups, most, factors is not None, rates, policy)
     launch(values, *read, values if factors is None else factors, *running, *evidence, found)
     return found
 
@@ -131,10 +109,15 @@ def _draw_launch(rows: int, k: int) -> Launch:
 
 
 @functools.lru_cache(maxsize=128)
-def _update_launch(rows: int, k: int, groups: int, most: int, has_factors: bool, rule: Rule) -> Launch:
-    numbers = (k, most, rule.mean_rate, rule.square_rate, float(rule.lam or 0), float(rule.clip))
+def _update_launch(
+    rows: int, k: int, groups: int, most: int, has_factors: bool, rates: tuple[float, float], policy: Policy
+) -> Launch:
+    clips, clips_sensitivity = (policy.correction == name for name in ("clip_logit_gradient", "clipped_norm_kl"))
+    lam = 0.0 if policy.lam == "temperature" else float(policy.lam)
+    numbers = (k, most, *rates, lam, float(policy.clip))
     tile = 1 if groups == rows else _ROWS
-    constants = (rule.clips, rule.pulls, rule.clips_sensitivity, rule.tied, rule.steps, has_factors, tile)
+    tied = policy.pulls_logits and policy.lam == "temperature"
+    constants = (clips, policy.pulls_logits, clips_sensitivity, tied, policy.moves_logits, has_factors, tile)
     return Launch(_update, (groups,), numbers, constants, _WARPS)
 
 
