@@ -29,7 +29,7 @@ from flexact.studies.cifar.methods import build
 from flexact.studies.cifar.protocol import Protocol
 from flexact.studies.cifar_data.data import Images
 from flexact.studies.cifar_resnets import BLOCKS
-from flexact.studies.cuda_graph import study_stream
+from flexact.studies.cuda_graph import EAGER_STEPS, study_stream
 from flexact.studies.device_lock import DEVICE, wait
 from flexact.studies.provenance import provenance
 
@@ -78,14 +78,14 @@ def _steps_per_second(given: argparse.Namespace, images: Images, device: torch.d
 
     def train(number: int) -> None:
         with study_stream(device):
-            with DEVICE.held():
+            with DEVICE:
                 torch.manual_seed(number)
                 protocol = Protocol(epochs=10**4, batch=given.batch, width=given.width)
                 network = build(given.model, given.method, images.classes, protocol.config(number), given.width)
                 if device.type == "cuda":
                     network = network.to(device, memory_format=torch.channels_last)
                 run = training.Training(network, images, protocol, number, device)
-                for _ in range(2 * training.WARM_UP):
+                for _ in range(2 * EAGER_STEPS):
                     run.step()
                 wait(device)
             start.wait()

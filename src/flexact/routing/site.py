@@ -119,7 +119,7 @@ class Site(nn.Module):
     @torch.no_grad()
     def restore_original(self, step: int) -> None:
         """Reset the logits and commit to the original, even if it was dropped."""
-        self.logits.copy_(self._initial_logits())
+        local(self.logits).copy_(own_part(self._initial_logits().to(self.dropped_at.device), self.logits))
         self.dropped_at[:, self.original_index] = ALIVE
         self.evidence[:, self.original_index] = math.nan
         self.commit(step, self.original_index)

@@ -111,7 +111,7 @@ def test_resume_alone_uses_the_settings_of_the_first_call(
     assert ran(*here, "--resume", "--methods", "prelu", "--seeds", "1") == 0
     assert [cell.method for cell in store.results()] == ["relu", "relu", "prelu"]
     capsys.readouterr()
-    assert ran(*here, "--resume", "--lr", "0.3", "--epochs", "30") == 2
+    assert ran(*here, "--resume", "--lr", "0.3", "--budget", "short") == 2
     assert "(epochs: 1 → 30; lr: 0.1 → 0.3)" in capsys.readouterr().err
 
 
@@ -122,6 +122,9 @@ def test_resume_alone_uses_the_settings_of_the_first_call(
         (["--models", "resnet50"], "unknown model 'resnet50';"),
         (["--datasets", "cifar11"], "unknown data set 'cifar11'; did you mean 'cifar10'?"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
+        (["--budget", "shrt"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "shrt", "--epochs", "3"], "unknown budget 'shrt'; did you mean 'short'?"),
+        (["--budget", "short", "--epochs", "3"], "--budget short is 30 epochs and --epochs asks for 3; give one"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--candidates", "relu,tahn"], "unknown candidate 'tahn'; did you mean 'tanh'?"),
         (["--methods", ","], "--methods names nothing"),

@@ -25,11 +25,14 @@ def called(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("budget", ["short", "paper"])
-def test_the_plan_has_every_study(budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_has_every_study_and_the_command_for_a_cluster(
+    budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert called("--budget", budget, "--plan", "--out", str(tmp_path / "run")) == 0
     text = capsys.readouterr().out
     for study in ("synthetic", "alpha", "corrections", "overhead", "cifar", "glue", "picks"):
         assert f"flexact reproduce {study} " in text
+    assert f"flexact reproduce all --budget {budget} --out {tmp_path / 'run'} --engine ray --address HOST:PORT" in text
     assert "NVIDIA H200" in text
     assert not (tmp_path / "run").exists()
 

@@ -14,6 +14,8 @@ from flexact.studies.cifar_data.data import NAMES
 from flexact.studies.cifar_resnets import BLOCKS
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
 
+BUDGETS = {"paper": 200, "short": 30}
+"""The epochs of each budget."""
 RECTIFIERS = ("relu", "leaky_relu", "gelu", "silu")
 """The default candidates of this study. With the paper's five, the last blocks pick Identity and Tanh, which help in
 the first epochs and cost a point in the end; ELU is too linear as well (docs/images.md)."""
@@ -49,7 +51,7 @@ class Protocol(PickingProtocol):
         tuple[str, ...] | None,
         Setting("Candidates of every site.", "relu, leaky_relu, gelu, silu; with --policy paper the paper's five"),
     ] = None
-    epochs: Annotated[int, Setting("Passes over the data.")] = 200
+    epochs: Annotated[int, Setting("Passes over the data.", "the budget's")] = BUDGETS["paper"]
     batch: Annotated[int, Setting("Images per step.")] = 128
     lr: Annotated[float, Setting("Learning rate of the first step; it decays to 0 along a cosine.")] = 0.1
     momentum: float = 0.9

@@ -49,7 +49,7 @@ def all_studies(
     shared = {"--engine": engine if engine != "local" else None, "--address": address, "--jobs": jobs}
     calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages.stages(budget)]
     if plan:
-        print(_plan(budget, calls))
+        print(_plan(budget, calls, out))
         return
     failed = []
     for stage, call in calls:
@@ -83,7 +83,7 @@ def _run(stage: Stage, call: list[str], folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "flexact", *call]).returncode
 
 
-def _plan(budget: str, calls: list[tuple[Stage, list[str]]]) -> str:
+def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path) -> str:
     estimates = [stages.hours(stage, _RESULTS) for stage, _ in calls]
     total = math.fsum(one for one in estimates if not math.isnan(one))
     rows = [
@@ -91,8 +91,11 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]]) -> str:
         for (stage, call), one in zip(calls, estimates, strict=True)
     ]
     cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
+    cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"])
     return (
         f"# All studies, budget {budget}\n\n{markdown(('cells', 'hours', 'command'), rows, words=('command',))}\n\n"
         f"{cells}, {total:.1f} hours if run sequentially, from the times in {_RESULTS}: those of the grids are of one "
-        "NVIDIA H200, those of the synthetic studies of a CPU. Finished cells are skipped."
+        "NVIDIA H200, those of the synthetic studies of a CPU. Finished cells are skipped.\n\n"
+        "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
+        f"    {cluster} --address HOST:PORT"
     )

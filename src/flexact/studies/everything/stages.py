@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from flexact.studies.cifar.methods import USUAL
+from flexact.studies.cifar.protocol import BUDGETS
 from flexact.studies.cifar.protocol import Grid as ImageGrid
 from flexact.studies.glue.data import TASKS
 from flexact.studies.glue.protocol import Grid as TextGrid
@@ -18,8 +19,6 @@ from flexact.studies.grid.study import Choices
 from flexact.studies.picks.protocol import Grid as PicksGrid
 from flexact.studies.synthetic.studies import STUDIES
 
-BUDGETS = {"paper": 200, "short": 30}
-"""The epochs of CIFAR."""
 MAIN = ("relu", "gelu", "flexact-penultimate", "flexact-all")
 """The methods of CIFAR that have the most seeds."""
 PICKING = ("relu", "flexact-penultimate", "flexact-all")
