@@ -45,6 +45,14 @@ def test_a_folder_is_used_as_given(tiny_encoder: Path) -> None:
     assert tokenizer_of(found)("the dog")["input_ids"][1] == 5
 
 
+def test_an_encoder_from_scratch_has_the_small_sizes_and_random_weights(tiny_encoder: Path) -> None:
+    one, same, other = (build(str(tiny_encoder), TASKS["cola"], seed, from_scratch=True) for seed in (0, 0, 1))
+    assert (one.config.num_hidden_layers, one.config.hidden_size) == (4, 256)
+    weights = [network.bert.embeddings.word_embeddings.weight for network in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
 def test_a_folder_has_its_own_name_however_it_was_given(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flexact import FlexConfig
 from flexact.cli.app import main
+from flexact.studies.glue.protocol import Protocol
 from flexact.studies.glue.study import Store
 
 
@@ -114,3 +116,19 @@ def test_a_bad_file_stops_the_grid_before_any_cell(
     (glue_folder / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\n")
     assert run(command(glue_folder, tiny_encoder, tmp_path / "out", "--tasks", "rte")) == 2
     assert "train.tsv, line 2: 3 fields, expected 4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_from_scratch_the_shipped_policy_is_used_unchanged(
+    glue_folder: Path, tiny_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    size = ("--seeds", "1", "--batch", "8", "--epochs", "1", "--jobs", "1", "--tasks", "mrpc")
+    arguments = command(glue_folder, tiny_encoder, out, *size, "--from-scratch")
+    assert run([*arguments, "--methods", "flexact-all"]) == 0
+    assert "# GLUE with a small encoder from random weights" in capsys.readouterr().out
+    protocol = Protocol.from_dict(Store(out).config()["protocol"])
+    assert (protocol.lr, protocol.epochs) == (5e-4, 1)
+    assert protocol.config(seed=3) == FlexConfig(seed=3)
+    (row,) = Store(out).results().values()
+    assert len(row.picks.split()) == 5  # four layers and the pooler

@@ -69,6 +69,7 @@ def stages(budget: str) -> list[Stage]:
             images(MAIN, 3, models=("resnet34",)),
             images(MAIN, 3, datasets=("cifar10",)),
             _grid("glue", TextGrid(seeds=5)),
+            _grid("glue", TextGrid(("cola", "mrpc"), seeds=5), ("--from-scratch",), "glue-from-scratch"),
         ]
     else:
         models, datasets = ("resnet18", "resnet34"), ("cifar10", "cifar100")

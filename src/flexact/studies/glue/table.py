@@ -89,7 +89,8 @@ def table(results: Sequence[Result], protocol: Protocol, asked: Sequence[Cell]) 
     """The table in Markdown, with a list of the cells that are not done."""
     done = [row for row in results if row.state == DONE]
     methods = [method for method in METHODS if any(row.method == method for row in done)]
-    parts = [f"# GLUE with {protocol.model}", _explained(done, protocol)]
+    network = "a small encoder from random weights" if protocol.from_scratch else protocol.model
+    parts = [f"# GLUE with {network}", _explained(done, protocol)]
     if done:
         parts += [_metrics(done, methods, protocol), _gains(done, methods), *_statistics(done, methods)]
         ordered = [BASELINE, *(method for method in methods if method != BASELINE)]
@@ -195,6 +196,8 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
         "over the metrics, as in the paper; the paper's is over the same columns. The paper fine-tunes BERT-base, so "
         "its rows are from another network."
     )
+    if protocol.from_scratch:
+        words += " Here a small encoder of 4 layers of 256 units was trained from random weights."
     if protocol.limit is not None:
         words += f" Only the first {counted(protocol.limit, 'row')} of each file were used, so these are no results."
     left_out = [TASKS[task].title for task in dict.fromkeys(row.task for row in done if row.split != OFFICIAL)]

@@ -54,7 +54,7 @@ def train_cell(
 
     data = data.first(protocol.limit)
     train, dev = encoded(data, protocol.folder, protocol.length)
-    network = build(protocol.folder, data.task, cell.seed)
+    network = build(protocol.folder, data.task, cell.seed, protocol.from_scratch)
     picks = cell.method in PLACEMENTS
     if picks:
         network = convert(network, PLACEMENTS[cell.method], protocol.config(cell.seed))
