@@ -142,7 +142,12 @@ def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
     if dispatch.triton_version() > NEWEST_LAUNCHER:
         _log_once(f"Triton {triton.__version__} is newer than {'.'.join(map(str, NEWEST_LAUNCHER))}")
         return None
-    return built.run, grid, triton.runtime.driver.active.get_current_stream, built.function, built.packed_metadata
+    try:
+        stream_of = triton.runtime.driver.active.get_current_stream
+        return built.run, grid, stream_of, built.function, built.packed_metadata
+    except AttributeError as error:
+        _log_once(str(error))
+        return None
 
 
 @functools.cache
