@@ -116,6 +116,22 @@ def test_a_configuration_whose_setting_something_else_reads_is_not_rewritten(nam
     assert model.config.hidden_act == "silu"
 
 
+def test_a_configuration_whose_setting_a_method_reads_each_time_is_not_rewritten(trainer_of: Build) -> None:
+    class Own(transformers.PreTrainedModel):
+        config_class = transformers.BertConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.act = transformers.activations.ACT2FN[config.hidden_act]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(x) if self.config.hidden_act == "gelu" else x
+
+    model = flexact.convert(Own(transformers.BertConfig()), "act")
+    with pytest.raises(flexact.FlexActError, match=r"hidden_act\b.*Own\.forward"):
+        FlexActCallback().wrap(trainer_of(model))
+
+
 def test_a_model_left_with_sites_whose_configuration_cannot_say_so_is_warned_about(trainer_of: Build) -> None:
     class Own(transformers.PreTrainedModel):
         config_class = transformers.PretrainedConfig
