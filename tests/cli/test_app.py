@@ -44,7 +44,7 @@ def error_of(capsys, *arguments: str) -> str:
         (["--candidates", "relu,original"], "unknown candidate 'original'"),
         (["--truths", "original"], "unknown truth 'original'"),
         (["--truths", "gelu"], "can never find the truth gelu. Add it to --candidates"),
-        (["--models", "flexact-a0,flexact-a0"], "--models may name each once; repeated: flexact-a0"),
+        (["--models", "flexact-a0,flexact-a0"], "--models names flexact-a0 more than once"),
         (["--policy", "papr"], "unknown policy 'papr'; did you mean 'paper'?"),
         (["--epochs", "0"], "--epochs must be"),
         (["--resume", "--overwrite"], "give only one of the two"),

@@ -97,8 +97,8 @@ ROWS = (
         "a captured step replays with fresh noise, and is reproducible with the same seed",
         (
             "Warm up with whole steps, including `schedule.step()`. Capture forward, backward and the optimizer's step "
-            "together, and call `schedule.step()` between replays. Recapture when a candidate has been dropped, and "
-            'when a warm-up with `init="original"` has ended.',
+            "together, and call `schedule.step()` between replays. Recapture after each drop, after a rewind, for "
+            'each candidate of a trial, and at the end of a warm-up with `init="original"`.',
         ),
     ),
     Row(

@@ -108,7 +108,7 @@ def test_a_notebook_shows_the_curves_of_a_recorder() -> None:
     for step in range(3):
         recorder.record(step, accuracy=0.1, loss=1.0)
     text = recorder._repr_html_()
-    assert "3 records, the last of step 2" in text
+    assert "3 records, the last at step 2" in text
     for title in ("Recorded numbers", "Probability by step"):
         assert f"<title>{title}</title>" in text
 

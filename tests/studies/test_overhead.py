@@ -357,7 +357,7 @@ def test_a_cpu_is_measured_in_one_thread() -> None:
         (["--models", "resnet50"], "unknown model 'resnet50'; did you mean"),
         (["--modes", "eagre"], "did you mean 'eager'?"),
         (["--ways", ","], "--ways names nothing"),
-        (["--ways", "plain,plain"], "may name each once"),
+        (["--ways", "plain,plain"], "names plain more than once"),
         (["--repeats", "0"], "--repeats must be a whole number from 1"),
         (["--device", "tpu"], "unknown device 'tpu'; give cpu"),
     ],

@@ -1,4 +1,4 @@
-"""The command `flexact`, which prints errors in one line and names missing extras."""
+"""The command `flexact`, which prints each error on one line and names missing extras."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexact.errors import FlexActError, missing_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. Exits with 0, with 2 after bad input, and with 130 after Ctrl-C."""
+    """Run the command line. Exits with 0, with 1 if a run failed, 2 after bad input, and 130 after Ctrl-C."""
     for package in ("typer", "rich"):
         try:
             importlib.import_module(package)
@@ -27,6 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_error(error: FlexActError) -> int:
-    """Print an error in one line, and return the exit code."""
+    """Print an error on one line, and return the exit code."""
     print(f"flexact: error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2

@@ -14,7 +14,7 @@ from flexact.studies.compare.functions import named
 
 
 def load_model(given: str) -> tuple[nn.Module, Any]:
-    """Import a module, from the current folder too, and return the model there and its example inputs, or None.
+    """Return the model that `given` names, and its example inputs or None. Modules of the current folder are found too.
 
     given: "module:build", where `build` is a model, or a function without arguments that returns a model, or a model
     and its example inputs.

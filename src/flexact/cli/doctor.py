@@ -27,7 +27,7 @@ PACKAGES = {
     "docs": ("mkdocs-material", "mkdocstrings"),
     "": ("torchvision", "timm", "onnx"),
 }
-"""The optional packages by the smallest extra that installs them; without an extra, those that a user installs."""
+"""The optional packages by the smallest extra that installs them; under "", those that users install themselves."""
 
 
 def lines() -> list[str]:

@@ -53,7 +53,7 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
     different batches.
 
     The module keeps its sites, so that checkpoints from during and after the run can be loaded. A committed site calls
-    its pick only. `extracted` is a copy of the module with plain activations.
+    only its pick. `extracted` is a copy of the module with plain activations.
 
     For any LightningModule with one optimizer:
 
@@ -102,7 +102,8 @@ class FlexActCallback(_Callback):  # type: ignore[misc]
                 "callback: add flexact.penalty(self) to the loss, and call schedule.step() after each optimizer step."
             )
         if not isinstance(trainer.strategy, (pl.strategies.SingleDeviceStrategy, pl.strategies.DDPStrategy)):
-            raise FlexActError(f"got {type(trainer.strategy).__name__}. Use one device, or strategy='ddp'.")
+            kind = type(trainer.strategy).__name__
+            raise FlexActError(f"the strategy {kind} is not supported. Use one device, or strategy='ddp'.")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         (optimizer,) = trainer.optimizers  # automatic optimization has exactly one
@@ -186,7 +187,7 @@ class _StepWithPenalty:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.original = vars(module).get(_STEP)  # a compiled module has one among its own attributes
+        self.original = vars(module).get(_STEP)  # a compiled module has one in its instance attributes
         functools.update_wrapper(self, getattr(module, _STEP))  # Lightning inspects the signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -203,7 +203,7 @@ class FlexActCallback(TrainerCallback):
             require_load_picks(self._trainer.model, current.leading, committed)
 
     def save(self, folder: Path) -> None:
-        """Write the state of the schedule and flexact.json into a checkpoint folder, as far as it needs them."""
+        """Write the state of the schedule and flexact.json into a checkpoint folder, if the checkpoint needs them."""
         if self._running is not None:
             save_schedule(folder, self._running)
         if not self._records_picks:
@@ -310,7 +310,7 @@ class _TrainerMixin:
 
     def _load_best_model(self) -> None:
         super()._load_best_model()  # type: ignore[misc]
-        self.flexact.update_config()  # it may be from before the commitment
+        self.flexact.update_config()  # the best checkpoint may be from before the commitment
 
     def _loss_is_scaled(self, num_items_in_batch: Any) -> bool:
         """Return whether `compute_loss` divides by the number of micro-batches itself; otherwise the Trainer does."""

@@ -24,7 +24,7 @@ def text(value: Any, digits: int = 9) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return one line of a CSV file; line breaks inside a cell become spaces."""
+    """Return one line of a CSV file; any whitespace inside a cell, such as a line break, becomes one space."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
     return written.getvalue()

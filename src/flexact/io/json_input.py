@@ -1,4 +1,4 @@
-"""Parsers for untrusted input that report every problem as one kind of error."""
+"""Parsers for untrusted input, each of which raises only one kind of error."""
 
 from __future__ import annotations
 

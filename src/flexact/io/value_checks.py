@@ -37,12 +37,12 @@ def number(
     if not (is_finite and above < found < below and at_least <= found <= at_most):
         bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
         limits = " and ".join(f"{which} {bound:g}" for which, bound in bounds.items() if math.isfinite(bound))
-        raise FlexActError(f"{name} must be a finite number {limits}; got {value!r:.80}.")
+        raise FlexActError(f"{name} must be a finite number{' ' + limits if limits else ''}; got {value!r:.80}.")
     return found
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer of any type, also of numpy or a tensor, as an int. Booleans are not accepted."""
+    """Return an integer of any type, such as numpy's or a tensor, as an int. Booleans are not accepted."""
     if not isinstance(value, bool):
         with suppress(TypeError):
             return operator.index(value)
@@ -81,7 +81,7 @@ def check_names(option: str, given: Sequence[str], known: Collection[str]) -> No
         check_known(_ONE.get(option, option.removesuffix("s")), name, known)
     repeated = sorted({name for name in given if given.count(name) > 1})
     if repeated:
-        raise FlexActError(f"--{option} may name each once; repeated: {', '.join(repeated)}.")
+        raise FlexActError(f"--{option} names {', '.join(repeated)} more than once.")
 
 
 def check_known(kind: str, name: str, known: Collection[str]) -> None:

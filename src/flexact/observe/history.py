@@ -65,7 +65,7 @@ def parsed(path: Path, text: str) -> list[dict[str, Any]]:
     """The header and the records of a history, with every line checked."""
     lines = text.splitlines()
     if not lines:
-        raise FlexActError(f"{path} is cut off or damaged: it is empty. Record the run again, or remove the file.")
+        raise FlexActError(f"{path} is empty: it was cut off or damaged. Record the run again, or remove the file.")
     entries = [_header(path, lines[0])]
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -90,7 +90,7 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     if not isinstance(number, int):
         raise FlexActError(f'{path} is not a history of flexact: its first line must begin with {{"{KEY}": {VERSION}.')
     if number > VERSION:
-        raise FlexActError(f"{path} has version {number}, and this flexact reads up to {VERSION}; update flexact.")
+        raise FlexActError(f"{path} has version {number}, but this flexact reads up to {VERSION}; update flexact.")
     return dict(header)
 
 

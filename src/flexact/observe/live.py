@@ -17,7 +17,7 @@ from flexact.observe.selection_rows import alike, table
 
 
 class LiveTable:
-    """Shows the picks, and replaces them at each record."""
+    """Shows the current picks, and updates them at each record."""
 
     def __init__(self) -> None:
         self._cell: Any = None
@@ -69,7 +69,7 @@ def notebook_html(history: Records, now: Selection) -> str:
     """
     if not history:
         return f"<p>No records yet.</p>{outcome_table(now.rows)}"
-    last = f"{counted(len(history), 'record')}, the last of step {history[-1]['step']}."
+    last = f"{counted(len(history), 'record')}, the last at step {history[-1]['step']}."
     curves = "<p>Install matplotlib to see curves here: pip install 'flexact[plots]'.</p>"
     if can_draw():
         draw = [plots.numbers, plots.curves] if number_names(history) else [plots.curves]

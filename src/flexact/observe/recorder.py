@@ -95,7 +95,7 @@ class Recorder:
             raise FlexActError(f"step must be the number of optimizer steps done; got {step!r:.80}.")
         if self.history and step <= self.history[-1]["step"]:
             raise FlexActError(
-                f"step {step} comes after step {self.history[-1]['step']}; record each step once, in order. To resume "
+                f"step {step} is not after step {self.history[-1]['step']}; record each step once, in order. To resume "
                 "from an earlier checkpoint, cut the history first with recorder.rewind(step)."
             )
         router = next((router for router in routers_of(sites_of(self.model)) if router.loss is not None), None)
@@ -202,14 +202,14 @@ def _drop(row: Row, candidate: str) -> dict[str, Any]:
 
 
 def _header(model: nn.Module) -> dict[str, Any]:
-    """The first line of a file: what it is, and what the run was made with."""
+    """The first line of a file: its format version, the config, and the versions of the packages."""
     header: dict[str, Any] = {history.KEY: history.VERSION}
     sites = sites_of(model)
     if sites:
         header["config"] = sites[0].config.to_dict()
         del header["config"]["candidates"]  # each record has those of each site
     header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
-    with suppress(PackageNotFoundError):  # a source tree on the path has no version
+    with suppress(PackageNotFoundError):  # a source tree that is not installed has no version
         header["versions"]["flexact"] = version("flexact")
     return header
 

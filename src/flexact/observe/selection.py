@@ -49,7 +49,7 @@ class Selection:
 
     @property
     def leading(self) -> dict[str, str]:
-        """The same without the sites where nothing leads yet."""
+        """`picks` without the sites where nothing leads yet."""
         return {row.key: row.pick for row in self.rows if row.pick is not None}
 
     def to_dict(self) -> dict[str, Any]:

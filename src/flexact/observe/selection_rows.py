@@ -99,7 +99,7 @@ class Row:
 
 
 def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
-    """Sites that picked together as one row each, with its name: that of the site, or how many sites they are."""
+    """One row per group of sites that picked together, with its name: that of the only site, or the number of sites."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(repr(replace(row, site="", channel=None)), []).append(row)
@@ -107,7 +107,7 @@ def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
 
 
 def plain(value: Any) -> Any:
-    """The same with None for every number that is not finite, which JSON cannot have."""
+    """The value with None in place of every non-finite number, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -129,8 +129,8 @@ def _restored(value: Any, kind: Any) -> Any:
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The cells by title, without the names of the sites. The columns depend on the phase of the run: probabilities
-    before the commitment, the evidence for the pick after it."""
+    """The cells of each column by its title, without the names of the sites. Before the commitment the columns show
+    probabilities, after it the evidence for the pick."""
     contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
     columns = {"pick": [_pick(row) for row in rows]}
     if contested or not rows:

@@ -17,7 +17,7 @@ from flexact.observe.selection import Selection
 from flexact.routing.sites import sites_of
 
 _MIN_RECORDS = 16
-"""Number of records from which heat maps are drawn; fewer columns show nothing useful."""
+"""Minimum number of records for which heat maps are drawn; fewer columns show nothing useful."""
 
 
 class Board:

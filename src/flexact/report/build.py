@@ -33,7 +33,7 @@ class History(NamedTuple):
 
 
 def read_histories(run: Path) -> dict[str, History]:
-    """Return the histories in a folder by file name, or the one of a file. An unfinished last line is skipped."""
+    """Return the histories in a folder, or that of a single file, by file name. An unfinished last line is skipped."""
     histories = {}
     for path in [run] if run.is_file() else sorted(run.glob("*.jsonl")):
         if path.is_file() and _is_history(path):  # opening a named pipe would wait for a writer
@@ -85,7 +85,7 @@ def build(run: Path) -> Path:
 
 
 def check_packages() -> None:
-    """Raise if a package is missing that a report needs, before training rather than after it."""
+    """Raise if a package that a report needs is missing. A study calls this before it trains."""
     for package in missing_packages():
         raise missing_extra(package, "report")
 

@@ -21,9 +21,9 @@ from flexact.studies.workers import one_thread
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return a replay of what `work` does on the device. `work` must have run before on the current stream."""
+    """Return a function that replays what `work` does on the device. `work` must have run on this stream before."""
     if device.type != "cuda":
-        raise FlexActError("a CUDA graph needs a CUDA device")
+        raise FlexActError("a CUDA graph needs a CUDA device.")
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     cause: Exception | None = None
@@ -135,7 +135,7 @@ def routing_state(schedule: Schedule) -> tuple[Any, ...]:
 
 
 def autocast(device: torch.device, half: bool) -> torch.autocast:
-    """Autocast to bf16, if `half`, on a GPU; without its cache of cast weights, which must not outlive a capture."""
+    """Autocast to bf16 on a GPU if `half`. Its cache of cast weights is off, because it must not outlive a capture."""
     return torch.autocast(device.type, torch.bfloat16, enabled=half and device.type == "cuda", cache_enabled=False)
 
 

@@ -1,4 +1,4 @@
-"""Seeds that depend on a text, the same on every device and in a resumed run."""
+"""Seeds hashed from a text that says what they are for: the same on every device and in a resumed run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Progress:
 
     @contextmanager
     def over(self, count: int, done: int = 0) -> Iterator[None]:
-        """Show progress while the work runs. count: pieces of work; done: further ones that are done already."""
+        """Show progress while the work runs. count: the number of pieces; done: that of pieces finished earlier."""
         self._shares, self._done, self._start = [0.0] * count, done, time.monotonic()
         if self.quiet or not sys.stderr.isatty():
             yield
@@ -65,7 +65,7 @@ class Progress:
             print(f"{finished}/{every} {name} ({told})", file=sys.stderr, flush=True)
 
     def _counts(self) -> tuple[int, int]:
-        """The number of finished pieces, and of all."""
+        """The number of finished pieces, and the total."""
         return self._done + self._shares.count(1.0), self._done + len(self._shares)
 
     def _described(self) -> str:

@@ -16,7 +16,7 @@ from flexact.io.result_folder import VERSION
 
 
 def provenance() -> dict[str, str]:
-    """Device, torch version, commit (with "+" if the tree differs from it) and date.
+    """Device, torch version, commit (with "+" if there are uncommitted changes) and date.
 
     >>> list(provenance())
     ['device', 'torch', 'commit', 'date']
@@ -34,7 +34,7 @@ def run_config(study: str, title: str, **settings: Any) -> dict[str, Any]:
     try:
         own = version("flexact")
     except PackageNotFoundError:
-        own = "source"  # a source tree on the path
+        own = "source"  # imported from a source tree without installation
     versions = {"flexact": own, "torch": torch.__version__, "python": platform.python_version()}
     made = {name: one for name, one in provenance().items() if name in ("commit", "date")}
     return {"flexact_study": VERSION, "study": study, "title": title, **settings, "versions": versions, **made}
@@ -51,7 +51,7 @@ def processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that contains this file, or FLEXACT_COMMIT if there is no history."""
+    """FLEXACT_COMMIT if it is set, else the commit of the checkout that contains this file; empty without either."""
     if given := os.environ.get("FLEXACT_COMMIT"):
         return given
     try:

@@ -35,7 +35,7 @@ class Answer:
 
 
 class NotStarted(FlexActError):
-    """A worker process ended while it imported the script of this process, as every other one would."""
+    """A worker process failed to import the script of this process, as every other one would."""
 
 
 class Workers(Protocol):
@@ -55,7 +55,7 @@ def run_tasks(
 ) -> None:
     """Run tasks and call `ended` with each task that started and its answer, in any order.
 
-    beat: called about twice a second; once it returns True, the running tasks are stopped and no other one starts.
+    beat: called about twice a second; once it returns True, the running tasks are stopped and no others start.
     """
     waiting, stopping = list(tasks), False
     running: dict[Future[Answer], Any] = {}
@@ -65,7 +65,7 @@ def run_tasks(
                 task = waiting.pop(0)
                 running[workers.submit(task)] = task
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            stop = beat()  # before the answers: a task that the same signal stopped has not failed
+            stop = beat()  # called first: a task that the same signal stopped has not failed
             for future in done:
                 answer = _answer(future, stop or stopping)
                 ended(running.pop(future), answer)
@@ -79,16 +79,16 @@ def run_tasks(
 
 
 def _answer(future: Future[Answer], stopping: bool) -> Answer:
-    """The answer of a task; a worker that died has failed, unless it was asked to stop. Raises if it did not start."""
+    """The answer of a task. A task whose worker died has failed, unless it was asked to stop. Raises `NotStarted`."""
     try:
         answer = future.result()
     except Exception as error:
         if isinstance(error, NotStarted) and not stopping:
             raise
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Answer("stopped" if stopping else "failed", error=f"the worker died, out of memory? ({words})")
+        return Answer("stopped" if stopping else "failed", error=f"the worker died, perhaps out of memory ({words})")
     if answer.kind == "stopped" and not stopping:
-        return Answer("failed", error="another process's signal stopped this cell; its checkpoint is kept")
+        return Answer("failed", error="a signal from another process stopped this cell; its checkpoint is kept")
     return answer
 
 
@@ -129,7 +129,7 @@ class _Slot:
         return self.future
 
     def _ended(self, future: Future[Answer]) -> None:
-        """Pass on the answer of the task; or the reason, if its process ended before it could begin."""
+        """Pass on the answer of the task, or the reason why its process could not start."""
         assert self.future is not None
         error = future.exception()
         if error is None:
@@ -149,7 +149,7 @@ class _Slot:
         self.close()
         context = multiprocessing.get_context("spawn")
         self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers))
-        self._pid = self._executor.submit(os.getpid)  # the first result of a process that could begin
+        self._pid = self._executor.submit(os.getpid)  # has a result once the process has started
 
     def stop(self) -> None:
         """Ask the running task to stop, by SIGTERM."""
@@ -197,7 +197,7 @@ def cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute in one thread, as every worker on a CPU does."""
+    """Limit torch to one thread, and restore the number of threads at the end."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -357,7 +357,7 @@ def test_a_nan_loss_stops_the_cell_and_keeps_the_last_good_checkpoint(
     with monkeypatch.context() as patched:
         patched.setattr(nn.functional, "cross_entropy", broken)
         with pytest.raises(
-            FlexActError, match=r"^the loss of epoch 2 is nan.*is kept\. Try a smaller lr, in another --out\."
+            FlexActError, match=r"^the loss of epoch 2 is nan.*is kept\. Try a smaller --lr, with another --out\."
         ):
             trained(RELU, images, tmp_path)
         with pytest.raises(

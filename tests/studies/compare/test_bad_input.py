@@ -265,7 +265,7 @@ def test_an_architecture_that_differs_in_a_run_fails_that_run(comparing: Compari
         ({"where": "nowhere"}, "nowhere"),
         ({"out": 7}, "got 7 as the path of a comparison's folder"),
         ({"train": 3}, "train must be a function, called as train(model, seed, make_schedule); got 3"),
-        ({"train": lambda model, seed: 0.0}, "train is called as train(model, seed, make_schedule), and"),
+        ({"train": lambda model, seed: 0.0}, "cannot be called as train(model, seed, make_schedule)"),
         ({"build": nn.Linear(2, 2)}, "build must be a function, called as build()"),
         ({"build": lambda: 5}, "build() must return a torch.nn.Module; it returned 5"),
         ({"build": lambda: 1 / 0}, "build() raised ZeroDivisionError: division by zero"),

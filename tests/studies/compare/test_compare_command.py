@@ -141,7 +141,7 @@ def test_failed_runs_are_counted_and_retried(
     words += ["--candidates", "relu,tanh", "--seeds", "2", "--methods", "original,fixed"]
     assert ran(*words) == 1
     error = capsys.readouterr().err
-    assert "flexact: 2 cells failed; --status shows the errors, --retry-failed runs them again." in error
+    assert "flexact: 2 cells failed; --status shows the errors, --retry-failed reruns the cells." in error
     assert ran("--out", "out", "--status") == 0
     output = capsys.readouterr().out
     assert "build small_training:build; train small_training:fails_on_seed_1; candidates relu, tanh" in output

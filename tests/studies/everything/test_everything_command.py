@@ -76,7 +76,7 @@ def test_the_studies_run_one_after_the_other_and_an_unfinished_one_is_reported(
     monkeypatch.setattr(planned, "stages", lambda budget: [bad, good])
     assert called("--out", str(tmp_path)) == 1
     output = capfd.readouterr()
-    assert "flexact: not complete: alpha; run the command again." in output.err
+    assert "flexact: incomplete: alpha; run the command again." in output.err
     assert (tmp_path / "synthetic" / "table.md").is_file()
     monkeypatch.setattr(planned, "stages", lambda budget: [good])
     assert called("--out", str(tmp_path)) == 0  # resumes finished studies

@@ -99,7 +99,7 @@ def test_a_limited_run_is_marked_as_no_result() -> None:
     results = [row("qnli", "fixed", 0, accuracy=80.0, split="of dev.tsv")]
     text = " ".join(table(results, Protocol(limit=10), []).split())
     assert "QNLI has no training file here" in text
-    assert "Only the first 10 rows of each file were used, so these are no results" in text
+    assert "Only the first 10 rows of each file were used, so these are not results" in text
     assert "| fixed activation | 1 | 80.00 | - |" in text
     failed = [row("rte", "fixed", 0, state="failed", error="the loss is nan")]
     assert "- rte-fixed-0: the loss is nan" in table(failed, Protocol(), [])

@@ -123,7 +123,7 @@ def test_a_stopped_cell_starts_again_and_has_the_result_of_an_uninterrupted_one(
 
 def test_a_nan_loss_raises(protocol: Protocol, glue_folder: Path, tmp_path: Path) -> None:
     wild = Protocol(**{**vars(protocol), "lr": 1e30})
-    with pytest.raises(FlexActError, match=r"^the loss of the last epoch is nan.*Try a smaller lr, in another --out"):
+    with pytest.raises(FlexActError, match=r"^the loss of the last epoch is nan.*Try a smaller --lr"):
         train_cell(Cell("rte", "fixed", 0), wild, load("rte", glue_folder), tmp_path, CPU)
 
 

@@ -263,7 +263,7 @@ def test_a_second_grid_in_one_folder_is_refused_with_the_process_of_the_first(go
 
 @pytest.mark.parametrize("flag", ["resume", "retry_failed"])
 def test_a_folder_without_a_grid_cannot_be_resumed(go: Any, tmp_path: Path, flag: str) -> None:
-    with pytest.raises(FlexActError, match=r"holds no grid of .* Give the folder of an existing one to --out"):
+    with pytest.raises(FlexActError, match=r"holds no grid of .* Give --out the folder of an existing grid"):
         go(**{flag: True})
     assert not (tmp_path / "out").exists()
 

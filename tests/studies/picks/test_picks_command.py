@@ -178,7 +178,7 @@ def test_status_shows_the_progress_of_the_benchmark(
             ["--tasks", "tabular", "--methods", "fixed-sine"],
             "none of the tasks tabular has one of the methods fixed-sine",
         ),
-        (["--tasks", "tabular,tabular"], "--tasks may name each once; repeated: tabular"),
+        (["--tasks", "tabular,tabular"], "--tasks names tabular more than once"),
         (["--engine", "rey"], "unknown engine 'rey'; did you mean 'ray'?"),
         (["--data", "nowhere"], "there is no CIFAR-100 in nowhere"),
         (["--data", "nowhere"], "need it: give its folder with --data, or select other --tasks."),

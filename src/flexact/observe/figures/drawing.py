@@ -32,7 +32,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "image.composite_image": False,  # an SVG has one pixel per cell of a heat map
     "legend.frameon": False,
-    "path.simplify_threshold": 0.5,  # pixels; a curve of many steps takes no more of a page than one of few
+    "path.simplify_threshold": 0.5,  # pixels; keeps the SVG of a curve with many steps small
     "savefig.dpi": 150,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "flexact",  # the same data give the same file
@@ -87,7 +87,7 @@ class Picture(NamedTuple):
 
     @style()
     def svg(self) -> str:
-        """Return an SVG element, which is a file as well as a part of a page. The same data give the same text."""
+        """Return an SVG element, which can be a file or part of a page. The same data give the same text."""
         data = io.StringIO()
         self.figure.savefig(data, format="svg", metadata={"Date": None, "Creator": None, "Title": self.title})
         text = data.getvalue()
@@ -95,7 +95,7 @@ class Picture(NamedTuple):
 
 
 def panels(count: int = 1, across: int = 1, inches: float = 2.5, same_rows: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its panels, at most `across` side by side, each this high.
+    """Return an empty figure and its panels, at most `across` side by side, each `inches` high.
 
     same_rows: whether all panels have the same rows, which are then named once at the left.
     """
@@ -115,7 +115,7 @@ def panels(count: int = 1, across: int = 1, inches: float = 2.5, same_rows: bool
 def finished(figure: Figure, colours: Mapping[str, str] | None = None) -> Figure:
     """Add one legend of everything that has a label in a panel, and fix the layout.
 
-    colours: further entries, which are patches of a colour.
+    colours: the colours of further entries, which are shown as patches.
     """
     from matplotlib.patches import Patch
 

@@ -41,6 +41,7 @@ _LABEL_DISTANCE = 0.045
 
 
 def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
+    """Return every picture that a history has data for. stem: the start of the names of their files."""
     pictures = [network(history, stem), curves(history, stem)]
     if number_names(history):
         pictures.insert(1, numbers(history, stem))
@@ -51,7 +52,7 @@ def history_pictures(history: Records, stem: str = "history") -> list[Picture]:
 
 @style()
 def picks(history: Records, stem: str = "history", by: str = "step") -> Picture:
-    """Draw the leading candidate at each site and step. by: another number in every record, such as "epoch"."""
+    """Draw the leading candidate at each site and step. by: the number on the axis, which every record has to have."""
     figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(by_site(history[-1:])[1])))
     colours = pick_map(ax, history, by)
     return Picture(
@@ -140,7 +141,7 @@ def numbers(history: Records, stem: str = "history") -> Picture:
 
 
 def _draw_number(ax: Axes, history: Records, name: str) -> None:
-    points: dict[str, list[tuple[float, float]]] = {}  # by candidate in a trial; "" is the picks
+    points: dict[str, list[tuple[float, float]]] = {}  # by candidate in a trial; the key is "" outside of a trial
     for entry in history:
         if name in entry:
             points.setdefault(entry.get(TRYING, ""), []).append((entry["step"], entry[name]))
@@ -173,7 +174,7 @@ def _draw_events(ax: Axes, history: Records) -> None:
 
 
 def _category(probabilities: Mapping[str, float], candidates: Sequence[str]) -> float:
-    """Return the index of the likeliest candidate; in a tie, the number of candidates; without any, NaN."""
+    """Return the index of the likeliest candidate; the number of candidates in a tie; NaN without probabilities."""
     highest = max(probabilities.values(), default=math.nan)
     leaders = [name for name, p in probabilities.items() if highest - p <= TIE]
     if not leaders:

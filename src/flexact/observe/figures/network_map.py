@@ -156,7 +156,7 @@ def _draw_margins(ax: Axes, group: Sequence[Row], colours: Mapping[str, str], co
 
 
 def _category(one: Row) -> str:
-    """Return what a site's colour says: its pick, unless it is undecided."""
+    """Return what the colour of a site stands for: its pick, or `_UNDECIDED`."""
     return one.pick if one.pick and not one.undecided else _UNDECIDED
 
 

@@ -61,7 +61,7 @@ def drops_of(history: Records) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def _contest(drop: Mapping[str, Any]) -> Contest:
-    """Return the evidence of a drop that a Recorder wrote; it has no number for an infinite margin."""
+    """Return the evidence of a drop that a Recorder wrote. It writes None for an infinite margin."""
     return Contest(math.inf if drop["margin"] is None else drop["margin"], drop["standard_error"], drop["steps"])
 
 
@@ -75,8 +75,9 @@ def site_of(key: str) -> str:
 
 
 def channels_note(history: Records) -> str:
+    """Return the end of a caption: a full stop, after a note on channels if a site picks per channel."""
     by_channel = any(_CHANNEL.fullmatch(site) for entry in history for site in entry["sites"])
-    return "; a site that picks by channel shows the mean over its channels." if by_channel else "."
+    return "; a site that picks per channel shows the mean over its channels." if by_channel else "."
 
 
 def by_site(history: Records) -> tuple[list[str], dict[str, list[dict[str, float]]]]:

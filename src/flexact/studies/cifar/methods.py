@@ -4,8 +4,8 @@ Every method changes the activations of the blocks, and the stem keeps its ReLU,
 sites in ResNet-18 and 16 in ResNet-34, with 40 and 80 logits for five candidates. The two calls of a block's activation
 share one site.
 
-An activation that does not pick runs through the same fused kernels as one that does, as a site that is committed from
-the start.
+A fixed activation runs through the same fused kernels as one that picks, as a site that is committed from the start.
+Learnable activations (`flexact.baselines`) are ordinary modules.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _picking(network: nn.Module, blocks: slice, config: FlexConfig) -> nn.Module
     picking = [f"{name}.relu" for name, module in modules if isinstance(module, BasicBlock)][blocks]
     where = "all" if BASELINE in config.candidates else picking  # a site can only be committed to a candidate
     by_channel = config.granularity == "channel"
-    example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward counts the channels
+    example = torch.zeros(1, 3, 32, 32) if by_channel else None  # a forward pass counts the channels
     share = dict.fromkeys(picking, "blocks").get if config.share == "model" and not by_channel else None
     convert(network, where, config, example_inputs=example, fuse=True, share=share)
     for site in sites_of(network):

@@ -38,7 +38,7 @@ def _sha256(name: str, protocol: Protocol, folder: Path, partial: bool) -> str:
     images = load(name, folder, partial)
     if len(images.train_y) < protocol.batch:
         raise FlexActError(
-            f"{name} has {len(images.train_y)} training images; --batch {protocol.batch} needs as many or more."
+            f"{name} has {len(images.train_y)} training images, fewer than one batch (--batch {protocol.batch})."
         )
     return images.sha256
 

@@ -49,8 +49,8 @@ CIFAR: dict[tuple[str, str, str], tuple[float, float, str]] = {
     for place, means, deviations, p_values in zip(_PLACES, _MEANS, _DEVIATIONS, _P_VALUES, strict=True)
     for method, mean, deviation, p in zip(_METHODS, means, deviations, p_values, strict=True)
 }
-"""Accuracy in percent, its deviation, and the p-value of a paired t-test against ReLU, by data set, model and method.
-The paper's AReLU row is `parametric`; the paper has no SPLASH row."""
+"""Accuracy in percent, its standard deviation, and the p-value of a paired t-test against ReLU, by data set, model and
+method. The paper's AReLU row is `parametric`; the paper has no SPLASH row."""
 
 
 def in_order(dataset: str, model: str) -> tuple[int, int]:

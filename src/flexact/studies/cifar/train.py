@@ -127,7 +127,7 @@ class _CellRun:
             return self._finish()
         finally:
             if recorder is not None:
-                with suppress(OSError):  # a full disk, which has raised already
+                with suppress(OSError):  # a full disk has already raised an error
                     recorder.close()
 
     def _network(self) -> nn.Module:
@@ -206,7 +206,7 @@ class _CellRun:
         """Save the extracted network, and return the result."""
         network, steps = self.training.network, self.training.network_steps
         step_ms = statistics.median(line.step_ms for line in self.curve)
-        if self.picking_ms:  # the low median leaves out an epoch that compiled kernels, if there are two
+        if self.picking_ms:  # of two epochs, the faster one: the other also compiled kernels
             step_ms += statistics.median_low(self.picking_ms) * (self.training.steps_done - steps) / steps
         self._check_weights()
         picking = {site.name for site in picking_sites(network)}
@@ -283,7 +283,7 @@ class _CellRun:
             raise self._not_finite(f"a weight after step {self.training.steps_done} is not finite")
 
     def _not_finite(self, what: str) -> FlexActError:
-        return FlexActError(f"{what}; the last checkpoint is kept. Try a smaller lr, in another --out.")
+        return FlexActError(f"{what}; the last checkpoint is kept. Try a smaller --lr, with another --out.")
 
 
 def extracted(network: nn.Module) -> nn.Module:

@@ -49,6 +49,6 @@ def cropped(batch: Tensor, drawn: Tensor) -> Tensor:
 
 
 def normalised(batch: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """A batch in float32 whose channels have their mean subtracted and are divided by their deviation."""
+    """A batch in float32 whose channels have their mean subtracted and are divided by their standard deviation."""
     means, deviations = (one.mul(255).view(3, 1, 1) for one in (mean, std))
     return batch.to(torch.float32).sub_(means).div_(deviations)

@@ -16,7 +16,7 @@ from flexact.io.markdown_tables import counted
 def data(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)],
     folder: Annotated[
-        Path, typer.Option("--data", help="The folder with the official binary files, or to download them to.")
+        Path, typer.Option("--data", help="The folder that has the official binary files, or into which they go.")
     ] = Path("data"),
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept fewer images than the official ones; download nothing.")

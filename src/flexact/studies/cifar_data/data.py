@@ -26,7 +26,7 @@ PIXELS = 3 * SIDE * SIDE
 
 @dataclass(frozen=True)
 class Layout:
-    """The official binary version of a set. A record is its label bytes, with the class last, and PIXELS bytes."""
+    """The official binary version of a data set. A record is its label bytes, with the class last, and PIXELS bytes."""
 
     name: str
     title: str
@@ -105,7 +105,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layout_of(name: str) -> Layout:
-    """The layout of a set by its name.
+    """The layout of a data set by its name.
 
     >>> layout_of("cifar-10")
     Traceback (most recent call last):
@@ -193,7 +193,7 @@ class Images:
 
 
 def load(name: str, folder: Path, partial: bool = False) -> Images:
-    """Read a set from the folder with its files, or from the parent of that folder.
+    """Read a data set from the folder with its files, or from the parent of that folder.
 
     partial: whether a file may have fewer records than the official one, but at least one.
     """
@@ -222,10 +222,10 @@ def _content(path: Path, layout: Layout, folder: Path, partial: bool) -> bytearr
     if not partial and len(data) != layout.bytes_of(path.name):
         raise FlexActError(
             f"{path} has {len(data):,} bytes, not {layout.bytes_of(path.name):,} ({layout.files[path.name]:,} "
-            f"records of {record:,} bytes). To use part of a set, give --partial. {remedy}"
+            f"records of {record:,} bytes). To use part of a data set, give --partial. {remedy}"
         )
     if not data or len(data) % record:
-        raise FlexActError(f"{path} has {len(data):,} bytes, which is not a multiple of {record:,}. {remedy}")
+        raise FlexActError(f"{path} has {len(data):,} bytes, which is not a positive multiple of {record:,}. {remedy}")
     records = torch.frombuffer(data, dtype=torch.uint8).view(-1, record)
     for byte, limit in enumerate(layout.labels):
         wrong = (records[:, byte] >= limit).nonzero()

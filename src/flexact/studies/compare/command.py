@@ -38,7 +38,7 @@ def compare(
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     config: Annotated[
         Path | None,
-        typer.Option(help="A JSON file of FlexConfig.to_json().", show_default="FlexConfig()"),
+        typer.Option(help="A JSON file written by FlexConfig.to_json().", show_default="FlexConfig()"),
     ] = None,
     where: Annotated[
         shared.Names,
@@ -80,4 +80,4 @@ def _read(file: Path) -> FlexConfig:
     try:
         return FlexConfig.from_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise FlexActError(f"cannot read {file} ({error}). Give --config a file of FlexConfig.to_json().") from None
+        raise FlexActError(f"cannot read {file} ({error}). Write it with FlexConfig.to_json().") from None

@@ -43,7 +43,7 @@ class Functions:
         except Exception as error:  # whatever the __reduce__ of the user's objects raises
             raise FlexActError(
                 f"build and train cannot be sent to another process ({type(error).__name__}: {error!s:.200}). "
-                "Define what they use inside of them or in a module, or give engine='inline'."
+                "Define what they use inside them or in a module, or give engine='inline'."
             ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,6 +90,6 @@ def _check(name: str, function: Any, arguments: int) -> None:
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
-        raise FlexActError(f"{name} is called as {called}, and {name_of(function)} cannot be ({error}).") from None
+        raise FlexActError(f"{name_of(function)} cannot be called as {called} ({error}).") from None
     except ValueError:
         pass  # it has no signature that Python can read

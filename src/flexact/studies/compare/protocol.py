@@ -98,7 +98,7 @@ class Protocol(GridProtocol):
 
 
 class Result(NamedTuple):
-    """One row of results.csv. A failed run has an error and no figures (NaN, 0)."""
+    """One row of results.csv. A failed run has an error, and NaN or 0 in place of its results."""
 
     method: str
     seed: int

@@ -91,7 +91,7 @@ def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> 
     None if they differ, or if it is not a candidate.
     """
     try:
-        import scipy.stats  # noqa: F401  # before the training rather than after it
+        import scipy.stats  # noqa: F401  # fail before the training rather than after it
     except ImportError:
         raise missing_extra("scipy", "studies") from None
     try:
@@ -124,7 +124,7 @@ def engine_for(functions: Functions, name: str, device: str | None, jobs: int | 
         if (jobs or 1) > 1:
             raise FlexActError(f"--engine inline trains one run at a time; got {jobs} --jobs. Use --engine local.")
         return grid_engine("streams", device, 1)
-    _ = functions.packed  # raises if they cannot be sent
+    _ = functions.packed  # raises if the functions cannot be sent
     own = grid_engine(name, device, jobs, address)
     one_at_a_time = name == "local" and (jobs or len(devices(device))) == 1
     return own if one_at_a_time else _picks_first(own)

@@ -105,8 +105,8 @@ def learning_curves(store: GridStore[Result], done: Sequence[Result]) -> Picture
         "curves",
         "Learning curves: mean over seeds",
         "The scores that train yielded, in the order of its evaluations, with a band of one standard deviation for "
-        "original and flexact. flexact has a longer run, because picking takes further steps, and its first scores are "
-        "of a network that still picks. A rewind restores the initial weights, so its score falls there.",
+        "original and flexact. flexact has a longer run, because picking takes extra steps, and its first scores are "
+        "from a network that is still picking. A rewind restores the initial weights, so its score falls there.",
         drawing.finished(figure),
     )
 

@@ -156,5 +156,5 @@ def _picks(found: Mapping[int, Mapping[str, str]]) -> list[str]:
 
 
 def _percent(share: float, seeds: int) -> str:
-    """An agreement in a table; one seed has nothing to agree with."""
+    """An agreement in a table; "-" for a single seed, which has nothing to agree with."""
     return f"{100 * share:.0f} %" if seeds > 1 else "-"

@@ -35,12 +35,12 @@ from flexact.surgery.picks_file import load_picks
 
 
 class Interrupted(BaseException):
-    """Raised inside the training. Not an Exception, so that a training that catches its own errors ends too."""
+    """Raised inside the training. It is not an Exception, so `except Exception` in a training does not catch it."""
 
 
 @contextmanager
 def interruptible(stop: Callable[[], bool]) -> Iterator[None]:
-    """Raise `Interrupted` in the body within about a second after `stop()` returns True; it leaves as FlexActError."""
+    """Raise `Interrupted` in the body within about a second after `stop()` returns True; it becomes a FlexActError."""
     thread, over = threading.get_ident(), threading.Event()
 
     def watch() -> None:
@@ -58,7 +58,7 @@ def interruptible(stop: Callable[[], bool]) -> Iterator[None]:
             over.set()
             watcher.join()
             for _ in range(10):
-                time.sleep(0)  # a pending exception is raised here and not later
+                time.sleep(0)  # a pending exception is raised here rather than later
     except Interrupted:
         raise FlexActError("the training was stopped; it starts again when the comparison is resumed.") from None
 
@@ -68,8 +68,8 @@ TRACEBACK = "traceback.txt"
 
 
 class ScheduleMaker:
-    """The third argument of `train` for the network that picks. The loop calls it when it has its optimizer and knows
-    its number of steps, with the arguments of `Schedule` after the model; it returns the Schedule."""
+    """The third argument of `train` for the network that picks. `train` calls it once it has an optimizer and knows its
+    number of steps, with the arguments of `Schedule` after the model. Returns the Schedule."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._sites = model, sites_of(model)  # `train` may extract the plain network
@@ -184,8 +184,8 @@ def _fixed_picks(cell: Cell, protocol: Protocol, folder: Path) -> dict[str, str]
     found = picked(json.loads(outcome.read_bytes())["picks"]) if outcome.is_file() else {}
     if not found:
         raise FlexActError(
-            f"there are no picks to train: {flexact.name} failed or did not commit. Correct what its row says, then "
-            "retry both."
+            f"there are no picks to train: {flexact.name} failed or did not commit. Fix the error in its row of "
+            "results.csv, then retry both."
         )
     return found
 

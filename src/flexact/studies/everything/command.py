@@ -42,7 +42,7 @@ def all_studies(
 ) -> None:
     """Run all studies one after the other, or print what they would run and how long it would take.
 
-    A study that was interrupted is resumed, and one that is done is not run again.
+    Interrupted studies are resumed, and finished ones are skipped.
     """
     check_known("budget", budget, ("short", "paper"))
     check_known("engine", engine, ("local", "ray"))
@@ -60,7 +60,7 @@ def all_studies(
         if code:
             failed.append(stage.study)
     if failed:
-        print(f"flexact: not complete: {', '.join(dict.fromkeys(failed))}; run the command again.", file=sys.stderr)
+        print(f"flexact: incomplete: {', '.join(dict.fromkeys(failed))}; run the command again.", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -94,8 +94,8 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path) -> str:
     cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"])
     return (
         f"# All studies, budget {budget}\n\n{markdown(('cells', 'hours', 'command'), rows, words=('command',))}\n\n"
-        f"{cells}, {total:.1f} hours if run sequentially, from the times in {_RESULTS}: those of the grids are of one "
-        "NVIDIA H200, those of the synthetic studies of a CPU. Finished cells are skipped.\n\n"
+        f"{cells}, {total:.1f} hours if run sequentially, from the times in {_RESULTS}: measured on one NVIDIA H200 "
+        "for the grids, and on a CPU for the synthetic studies. Finished cells are skipped.\n\n"
         "On a Ray cluster, whose machines must all see --out and the data under the same paths:\n\n"
         f"    {cluster} --address HOST:PORT"
     )

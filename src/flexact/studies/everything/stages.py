@@ -38,9 +38,9 @@ class Stage:
     """A grid's cells, or the names of the models of a synthetic study."""
     arguments: tuple[str, ...] = ()
     folder: str = ""
-    """The folder in --out; stages with the same folder add cells to the same grid."""
+    """The subfolder of --out, if it is not the study's name; stages with the same one add cells to the same grid."""
     epochs: int = 100
-    """The epochs of a cell, if its time is that of an epoch."""
+    """The number of epochs of a cell if its measured time is per epoch; 1 if the time is per cell."""
 
     @property
     def place(self) -> str:
@@ -110,7 +110,7 @@ def hours(stage: Stage, results: Path) -> float:
     if not (results / path).is_file():
         return math.nan
     with (results / path).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps of a run
+        rows = [row for row in csv.DictReader(file) if row.get("stage") != "picking"]  # few steps, not a cell
     slowest = max(map(seconds, rows))
     found = {kind: fmean(seconds(row) for row in rows if row[column] == kind) for kind in {row[column] for row in rows}}
     kinds = [cell if isinstance(cell, str) else getattr(cell, column) for cell in stage.cells]

@@ -40,7 +40,7 @@ def glue(
     store = Store(grid.out)
     known = (grid.before(store) or {}).get("protocol", {})
     settings = grid.settings | find_encoder(model or known.get("folder"))
-    if model is None:  # the folder of a model of the hub does not have its name
+    if model is None:  # the folder of a downloaded model is not named after it
         settings["model"] = known.get("model", settings["model"])
     if not known and settings.get("from_scratch"):
         settings = FROM_SCRATCH | settings

@@ -35,7 +35,7 @@ class TextTask:
     has_header: bool = True
     """Whether its files begin with the names of the columns."""
     majority: float | None = None
-    """The accuracy in percent on the official dev rows of always answering the more frequent class there."""
+    """The accuracy in percent, on the official dev rows, of always predicting their more frequent class."""
 
     @property
     def is_regression(self) -> bool:

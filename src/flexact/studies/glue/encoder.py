@@ -33,7 +33,7 @@ _REMEDY = (
 def find_encoder(given: str | None) -> dict[str, str]:
     """An encoder by its folder or its name on the hub; by default BERT, or the bundled one without internet access.
 
-    Returns its fields of the `Protocol`: its name, the SHA-256 of all files of weights, and its folder.
+    Returns its fields of the `Protocol`: its name, the SHA-256 of all weight files, and its folder.
     """
     if given is not None and Path(given).is_dir():
         name, folder = Path(given).resolve().name, Path(given)
@@ -78,7 +78,7 @@ def _downloaded(name: str) -> Path:
 
 @cache
 def check_encoder(folder: str, length: int) -> None:
-    """Raise if an encoder has no padding, or cannot read rows of up to `length` tokens."""
+    """Raise if an encoder has no padding token, or cannot read rows of up to `length` tokens."""
     with _naming(folder, "a classifier"):
         config = transformers_package().AutoConfig.from_pretrained(folder, local_files_only=True)
     tokenizer = tokenizer_of(folder)
@@ -122,7 +122,7 @@ def tokenizer_of(folder: str) -> Any:
 
 @lru_cache(maxsize=8)
 def encoded(data: TextData, folder: str, length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Training and dev rows as tokens, which the cells of a worker share."""
+    """Training and dev rows as tokens. They are cached, because the cells of a worker share them."""
     tokenizer, kind = tokenizer_of(folder), float if data.task.is_regression else int
 
     def tokens(rows: Rows) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def encoded(data: TextData, folder: str, length: int) -> tuple[list[dict[str, An
 
 @contextmanager
 def _naming(folder: str, what: str) -> Iterator[None]:
-    """Turn the errors of transformers into one that names the folder."""
+    """Turn any error of transformers into a FlexActError that names the folder."""
     try:
         yield
     except Exception as error:  # transformers raises many types

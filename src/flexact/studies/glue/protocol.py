@@ -81,7 +81,7 @@ class Protocol(PickingProtocol):
     """The fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     length: Annotated[int, Setting("Maximum tokens per row; longer rows are truncated.")] = 128
-    limit: Annotated[int | None, Setting("Use the first N rows of each file, for a test.", "all", at_least=1)] = None
+    limit: Annotated[int | None, Setting("Use only the first N rows of each file.", "all", at_least=1)] = None
     from_scratch: Annotated[
         bool,
         Setting("Train a small encoder from random weights; only the tokenizer and the type are those of the model."),
@@ -119,7 +119,7 @@ class Grid(Choices):
 
 
 class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0).
+    """One row of results.csv. A failed cell has an error, and NaN or 0 in place of its results.
 
     The metrics are in percent, of the extracted network on the dev rows; NaN if the task does not have the metric.
     """

@@ -58,7 +58,7 @@ def columns_of(results: Sequence[Result]) -> list[Column]:
 
 
 def averaged(results: Sequence[Result]) -> list[Column]:
-    """The columns of the average: those of tasks with the benchmark's own rows that have a figure."""
+    """The columns of the average: those with a value, of tasks that use the benchmark's own rows."""
     own = [row for row in results if row.state == DONE and row.split == OFFICIAL]
     return [one for one in columns_of(results) if any(scores(own, method, one) for method in METHODS)]
 
@@ -199,7 +199,7 @@ def _explained(done: Sequence[Result], protocol: Protocol) -> str:
     if protocol.from_scratch:
         words += " Here a small encoder of 4 layers of 256 units was trained from random weights."
     if protocol.limit is not None:
-        words += f" Only the first {counted(protocol.limit, 'row')} of each file were used, so these are no results."
+        words += f" Only the first {counted(protocol.limit, 'row')} of each file were used, so these are not results."
     left_out = [TASKS[task].title for task in dict.fromkeys(row.task for row in done if row.split != OFFICIAL)]
     if left_out:
         words += (

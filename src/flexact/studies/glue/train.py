@@ -73,7 +73,7 @@ def train_cell(
     loss = curve[-1]["loss"]
     if not math.isfinite(loss) or not all(torch.isfinite(p).all() for p in trainer.model.parameters()):
         raise FlexActError(
-            f"the loss of the last epoch is {loss}, or a weight is not finite. Try a smaller lr, in another --out."
+            f"the loss of the last epoch is {loss}, or a weight is not finite. Try a smaller --lr, with another --out."
         )
     outcome = Outcome(
         metrics=measured(data.task, found.predictions, found.label_ids),

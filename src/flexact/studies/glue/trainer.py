@@ -49,7 +49,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             self.recorder.record(0, epoch=0.0)
         self.started = time.monotonic()
         self.times = [(0, self.started)]
-        """The steps between which the time of this epoch is measured, and when each was done."""
+        """(step, time) at the end of each timed window of this epoch, and at its start."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.recorder is not None and state.global_step % self.record_every == 0:
@@ -57,7 +57,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
         if state.global_step % WINDOW == 0:
             self.times.append((state.global_step, time.monotonic()))
         if self.stop() and state.global_step < state.max_steps:
-            raise Stopped(f"stopped after {state.global_step} of {state.max_steps} steps; it starts again on --resume.")
+            raise Stopped(f"stopped after {state.global_step} of {state.max_steps} steps; --resume starts it again.")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" not in (logs or {}):
@@ -72,7 +72,7 @@ class CellCallback(_package.TrainerCallback):  # type: ignore[misc,name-defined]
             "loss": logs["loss"],
             "score": "",
             "seconds": now - self.started,
-            "step_ms": statistics.median(windows),  # in some windows, kernels were compiled too
+            "step_ms": statistics.median(windows),  # not the mean: some windows include compiling kernels
         }
         self.curve.append(line)
         write_rows(self.folder / CURVE, self.curve)
@@ -98,7 +98,7 @@ class ByLength(_package.trainer_pt_utils.LengthGroupedSampler):  # type: ignore[
 
 
 class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
-    """A Trainer with batches of rows of similar length, evaluation in float32, and no count of operations."""
+    """A Trainer with batches of rows of similar length and evaluation in float32. It does not count operations."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
         rows = self.train_dataset if train_dataset is None else train_dataset
@@ -110,7 +110,7 @@ class StudyTrainer(_package.Trainer):  # type: ignore[misc,name-defined]
         return super().predict(*args, **kwargs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0  # counting iterates over all parameters at every step
+        return 0  # counting would iterate over all parameters at every step
 
 
 def trainer_for(
@@ -145,7 +145,7 @@ def trainer_for(
         do_eval=False,
     )
     if device.type == "cuda":
-        arguments._n_gpu = 1  # one per cell, even if there are several
+        arguments._n_gpu = 1  # one GPU per cell, even if the machine has several
     trainer = StudyTrainer(
         model=network,
         args=arguments,

@@ -25,10 +25,10 @@ from flexact.studies.workers import Answer
 
 CURVE = "curve.csv"
 OUTCOME = "outcome.json"
-"""The figures of a finished cell."""
+"""The columns of results.csv for a finished cell."""
 
 Curve = list[dict[str, Any]]
-"""The columns of each epoch: its number, and figures; a missing figure is NaN."""
+"""One dictionary per epoch, with its number and its values; a missing value is NaN."""
 
 
 def read_curve(folder: Path) -> Curve:
@@ -125,13 +125,13 @@ def run_task(task: Task, device: str, stop: Callable[[], bool]) -> Answer:
 
 
 def without_step_ms(answer: Answer) -> Answer:
-    """The same answer without the time of a step, which means nothing for cells that share a device."""
+    """The same answer with NaN for `step_ms`, because step times are meaningless for cells that share a device."""
     figures = answer.figures or {}
     return replace(answer, figures=figures | dict.fromkeys(figures.keys() & {"step_ms"}, math.nan))
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, says that there is no space or no quota left."""
+    """Whether an error, or one of its causes, reports a full disk or an exceeded quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -143,5 +143,5 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 @lru_cache(maxsize=2)
 def loaded(load: Load, name: str, folder: Path, partial: bool) -> Any:
-    """A data set, which the cells of a worker share."""
+    """Load a data set. It is cached, because the cells of a worker share it."""
     return load(name, folder, partial)

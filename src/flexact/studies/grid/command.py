@@ -37,7 +37,7 @@ _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 @dataclass(frozen=True)
 class GridCommand:
-    """The options that all grid commands share, what is given of a study's own, and how they run the grid."""
+    """The options that all grid commands share, the study's own options that were given, and how to run the grid."""
 
     out: Path
     engine: Annotated[
@@ -58,16 +58,16 @@ class GridCommand:
     ] = None
     device: Annotated[str | None, Setting("cuda (all GPUs), cuda:N or cpu.", "cuda if available, else cpu")] = None
     resume: Annotated[
-        bool, Setting("Resume the grid in the folder with its own settings; cells that are named are added.")
+        bool, Setting("Resume the grid in the folder with its saved settings; further cells can be added.")
     ] = False
     overwrite: Annotated[bool, Setting("Replace the run in the folder.")] = False
-    retry_failed: Annotated[bool, Setting("Resume, and run the failed cells again.")] = False
+    retry_failed: Annotated[bool, Setting("Resume, and rerun the failed cells.")] = False
     status: Annotated[bool, Setting("Only print the state of the grid in the folder.")] = False
     quiet: Annotated[bool, Setting("Print nothing.")] = False
     chosen: dict[str, Any] = field(default_factory=dict)
-    """The fields of the study's grid that are given."""
+    """The fields of the study's grid that were given on the command line."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The fields of its protocol that are given."""
+    """The fields of its protocol that were given."""
 
     def before(self, store: Store[Any]) -> dict[str, Any] | None:
         """config.json of the grid to resume, which provides the options that are not given; None for a new grid.
@@ -89,7 +89,7 @@ class GridCommand:
     def carry_out(self, store: Store[Any], data: Path | None, partial: bool = False) -> None:
         """Run a grid, write its table and build its page; see `reported`.
 
-        What is not given is that of the grid to resume, or the default of the study.
+        Options that were not given are those of the grid to resume, or the defaults of the study.
         """
         from flexact.studies.grid.engines import engine
         from flexact.studies.grid.run import run_and_report
@@ -133,7 +133,7 @@ class GridCommand:
         if failed:
             count = counted(failed, "cell")
             print(
-                f"flexact: {count} failed; --status shows the errors, --retry-failed runs them again.", file=sys.stderr
+                f"flexact: {count} failed; --status shows the errors, --retry-failed reruns the cells.", file=sys.stderr
             )
             raise typer.Exit(1)
 

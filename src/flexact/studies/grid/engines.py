@@ -101,13 +101,13 @@ def devices(device: str | None) -> list[str]:
 
 
 RETRIES = 3
-"""How often a cell is retried after its worker died."""
+"""How often Ray retries a cell whose worker died. The other engines do not retry."""
 STOP = "stop"
 """A file in a cell's folder that asks its run to stop."""
 
 
 def ray_engine(device: str | None, jobs: int | None, address: str | None) -> Engine:
-    """One GPU per task if the cluster has GPUs (or `device` asks for them), and one CPU otherwise.
+    """An engine that gives each task one GPU if the cluster has GPUs (or `device` asks for them), else one CPU.
 
     Ray retries the task of a worker that died, and the cell resumes from its last checkpoint; so all machines must see
     the grid's folder and the data under the same paths.
@@ -173,7 +173,7 @@ def _work(task: Task, device: str) -> Answer:
 
 
 class _StopFile:
-    """Whether a file exists; it is looked for once a second at most."""
+    """Whether a file exists, checked at most once a second."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._checked, self._found = path, -math.inf, False
@@ -193,7 +193,7 @@ def _connect(ray: Any, address: str | None) -> None:
             socket.create_connection((host, int(port)), timeout=10).close()
         own = {} if address else {"include_dashboard": False}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except Exception as error:  # Ray raises plain ones, such as "The current node timed out during startup"
+    except Exception as error:  # Ray raises a plain Exception, such as "The current node timed out during startup"
         words = " ".join(str(error).split())[:300]
         raise FlexActError(
             (f"cannot reach the Ray cluster at {address}" if address else "cannot join or start a Ray cluster here")

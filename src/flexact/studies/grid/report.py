@@ -29,7 +29,7 @@ BASELINE_COLOUR, PENULTIMATE_COLOUR, FLEXACT_COLOUR = "#0072b2", "#9933ff", "#d5
 def mean_line(
     ax: Axes, name: str, curves: Sequence[Mapping[int, float]], colour: str, dash: str, width: float, band: bool = True
 ) -> None:
-    """Draw the mean of several seeds' curves (figure by epoch), with a band of one standard deviation."""
+    """Draw the mean of several seeds' curves (value by epoch), with a band of one standard deviation."""
     epochs = sorted({epoch for curve in curves for epoch in curve})
     spread = [mean_and_deviation([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
     means = [mean for mean, _ in spread]

@@ -1,6 +1,6 @@
 """Running a grid: the cells that are not done yet run, and the result of each is written as soon as it ends.
 
-A cell that fails is recorded while the grid continues. Only the process of the grid writes the results.
+A failed cell is recorded, and the grid continues. Only the process of the grid writes the results.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run(
 def run_and_report(store: Store[Any], progress: Progress, **options: Any) -> None:
     """Run a grid, write its table and build its page.
 
-    A machine without the packages of the page still trains; the page can be built elsewhere.
+    Training does not need the packages that build the page; without them, the page can be built on another machine.
     """
     run(store, progress=progress, **options)
     write_whole(store.folder / TABLE, store.table())
@@ -109,7 +109,7 @@ class _Run:
         self.store, self.tasks, self.made, self.progress = store, tasks, made, progress
         self.indexes = {task.cell: index for index, task in enumerate(tasks)}
         self.states: dict[GridCell, str] = {}
-        """Of the cells whose result is written."""
+        """The state of each cell whose result is written."""
         self.full = ""
         self.signal = 0
         self.last_look = 0.0
@@ -125,7 +125,7 @@ class _Run:
         kept += f"; the others {'resume from their last checkpoints' if resumes else 'start again'}"
         if self.full:
             raise FlexActError(
-                f"the disk of {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
+                f"the disk with {self.store.folder} is full ({self.full}); the grid was stopped, and its files are "
                 f"valid: {kept}. Free some space, then continue with --resume."
             )
         if self.signal:

@@ -17,14 +17,14 @@ from flexact.studies.grid.study import Row
 MIN_FOR_WILCOXON = 6
 """Minimum number of seeds for Wilcoxon's test: with fewer, its two-sided p cannot be below 0.05."""
 WANTED_GAIN = 0.5
-"""The gain in points for which tables show the number of seeds."""
+"""The gain in points for which tables show the number of seeds that a test needs."""
 LEVEL, POWER = 0.05, 0.8
 MAX_SEEDS = 100_000
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; the deviation of one value is 0. A value that is not finite makes both not finite,
-    so a run that diverged is not hidden.
+    """Mean and standard deviation; the deviation of one value is 0. A non-finite value makes the mean non-finite, so a
+    diverged run is not hidden.
 
     >>> mean_and_deviation([1.0, 3.0])
     (2.0, 1.4142135623730951)
@@ -119,7 +119,7 @@ def gain_and_p(found: Comparison | None, decimals: int = 2) -> tuple[str, str]:
 
 
 def seconds_ratios(pairs: Iterable[tuple[Row, Row]]) -> list[float]:
-    """The ratio of the seconds of two runs, for each pair that ran on the same device."""
+    """The ratio of the times of two runs, for each pair that ran on the same device."""
     return [one.seconds / base.seconds for one, base in pairs if one.device == base.device and base.seconds > 0]
 
 
@@ -142,7 +142,7 @@ def step_costs(
 ) -> str:
     """A section with the milliseconds of a step, mean over seeds, of each method on each device.
 
-    methods: the baseline comes first. place: what was trained, from a row. title: the name of a method for readers.
+    methods: the baseline comes first. place: names what was trained, from a row. title: the displayed name of a method.
     """
     heading = "## What a training step costs\n\n"
     if all(math.isnan(row.step_ms) for row in done):
@@ -178,7 +178,7 @@ def spread(by_seed: Mapping[int, float], decimals: int = 2) -> str:
 def interval_of(size: float, seeds: int) -> tuple[float, float]:
     """The 95 % confidence interval of Cohen's d of paired differences, from the noncentral t distribution.
 
-    Its ends are the sizes at which the observed t has a probability of 2.5 % on either side.
+    Its ends are the effect sizes for which the observed t is the 97.5 % quantile (low) and the 2.5 % quantile (high).
     """
     from scipy.optimize import brentq
 

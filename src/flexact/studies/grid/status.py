@@ -90,6 +90,6 @@ def several_devices(results: Sequence[Row]) -> list[str]:
     devices = ", ".join(f"{device} ({counted(count, 'cell')})" for device, count in cells.items())
     return [
         f"Trained on several devices: {devices}; results.csv names the device of each cell. GPUs and CPUs compute in "
-        "different precisions, so a difference between two methods may come from the devices. Times are compared on "
-        "one device."
+        "different precisions, so a difference between two methods may come from the devices. Times are compared only "
+        "between cells on the same device."
     ]

@@ -94,8 +94,8 @@ class Store(Generic[R]):
         if found is None or found["study"] != self.study.name:
             command = self.study.command or f"flexact reproduce {self.study.name}"
             raise FlexActError(
-                f"{self.folder} holds no grid of `{command}` with a {CONFIG}. "
-                "Give the folder of an existing one to --out."
+                f"{self.folder} holds no grid of `{command}`, or its {CONFIG} is missing. "
+                "Give --out the folder of an existing grid."
             )
         return found
 

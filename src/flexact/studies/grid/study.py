@@ -170,8 +170,8 @@ class Choices(ABC):
     def asked_for(cls: type[Grid], chosen: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[Grid]:
         """The grids that options ask for.
 
-        chosen: the fields that are given. On resuming, each grid of the folder provides the others, and there is no new
-        grid if nothing is given.
+        chosen: the fields that were given. On resuming, each grid of the folder provides the others, and no grid is
+        added if none were given.
         before: config.json of the folder to resume; None for a new grid.
         """
         if before is None:
@@ -233,8 +233,8 @@ class GridCell:
 
 
 Row = Any
-"""One line of results.csv, a NamedTuple: the cell's columns, its state, its figures, and their provenance. The defaults
-are the figures of a failed cell. Its property `cell` is the cell."""
+"""One line of results.csv, a NamedTuple: the cell's columns, its state, its results, and their provenance. The defaults
+are the values of a failed cell. Its property `cell` is the cell."""
 
 
 def picked(picks: str) -> dict[str, str]:

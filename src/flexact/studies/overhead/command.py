@@ -28,7 +28,7 @@ def overhead(
     try:
         rows = run(options, out, overwrite=overwrite, progress=Progress(quiet, pieces="networks"))
     except KeyboardInterrupt:
-        print(f"\nInterrupted. {out} holds the networks that are done.", file=sys.stderr)
+        print(f"\nInterrupted. {out} has the measurements of the finished networks.", file=sys.stderr)
         raise typer.Exit(130) from None
     if not quiet:
         print((out / TABLE).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The options of the overhead study, the ways to compute a routed activation, and the rows of its table."""
+"""The options of the overhead study, the implementations of a routed activation, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexact.studies.grid.engines import devices
 from flexact.studies.grid.study import Setting
 
 BASELINE = "relu"
-"""Placement and way of a network in which nothing is routed."""
+"""Placement and implementation of a network in which nothing is routed."""
 MODES = {
     "eager": "Eager",
     "graph": "One CUDA graph per step",
@@ -26,7 +26,7 @@ MODES = {
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a routed activation."""
+    """One implementation of a routed activation."""
 
     title: str
     kernels: dispatch.Kernels = "auto"

@@ -115,7 +115,7 @@ class Grid(Choices):
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, seed by seed, the longest tasks first. Cells that can reuse results of others end a seed."""
+        """All cells, seed by seed, the longest tasks first. Within a seed, cells that reuse results come last."""
         return [Cell(task, method, seed) for seed in self.each_seed for task, method in self._pairs]
 
     @property
@@ -132,7 +132,7 @@ class Grid(Choices):
 
 
 class Result(NamedTuple):
-    """One row of results.csv. A failed cell has an error and no figures (NaN, 0)."""
+    """One row of results.csv. A failed cell has an error, and NaN or 0 in place of its results."""
 
     task: str
     method: str

@@ -1,5 +1,5 @@
-"""Trains one cell of the benchmark: how its method picks, and what picking costs. A cell that was stopped restarts from
-the beginning."""
+"""Trains one cell of the benchmark: how its method picks, and what picking costs. A stopped cell starts again from the
+beginning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from flexact.studies.picks.training import Diverged, Training, never, number
 FOLDER = "plain"
 """The folder of cached plain runs, in the grid's folder."""
 FILE = "picks.json"
-"""File in the folder of a flexact cell, written when it has picked."""
+"""The file in the folder of a flexact cell to which its picks are written at the commitment."""
 
 Picks = Mapping[str, str]
 """Site → candidate."""
@@ -144,7 +144,7 @@ def _outcome(cell: Cell, setting: Setting, folder: Path) -> Outcome:
         picked = picked_at_random(setting)
     elif cell.method == "race":
         picked = picked_by_race(setting)
-    else:  # the picks of the flexact cell; if it has not picked yet, pick here, with the same result
+    else:  # reuse the picks of the flexact cell; if it has not picked yet, pick here, with the same result
         flexact = folder.parent / Cell(cell.task, "flexact", cell.seed).name
         picked = _read(flexact / FILE, Picked) or flexact_run(setting)[1]
     run = trained_alone(setting, picked.picks)

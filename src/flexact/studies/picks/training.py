@@ -116,7 +116,7 @@ class Training(GraphedTraining):
         return value
 
     def _forget_graph(self, tried: int | None = None) -> None:
-        """Keep the graph of a candidate of a trial for its next rung, and continue with that of the next candidate."""
+        """Store the graph of a candidate of a trial for its next rung, and restore the graph of the next candidate."""
         if tried is not None and self.graph is not None:
             self._tried[tried] = self.graph
         super()._forget_graph(tried)

@@ -75,7 +75,7 @@ class Options:
     slope: Annotated[float, Setting("K in y = a(K·x₁).")] = 5.0
     label_noise: Annotated[float, Setting("Standard deviation of the noise on the labels.")] = 0.0
     distractors: Annotated[int, Setting("Number of uninformative inputs.")] = 3
-    target_scale: Annotated[float, Setting("Factor on the labels.")] = 1.0
+    target_scale: Annotated[float, Setting("Factor by which the labels are multiplied.")] = 1.0
     hidden: Annotated[int, Setting(_HIDDEN)] = 0
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ FALLING_FROM = 5.0
 """Initial learning rate of models that do not pick, relative to models that do."""
 SAMPLES = 1000
 GRID = 10_001
-"""Number of points on x₁ in [−1, 1], ends included. It makes the least errors match the paper's digits."""
+"""Number of points on x₁ in [−1, 1], ends included. With it, the minimum errors match the paper's digits."""
 
 
 def dataset(options: Options, cell: Cell) -> tuple[Tensor, Tensor]:

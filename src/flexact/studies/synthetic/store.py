@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 def read_parts(folder: Path, options: Options) -> dict[str, Part]:
-    """Return the rows of each finished model: one that has a row of results.csv for each of its cells."""
+    """Return the rows of each finished model. A model is finished if results.csv has a row for each of its cells."""
     results, points = csv_rows.read(folder / RESULTS, Result), csv_rows.read(folder / LINES, Point)
     cells = [(cell.truth, cell.seed) for cell in options.cells]
     parts = {}

@@ -127,7 +127,7 @@ def _line(part: Part, truth: str, name: str) -> tuple[list[float], list[float], 
 
 @style()
 def errors(options: Options, parts: dict[str, Part]) -> Picture | None:
-    """Draw the error of each model beside the paper's. None if there are several truths, as the table has them."""
+    """Draw the error of each model next to the paper's. None if there are several truths: the table has those."""
     if len(options.truths) > 1:
         return None
     shown = {"ours": ([mean_and_deviation([row.mse for row in part.results]) for part in parts.values()], "#0072b2")}

@@ -62,7 +62,7 @@ def _same_task(options: Options) -> bool:
 
 
 def _same_policy(options: Options) -> bool:
-    """Return whether Flex-Act runs a reading of the paper's policy with the same candidates on the same task."""
+    """Return whether Flex-Act runs an interpretation of the paper's policy, with its candidates, on its task."""
     same_candidates = set(options.candidates) == set(PAPER_CANDIDATES)
     return _same_task(options) and same_candidates and options.policy in ("paper", "literal")
 

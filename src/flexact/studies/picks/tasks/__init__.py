@@ -1,6 +1,6 @@
 """The ten tasks, the longest ones first, in the order in which a grid runs them.
 
-Tasks in other files of this folder are discovered, and come after them.
+Tasks in other files of this folder are discovered and come after these ten.
 """
 
 from __future__ import annotations

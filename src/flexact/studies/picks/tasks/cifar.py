@@ -207,7 +207,7 @@ class Reconstruction(Pooled):
         return self._error(network, self.images.train_x[self.count :])
 
     def score(self, network: nn.Module) -> float:
-        """Return the signal-to-noise ratio in dB."""
+        """Return the signal-to-error ratio in dB."""
         return -10 * float(torch.log10(self._error(network, self.images.test_x)))
 
     def _error(self, network: nn.Module, images: Tensor) -> Tensor:
