@@ -368,7 +368,7 @@ def test_an_original_has_no_hooks_of_the_model_in_which_it_was_first_found() -> 
     ("module", "message"),
     [
         (nn.Tanh, r"does not compute the given function: at h = .* it gives"),
-        (lambda: torch.sin, "must build a torch.nn.Module"),
+        (lambda: torch.sin, "must be a function that returns a torch.nn.Module"),
         (lambda: nn.Linear(1, 1), "raised RuntimeError"),
         (lambda wanted: Wave(), "raised TypeError"),
         (lambda: nn.Flatten(0, -1), "does not compute the given function"),

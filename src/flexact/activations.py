@@ -32,7 +32,7 @@ def _own_modules() -> dict[str, _Kinds]:
     return found
 
 
-# Types that compute a candidate's function, and the settings with which they do.
+# Module types that compute a candidate's function, and the settings with which they do so.
 _MODULES: dict[str, _Kinds] = {
     **_own_modules(),
     "torch.nn.modules.activation.CELU": (("elu", {"alpha": 1.0}),),
@@ -93,8 +93,8 @@ SIGMOIDS = {"sigmoid", "special_expit", "hardsigmoid"}
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation that a site can replace: it has a known type, its forward was
-    not replaced, and it holds no tensors."""
+    """Return whether a module is an activation that a site can replace: it has a known type, its forward was not
+    replaced, and it holds no tensors."""
     if not is_activation_type(type(module)) or "forward" in vars(module):
         return False
     held = (*vars(module).values(), *module._parameters.values(), *module._buffers.values())
@@ -102,13 +102,13 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_activation_type(cls: type) -> bool:
-    """Whether modules of a type are activations. nn.Identity is not: it usually stands for a missing layer."""
+    """Return whether modules of a type are activations. nn.Identity is not: it usually stands for a missing layer."""
     return _type_path(cls) in _MODULES and cls is not nn.Identity
 
 
 def key_of(module: nn.Module) -> str:
-    """The name of the candidate whose function a module computes with its settings, or the key of its own function
-    ("original")."""
+    """Return the name of the candidate whose function a module computes with its settings, or the key of the module's
+    own function (see `candidates.original`)."""
     for name, settings in _MODULES.get(_type_path(type(module)), ()):
         if all(plain_setting(getattr(module, key)) == value for key, value in settings.items()):
             return name
@@ -134,7 +134,7 @@ def module_of_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def is_activation_function(value: Any) -> bool:
-    """Whether a plain function (an attribute such as `self.activation = F.relu`) is an activation."""
+    """Return whether a plain function (an attribute such as `self.activation = F.relu`) is an activation."""
     try:
         return value in _FUNCTIONS
     except Exception:  # not hashable, or no comparison
@@ -142,18 +142,18 @@ def is_activation_function(value: Any) -> bool:
 
 
 def function_name(module: nn.Module) -> str:
-    """The name of a module's function, whatever its settings: the candidate's name, or the type's in lower case."""
+    """Return the name of a module's function, whatever its settings: the candidate's, or the type's in lower case."""
     cls = type(module)
     return _MODULES[_type_path(cls)][0][0] if _type_path(cls) in _MODULES else cls.__name__.lower()
 
 
 def spelling(name: str) -> str:
-    """The name of a function or of its module in a common spelling: "leakyrelu" for leaky_relu_ and for LeakyReLU."""
+    """Return the name of a function or of its module in one spelling: "leakyrelu" for leaky_relu_ and LeakyReLU."""
     return "sigmoid" if name == "special_expit" else name.replace("_", "").lower()
 
 
 def is_kind_of_activation(module: nn.Module) -> bool:
-    """Whether a module is an elementwise activation of torch, timm or transformers, even if it is not a candidate."""
+    """Return whether a module is an elementwise activation of torch, timm or transformers, candidate or not."""
     return type(module).__module__ in _HOMES_OF_ACTIVATIONS and not isinstance(module, _NOT_ELEMENTWISE)
 
 

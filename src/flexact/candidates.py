@@ -146,7 +146,7 @@ _originals: dict[str, Candidate] = {}
 
 
 def known_names() -> list[str]:
-    """The registered names, sorted."""
+    """Return the registered names, sorted."""
     return sorted(_registry)
 
 
@@ -210,18 +210,19 @@ def register_candidate(
 ) -> None:
     """Register an elementwise function as a candidate that sites can pick.
 
-    fn: from a tensor to a tensor of the same shape and dtype.
+    fn: an elementwise function that maps a tensor to one of the same shape and dtype.
     derivative: its derivative at h; computed by autograd if it is omitted.
     module: builds the plain module that extraction puts in the site's place; by default one that calls `fn`.
     init: an initialisation that changes a given linear layer or convolution in place, such as SIREN's for a sine. It
     is called on the layer before a site when this candidate starts alone from the initial weights: at the rewind after
     a commitment to it, and at its start in a trial. The other layers keep the weights that the run began with.
 
-    triton: a function with the decorator `triton.jit`, from a block of float32 numbers to a tuple of `fn` and its
-    derivative there. Sites on a GPU then run in fused kernels; without it, they use the closed form, which is slower.
+    triton: a function with the decorator `triton.jit` that maps a block of float32 numbers to a tuple: the values of
+    `fn` and those of its derivative. Sites on a GPU then run in fused kernels; without it, they fall back to the closed
+    form, which is slower.
 
-    The derivative is compared with a numerical one here, and the module with the function, so that a wrong one never
-    trains a network. A Triton form is compared with the function when it is first used.
+    At registration, the derivative is checked against a numerical one, and the module against the function, so that no
+    network is trained with a wrong one. A Triton form is checked against the function at its first use.
 
     >>> import torch, flexact
     >>> flexact.register_candidate("doctest_sine", torch.sin, derivative=torch.cos)
@@ -260,7 +261,7 @@ def register_candidate(
 
 
 def registered_candidates() -> dict[str, Candidate]:
-    """The candidates that were registered in this process, for `restore_candidates` in another one."""
+    """Return the candidates that were registered in this process, for `restore_candidates` in another one."""
     return {name: one for name, one in _registry.items() if one not in BUILT_IN}
 
 
@@ -312,7 +313,9 @@ def _check_module(name: str, fn: Callable[[Tensor], Tensor], build: Callable[[],
     """Raise if the module, which extraction inserts, does not compute the function that is trained."""
     module = build()
     if not isinstance(module, nn.Module):
-        raise FlexActError(f"the module of candidate {name!r} must build a torch.nn.Module; it gave {module!r}.")
+        raise FlexActError(
+            f"the module of candidate {name!r} must be a function that returns a torch.nn.Module; it gave {module!r}."
+        )
     h = torch.linspace(-6, 6, 49, dtype=torch.float64)
     with torch.no_grad():
         expected, value = fn(h), copy.deepcopy(module).double()(h.clone())

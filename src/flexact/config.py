@@ -1,4 +1,4 @@
-"""FlexConfig and Policy: the settings of a run, and how its logits are sampled, corrected and moved."""
+"""FlexConfig and Policy: all settings of a run, with those of its routing in a Policy."""
 
 from __future__ import annotations
 
@@ -52,24 +52,26 @@ class Policy:
     alpha: float = 1.3
     """The weight of a KL correction."""
     alpha_kind: Literal["absolute", "relative"] = "relative"
-    """"absolute" adds α·KL to the loss. "relative" adds α·s/n·(q − p̃) to the logit gradient, where s is the
-    running root-mean-square of the site's task gradient, and n the number of elements per sample at the site."""
+    """"absolute" adds α·KL(p̃ ‖ q) to the loss. "relative" adds α·s/n·(q − p̃) to the logit gradient, where s is the
+    running root-mean-square of the site's task gradient, and n the number of elements per sample at the site. p̃ is the
+    target of the KL (see `lam`), and q the distribution that the KL acts on (see `kl_on`)."""
     alpha_schedule: Literal["constant", "falling"] = "constant"
     """Whether α is constant until the commitment, or falls linearly to 0 there."""
     lam: float | Literal["temperature"] = 0.3
-    """λ of the target softmax(−ḡ/λ); "temperature" ties it to τ."""
+    """λ of the KL's target p̃ = softmax(−ḡ/λ), where ḡ_k is the mean |σ_k′(h)|; "temperature" sets λ to τ."""
     kl_on: Literal["pi", "p"] = "pi"
     """Whether the KL acts on the noise-free π or on the sampled p."""
     clip: float = 1.0
-    """The bound of "clip_logit_gradient" (norm of a site's logit gradient) and of "clipped_norm_kl" (each ḡ)."""
+    """The upper bound of "clip_logit_gradient" (on the norm of each row's logit gradient) and of "clipped_norm_kl" (on
+    each ḡ_k)."""
     logit_step: Literal["schedule", "optimizer"] = "schedule"
     """Whether the Schedule moves the logits (see `flexact.policy.logit_updates`) or your optimizer does."""
     logit_step_size: float = 10.0
     """How far the Schedule moves a logit with a perfectly consistent gradient in one round. In the first round, which
     has no settling phase, it is 1/(1 − settle) times as far."""
     settle: float = 0.5
-    """The fraction at the start of each round, except the first, in which the Schedule does not move the logits, so
-    that the weights adapt to the last drop."""
+    """The fraction of each round but the first, from its start, in which the Schedule does not move the logits, so that
+    the weights adapt to the last drop."""
 
     @classmethod
     def paper(cls, **changes: Any) -> Policy:
@@ -156,8 +158,8 @@ class FlexConfig:
     """What a blend drops at the end of a round, until one candidate is left at the commitment: the weaker "half" of the
     candidates, the weakest "one", or "none" before the commitment. None: "half" if sites pick together, else "one"."""
     warmup: float = 0.0
-    """The fraction of the run before elimination and annealing start. With init="original" and
-    logits that the Schedule moves, every site only runs its original function until then."""
+    """The fraction of the run before elimination and annealing start. With init="original" and logits that the Schedule
+    moves, every site runs only its original function until then."""
     round_steps: int | Literal["fill"] | None = None
     """Maximum steps per elimination round. The remaining steps of the run train the picks. None: 350 if sites pick
     together, otherwise 400. "fill": the rounds fill the time until `commit_at`."""

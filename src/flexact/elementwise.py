@@ -1,4 +1,6 @@
-"""Activations that torch has no module for, their modules, their longer derivatives, and fixes of torch's own.
+"""Activations that torch has no module for: functions, modules, and the derivatives that are too long for `candidates`.
+
+`hardsigmoid` replaces torch's, which has no second derivative; `gelu_tanh_derivative` avoids an overflow in torch's.
 
 A derivative takes the input and the value. At a kink it equals what autograd computes for the function.
 """
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 STAR_RELU_SCALE, STAR_RELU_BIAS = 0.8944, -0.4472
 """With these, StarReLU of a normally distributed input has mean 0 and variance 1."""
 LAPLACE_MEAN, LAPLACE_DEVIATION = 0.707107, 0.282095
-"""Those of `transformers.activations.LaplaceActivation`."""
+"""The constants of `transformers.activations.LaplaceActivation`."""
 QUICK_GELU_RATE = 1.702
 GELU_LIMIT = 10.0
 
@@ -119,7 +121,7 @@ class StarReLU(_Elementwise):
 
 
 class Sine(_Elementwise):
-    """sin(h). A frequency belongs to the weights of the layer before it."""
+    """sin(h). It has no frequency: scale the weights of the layer before it instead."""
 
     function = staticmethod(torch.sin)
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class FlexActError(Exception):
-    """Raised for bad input. The message says what was given, what is expected and what to do.
+    """Raised for bad input, and for a setup that flexact does not support.
+
+    The message says what was given, what is expected and what to do.
 
     >>> import flexact
     >>> try:

@@ -855,9 +855,9 @@ def test_a_sequential_subclass_runs_its_own_forward() -> None:
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "the model has no nn.BatchNorm2d without hooks"),
         (
             lambda: nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU()),
-            "no nn.BatchNorm2d feeds a site alone",
+            "no nn.BatchNorm2d has an output that only a site reads",
         ),
-        (UsedTwice, "no nn.BatchNorm2d feeds a site alone"),
+        (UsedTwice, "no nn.BatchNorm2d has an output that only a site reads"),
         (lambda: torch.fx.symbolic_trace(UsedTwice()), "UsedTwice: a torch.fx.GraphModule has no source to rewrite"),
         (nn.ReLU, "the model has no nn.BatchNorm2d without hooks"),
     ],
@@ -878,7 +878,7 @@ def test_the_log_says_how_many_sites_were_fused_and_why_others_were_not(caplog: 
         convert(nn.ModuleList([NoAddition(), UsedTwice()]), fuse=True)
     whole, rest = (record.getMessage() for record in caplog.records)
     assert whole == "fused 3 of 3 sites"
-    assert rest.startswith("fused 1 of 2 sites; the others: no nn.BatchNorm2d feeds a site alone")
+    assert rest.startswith("fused 1 of 2 sites; the others: no nn.BatchNorm2d has an output that only a site reads")
 
 
 class Setting(Block):

@@ -128,7 +128,7 @@ def test_a_selection_by_channel_is_reported(tmp_path: Path) -> None:
         ({"flexact_selection": 3, "rows": 3}, r"flexact\.json: a selection needs 'rows', a list"),
         ([1], "has no picks of flexact"),
         ({**GOOD, "flexact_picks": 99}, "has version 99, but this flexact reads up to 1; update"),
-        ({**GOOD, "picks": {"1": 3}}, "'picks' must have a name for each"),
+        ({**GOOD, "picks": {"1": 3}}, "'picks' must map each site or setting to a name"),
         ({**GOOD, "picks": {"1": "tahn"}}, "site '1': unknown candidate 'tahn'; did you mean 'tanh'"),
         ({**GOOD, "picks": {"7": "tanh"}}, "belongs to another network: this Sequential has no activation '7'"),
         ({**GOOD, "committed": False}, "had not committed to its picks yet"),

@@ -40,7 +40,7 @@ Derivative = Callable[[Tensor, Tensor], Tensor]
 
 
 def stacks(h: Tensor) -> bool:
-    """Return whether candidates are stacked rather than added one by one, which reads no weight on the host."""
+    """Return whether candidates are stacked rather than added one by one, so that no weight is read on the host."""
     return h.device.type != "cpu"
 
 

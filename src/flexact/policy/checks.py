@@ -67,9 +67,9 @@ def check_run(state: Any, version: int, own: Mapping[str, Any], tensors: Mapping
             f"the saved run has version {state['version']}, but this flexact only reads version {version}. Resume it "
             "with the flexact that wrote it."
         )
-    lengths = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
+    how = " or ".join(f"{name}={state[name]}" for name in ("total_steps", "network_steps") if name in state)
     differences = {
-        "total_steps": "has {} steps, but this one {}. Create the Schedule as the saved run did, with " + lengths + ".",
+        "total_steps": "has {} steps, but this one has {}. Create the Schedule as the saved run did, with " + how + ".",
         "drops": "drops candidates at the steps {}, but this one drops them at {}. Resume it with the FlexConfig that "
         "it was started with.",
         "groups": "has the groups {} of sites that pick together, but this one has {}. Convert the model with the same "
@@ -116,7 +116,8 @@ def warn_if_frozen(sites: Sequence[Site]) -> None:
     """Warn about sites whose logits are frozen before they are committed."""
     frozen = [site.label for site in sites if not (site.logits.requires_grad or site.committed)]
     if frozen:
-        message = f"the logits of {', '.join(frozen[:5])} have requires_grad=False, so these sites do not pick"
+        names = ", ".join(frozen[:5])
+        message = f"the logits of {names} have requires_grad=False, so these sites do not pick. Unfreeze them."
         warnings.warn(message, stacklevel=3)
 
 

@@ -4,7 +4,7 @@ The advantage of a candidate is the derivative of the loss with respect to its w
 Proposition 1: it is negative if a larger weight would lower the loss. The advantages of a site are scaled to a norm of
 1 at each step, so that a few large gradients do not dominate.
 The margin between two candidates is the difference of their advantages, averaged over the steps of a round. Divided by
-its standard error it is a test statistic for which of the two lowers the loss.
+its standard error, it is a test statistic for which of the two lowers the loss more.
 """
 
 from __future__ import annotations

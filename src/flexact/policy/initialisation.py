@@ -27,8 +27,8 @@ def check_inits(sites: Sequence[Site], rewinds: bool) -> None:
     names = ", ".join(dict.fromkeys(site.candidates[k] for site, k in brought))
     if brought and not rewinds:
         warnings.warn(
-            f"{names}: the weights are not rewound in this run, so its initialisation of the layer before a site "
-            "is not applied. Use FlexConfig(rewind=True), or initialise the network for it yourself.",
+            f"the candidates' own initialisations ({names}) are not applied, because this run does not rewind the "
+            "weights. Use FlexConfig(rewind=True), or initialise the layers before the sites yourself.",
             stacklevel=4,
         )
         return

@@ -192,7 +192,7 @@ def _update(
     if policy.pulls_logits:
         target = _target(router, router.sensitivity() if sensitivity is None else sensitivity, alive)
         pulled = corrections.relative_kl(change, _q(router), target, router.alpha, size, router.width())
-        change = torch.where(router.called(), pulled, change)  # without a call, no target
+        change = torch.where(router.called(), pulled, change)  # a row without a call has no target
     if policy.moves_logits:
         change = step_size * (change / size)
     if moves is not None:
@@ -214,7 +214,7 @@ def _advantage(router: Router, gradient: Tensor) -> Tensor:
 def _fused_update(
     router: Router, running: RunningGradient, evidence: Evidence, step_size: Tensor, factors: Tensor | None
 ) -> list[Tensor]:
-    """Return `_update`, computed by one kernel. On a single rank the kernel also averages the sensitivities."""
+    """Return the result of `_update`, computed by one kernel; on one rank, it also averages the sensitivities."""
     from flexact.ops.triton import fallback  # needs Triton
     from flexact.ops.triton import policy as policy_kernels
 

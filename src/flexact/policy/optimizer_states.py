@@ -30,7 +30,7 @@ def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
 
 
 def named_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Return the parameters of an optimizer that have a name, with their names and groups. names: by id."""
+    """Yield the name, the parameter and its group for each parameter of an optimizer that has a name. names: by id."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) in names:

@@ -96,7 +96,7 @@ def checked_optimizer(optimizer: Optimizer, sites: Sequence[Site]) -> Optimizer:
 
 
 def has_stepped(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer shows earlier steps. A count on a device is assumed to be positive."""
+    """Return whether an optimizer's state shows earlier steps. A count on a device is assumed to be positive."""
     for state in optimizer.state.values():
         count = state.get("step", state.get("n_iter", 0))
         on_device = torch.is_tensor(count) and count.device.type != "cpu"

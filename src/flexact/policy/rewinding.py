@@ -46,7 +46,7 @@ class StartingPoint:
         self._given = [optimizer, *(_stepped_by(other) for other in self._others)]
         self._start: dict[str, Any] | None = None
         self._resumed = False
-        """Whether the initial state is from a saved run, so that optimizers found now are not in theirs."""
+        """Whether the initial state is from a saved run. Optimizers that are found later have then stepped already."""
         self._names: dict[int, str] = {}
         """The names of all parameters, including the logits, by id."""
         self._rates: weakref.WeakKeyDictionary[Optimizer, list[float]] = weakref.WeakKeyDictionary()
@@ -78,7 +78,7 @@ class StartingPoint:
 
     def save(self) -> dict[str, Any]:
         """Return a copy in host memory of the weights and the states of the optimizers and the other objects. The
-        optimizers' states are by class and parameter."""
+        optimizers' states are keyed by class and by the name of the parameter."""
         optimizers: dict[str, dict[str, dict[str, Any]]] = {}
         tensors = _tensors(self._model)
         try:
@@ -158,7 +158,7 @@ class StartingPoint:
         self._begin(start | {"tensors": kept})
 
     def _begin(self, start: dict[str, Any]) -> None:
-        """Set the initial state, and start to look for optimizers; those that are known already are added now."""
+        """Set the initial state, and add the optimizers that are known already; `note` adds the others."""
         self._start = start
         self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for optimizer in self._given:

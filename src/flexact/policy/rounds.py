@@ -105,7 +105,7 @@ def left_after_rounds(k: int, config: FlexConfig) -> list[int]:
 
 
 def picking_steps(k: int, config: FlexConfig, total_steps: int) -> float:
-    """Return the number of steps in which a blend of k candidates picks; infinite if it never commits."""
+    """Return the step at which a blend of k candidates commits; infinite if it never does."""
     if config.commit_at is None:
         return float("inf")
     latest = config.commit_at * total_steps
@@ -124,7 +124,7 @@ def drops(k: int, config: FlexConfig, total_steps: int, commit_step: int) -> dic
 
 
 def rungs(k: int, config: FlexConfig, total_steps: int) -> list[Rung]:
-    """Return the rungs of a trial of k candidates. Half of them are promoted to the next rung, which is twice as long.
+    """Return the rungs of a trial of k candidates. Half of them go on to the next rung, which ends at twice the steps.
 
     The last two candidates are compared after `FlexConfig.trial_steps`, or earlier if the run is short. Every rung has
     at least one step per candidate.

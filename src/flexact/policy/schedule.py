@@ -42,10 +42,10 @@ class Schedule:
     them the learning rates), averaged models, gradient scalers, or anything else with `state_dict()` and
     `load_state_dict()`. The optimizers of torch need not be listed.
 
-    held_out: a function without arguments that returns a held-out loss of the model as it is. A trial then compares the
-    candidates by it rather than by their training loss, also in networks with normalisation layers. It is called once
-    when the Schedule is created and seven times for each candidate of a rung, with the model in eval mode and without
-    gradients.
+    held_out: a function without arguments that returns a held-out loss of the model in its current state. A trial then
+    compares the candidates by this loss rather than by their training loss, also in networks with normalisation layers.
+    The function is called once when the Schedule is created, and at most seven times for each candidate of a rung, with
+    the model in eval mode and without gradients.
 
     Call `step(loss)` once after each optimizer step, and after stepping the objects in `rewinds`. The logits are moved,
     or their gradients corrected, just before the optimizer's step, once gradients are accumulated, averaged over ranks
@@ -98,7 +98,7 @@ class Schedule:
         self.network_steps = self._plan.network_steps
         """The number of steps that train the final network; all steps if nothing is rewound."""
         self._adds_steps = network_steps is not None
-        """Whether picking comes on top of the steps that the user asked for."""
+        """Whether the steps for picking are added to those that the user asked for."""
         self._held_out = None if held_out is None else HeldOut(held_out, model)
         if held_out is not None and not (self._plan.rungs or self.committed):
             raise FlexActError(
@@ -200,8 +200,8 @@ class Schedule:
             self._trial = None  # none of its weights are kept
 
     def _step_blend(self, loss: Tensor | float | None, step: int) -> str | None:
-        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit. Return
-        why nothing can be picked; None if it can."""
+        """Advance a blend by one step. At the end of a round, drop candidates; at the end of the last, commit. If
+        nothing can be picked, return the reason, otherwise None."""
         drops = step in self._elimination.steps
         diverged = checks.divergence(loss, self.router.sites if drops else [])
         if diverged is not None:
@@ -277,8 +277,8 @@ class Schedule:
 
     @property
     def _ignores_gradients(self) -> bool:
-        """Whether this step's gradients have no effect: the logits do not move, and the running averages are reset
-        before they do.
+        """Whether this step's logit gradients have no effect: the logits do not move, and the running averages are
+        reset before they move again.
 
         False on a GPU, where a CUDA graph may capture this step and replay it when the logits move.
         """
@@ -314,8 +314,8 @@ class Schedule:
         return self._running.state_dict() | self._elimination.state_dict()
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must be the same in a run to resume: its length, when it drops candidates (in a trial, steps of
-        each candidate), and which sites pick together."""
+        """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops
+        candidates (in a trial, counted per candidate), and which sites pick together."""
         drops = [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps)
         steps = {"total_steps": self.total_steps, "network_steps": self.network_steps}
         return steps | {"drops": drops, "groups": checks.groups(self.router)}

@@ -43,8 +43,8 @@ class HeldOut:
     def loss(self, candidate: str, training_loss: Tensor | float | None) -> float:
         """Return the current held-out loss, or infinity if the network with this candidate has diverged.
 
-        training_loss: the loss of the current step. If it is finite and the held-out loss is NaN, the data are at
-        fault, and an error is raised.
+        training_loss: the loss of the current step; None if it is not known. If the held-out loss is NaN, but this one
+        is not NaN or infinite, the data are at fault, and an error is raised.
         """
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
@@ -100,8 +100,8 @@ class Trial:
 
     def step(self, loss: Tensor | float | None, step: int, maximizes: bool = False) -> str | None:
         """Count a step. At the end of a candidate's steps, switch to the next candidate or rung; at the end of the last
-        rung, commit the sites to the best candidate and restore its trained weights. Return why nothing can be picked;
-        None if it can.
+        rung, commit the sites to the best candidate and restore its trained weights. If nothing can be picked, return
+        the reason, otherwise None.
 
         loss: needed without a held-out loss. maximizes: whether the optimizer maximizes the loss.
         """
@@ -152,7 +152,7 @@ class Trial:
         self._rung += 1
         kept = list(evidence_of)[: self._rungs[self._rung].candidates if self._rung < len(self._rungs) else 1]
         originals = {site.original_index for site in sites} - {-1}
-        original = originals.pop() if len(originals) == 1 else -1  # no single candidate is the original network
+        original = originals.pop() if len(originals) == 1 else -1  # else none is the original network
         margin, error, steps = evidence_of.get(original, (math.inf, 0.0, 0.0))
         if original not in kept and margin <= SIGNIFICANT * error:  # no candidate is significantly better
             evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original

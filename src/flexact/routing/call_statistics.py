@@ -28,7 +28,7 @@ def rank_count() -> int:
 def mean_over_ranks(values: Tensor) -> Tensor:
     """Return the mean of a tensor over all ranks. Every rank must call this.
 
-    DistributedDataParallel only averages gradients. If the policy used the statistics of its own rank, the logits of
+    DistributedDataParallel averages only gradients. If the policy used the statistics of its own rank, the logits of
     the ranks would diverge.
     """
     ranks = rank_count()

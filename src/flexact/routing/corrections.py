@@ -4,7 +4,7 @@ The routing gradient grows with the magnitude of a candidate's output, so unboun
 data (Corollary 1). `Policy.correction` selects one of these corrections:
 
 - grad_norm_kl: `target` and `kl`, in the loss (`flexact.penalty`) or in units of the task gradient (`relative_kl`);
-- clipped_norm_kl: the same from sensitivities with an upper bound;
+- clipped_norm_kl: the same, with sensitivities that are clipped at `Policy.clip`;
 - clip_logit_gradient: `clip_rows`;
 - output_norm: `normalised_blend`.
 

@@ -18,7 +18,7 @@ def gumbel_noise(rows: int, k: int, seed: int, step: int) -> Tensor:
 
 
 def _mixed(seed: int, step: int) -> int:
-    """Hash both into one 63-bit number (the finaliser of splitmix64), so that neighbouring seeds share no noise."""
+    """Hash a seed and a step into 63 bits (the finaliser of splitmix64), so that neighbouring seeds share no noise."""
     z = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64

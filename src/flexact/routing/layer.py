@@ -22,7 +22,7 @@ class FlexAct(Site):
     """An activation that blends K candidates with trainable probabilities, and commits to one of them.
 
     candidates: names of the candidates; by default those of the config.
-    config: all other choices; `FlexConfig()` by default.
+    config: all other settings; `FlexConfig()` by default.
     original: the activation that the site replaces; an elementwise module without tensors.
     channels: the number of channels, for granularity="channel".
     inplace: ignored; accepted for compatibility with torch's activations. A site that is not committed never overwrites
@@ -72,7 +72,7 @@ class FlexAct(Site):
         routing = self.routing(h)
         weights, p, temperature, keys, _, channel_dim, _ = routing
         hard = weights is not p
-        if self.config.policy.correction == "output_norm" and (self.training or not hard):  # a pick is plain
+        if self.config.policy.correction == "output_norm" and (self.training or not hard):  # no norm for a pick
             noise = self._own(self.router.noise) if self.training else torch.zeros_like(p)
             alive = self.dropped_at < 0
             return normalised_blend(h, self.logits, alive, noise, temperature, keys, hard, channel_dim)
@@ -108,7 +108,7 @@ class FlexAct(Site):
             )
 
     def routing(self, h: Tensor) -> Blending:
-        """Return the blending of this forward. It asks for statistics only if the policy needs them.
+        """Return the inputs of this forward's blend, which asks for statistics only if the policy needs them.
 
         h: the input, or any tensor of its shape.
         """

@@ -14,7 +14,7 @@ from torch import nn
 
 @contextmanager
 def same_random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random states of torch, Python and numpy."""
+    """Restore the random states of torch, Python and numpy on exit."""
     numpy: Any = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
     try:

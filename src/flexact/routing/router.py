@@ -52,7 +52,7 @@ class Router(SiteTables):
         self.scheduled = False
         self.acting: int | None = None  # the id of the newest Schedule whose policy acts before steps
         self.resumes = False  # whether a state was loaded in which picking had begun
-        self.penalized = False  # whether `penalty` was asked for
+        self.penalized = False  # whether `penalty` was called
         self.warming_up = False  # in a warm-up: every site runs its original, and nothing is routed
         self.trying: int | None = None  # in a trial: the candidate that every site runs alone
         self.loss: Tensor | float | None = None  # the loss of the last step, for a Recorder
@@ -197,7 +197,7 @@ class Router(SiteTables):
         return of_pi.exp(), probabilities(of_pi, self.noise if self.config.policy.noise else None, self.temperature())
 
     def _fused_probabilities(self) -> tuple[Tensor, Tensor]:
-        """Return `_probabilities`, computed by one kernel."""
+        """Return the result of `_probabilities`, computed by one kernel."""
         from flexact.ops.triton import fallback  # needs Triton
         from flexact.ops.triton import policy as policy_kernels
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether this rank holds only a shard of a tensor."""
-    return type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "full_tensor")  # the types are checked faster
+    return type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "full_tensor")  # the type check is faster
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Site: the state of a FlexAct, which of its candidates are left, and the changes of both."""
+"""Site: the state of a FlexAct, that is, its logits and which of its candidates are left, and how it changes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Site(nn.Module):
         tried: int | None = self.router.trying
         if tried is not None:
             return tried
-        # `alive` is read last: a compiled draw must not depend on it, or every drop would recompile it.
+        # `alive` is read last: if a compiled draw depended on it, every drop would trigger a recompilation.
         return self._start if self.router.warming_up and self._start in self.alive else None
 
     @property
@@ -192,7 +192,7 @@ class Site(nn.Module):
         return self.keys.index(key) if key in self.keys else -1
 
     def note_loaded(self, *_: Any) -> None:
-        """A hook that updates what is derived from the state after one was loaded."""
+        """Update what is derived from the state. A hook that runs after a state was loaded."""
         self.update_alive()
         if not (self.logits.is_meta or is_sharded(self.logits)):
             self.router.resumes |= len(self.alive) < self.k or not self.at_start()
@@ -237,7 +237,7 @@ class Site(nn.Module):
         found = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
         for name, value in found.items():
             if not isinstance(value, Tensor):
-                raise FlexActError(f"{state} has a {type(value).__name__} for {name}, not a tensor; it was edited.")
+                raise FlexActError(f"{state} has a {type(value).__name__} for {name}, not a tensor: it is damaged.")
         saved, dropped_at, temperature = (found.get(name) for name in ("signature", "dropped_at", "temperature"))
         if saved is None or dropped_at is None:
             return  # torch reports missing keys itself
@@ -260,11 +260,11 @@ class Site(nn.Module):
                     "state of a model converted in the same way."
                 )
         if bool((dropped_at >= 0).all(-1).any()):
-            raise FlexActError(f"{state} has every candidate dropped; it was edited.")
+            raise FlexActError(f"{state} has every candidate dropped: it is damaged.")
         if temperature is not None and not temperature.is_meta and not float(temperature) > 0:
             raise FlexActError(
-                f"{state} has the temperature {float(temperature)}, but it must be above 0; it was edited, or saved by "
-                "a run that diverged."
+                f"{state} has the temperature {float(temperature)}, but it must be above 0: it is damaged, or was "
+                "saved by a run that diverged."
             )
 
     def _plain(self, picks: list[int]) -> nn.Module:
@@ -296,7 +296,7 @@ class Site(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Site:
         """Move to the model's device, but stay in float32 if the model changes its precision.
 
-        A site that leaves the meta device starts anew: `to_empty` gives it memory with arbitrary values.
+        A site that leaves the meta device is reset, because `to_empty` gives it memory with arbitrary values.
         """
         was_meta = self.logits.is_meta
 

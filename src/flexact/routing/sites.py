@@ -18,7 +18,7 @@ from flexact.routing.site import Site
 def sites_of(model: nn.Module) -> list[FlexAct]:
     """Return the sites of a model, each once, in depth order if it is known."""
     if not isinstance(model, nn.Module):
-        raise FlexActError(f"a torch.nn.Module is needed; got {type(model).__name__}.")
+        raise FlexActError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
     found = [module for module in model.modules() if isinstance(module, FlexAct)]
     return sorted(found, key=lambda site: site.index) if len(routers_of(found)) == 1 else found
 

@@ -55,7 +55,7 @@ def find_fused(model: nn.Module, chosen: list[Found], findings: Findings, classe
             found.sites |= {prefix + site for site in fused}
     has_norm = any(is_plain(module, nn.BatchNorm2d) for module in model.modules())
     found.obstacles.append(
-        "no nn.BatchNorm2d feeds a site alone"
+        "no nn.BatchNorm2d has an output that only a site reads"
         if has_norm
         else "the model has no nn.BatchNorm2d without hooks; SyncBatchNorm and other subclasses are left alone"
     )
@@ -99,7 +99,7 @@ _NOT_SIMPLE = (
 
 
 class _Link(NamedTuple):
-    """An expression on the way of a value to a site, and the kind of its edit."""
+    """An expression on the path from a value to a site, and the kind of its edit."""
 
     kind: str
     node: ast.AST
@@ -113,7 +113,7 @@ class _Method:
         self.sites = sites
 
     def ways(self) -> list[list[_Link]]:
-        """Return the ways of the batch norms that can be deferred, each from its call to the call of a site."""
+        """Return the path of each batch norm that can be deferred, from its call to the call of a site."""
         ways = []
         for call in self.scope.nodes_of(ast.Call):
             norm = _last_norm(self.scope.value(call.func)) if len(call.args) == 1 and not call.keywords else None
@@ -127,8 +127,8 @@ class _Method:
         return [[link for link in way if link.kind != "added in place"] for way in deferred]
 
     def _way(self, node: ast.AST) -> list[_Link]:
-        """Return the way of an expression's value to a site; empty if it does not reach one, or if anything else may
-        read it."""
+        """Return the path from an expression's value to a site; empty if the value does not reach one, or if anything
+        else may read it."""
         links: list[_Link] = []
         while True:
             parent = self.scope.parents[node]

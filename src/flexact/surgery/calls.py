@@ -1,6 +1,6 @@
 """The activation calls in the source of a module's methods.
 
-Only common ways of writing such a call are recognized. Any other call is not changed, and
+Only common ways of writing such a call are recognised. Any other call is not changed, and
 `flexact.surgery.watching` warns about it when it runs.
 """
 
@@ -79,7 +79,7 @@ class Reading:
         self.is_listed = False
         """Whether the children are listed somewhere, so that an additional child would be noticed."""
         self.conflicts: dict[type, str] = {}
-        """The types of submodules that a site must not replace, and the reason, which begins with a method."""
+        """The types of submodules that a site must not replace, and the reason, which begins with the method."""
         self.scripted: set[str] = set()
         """The scripted functions with activations inside that are called."""
         self.readings = readings
@@ -159,7 +159,7 @@ class Reading:
                 self.notice(name, by, node, is_deep=True)  # it may be any submodule
             is_variable = value is UNKNOWN and isinstance(holder, ast.Name) and node not in called
             if is_variable or (known is not None and attribute_of(known.owner, name) is UNKNOWN):
-                for one in reading.settings.get(name, ()):  # a submodule, or one that hands on its attributes
+                for one in reading.settings.get(name, ()):  # a submodule, or an object that delegates to one
                     one.notice(name, by, node)
 
     @functools.cached_property
@@ -211,7 +211,7 @@ class _Reader(ast.NodeVisitor):
             super().visit(node)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Name) -> None:
-        """A name that is not called."""
+        """Visit a name or an attribute that is not called."""
         if not isinstance(node.ctx, ast.Load) or self._used(node):
             self._note_other_use(node)
         elif self.scope.value(node) is UNKNOWN and isinstance(node, ast.Attribute):
@@ -227,9 +227,8 @@ class _Reader(ast.NodeVisitor):
             self.visit(argument)
         path = self._used(node.func)
         holder = self.scope.value(node.func.value) if isinstance(node.func, ast.Attribute) else self.reading.owner
-        is_lasting = isinstance(
-            holder, (types.ModuleType, nn.Module, type)
-        )  # an attribute of any other object may change
+        # An attribute of any other object may change.
+        is_lasting = isinstance(holder, (types.ModuleType, nn.Module, type))
         is_function = is_lasting and is_activation_function(value)
         if is_function or (path and isinstance(value, nn.Module) and is_activation(value)):
             is_added = self._add(node, value, path)

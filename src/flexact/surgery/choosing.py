@@ -88,7 +88,7 @@ def _matching(findings: Findings, found: list[Found], patterns: list[str]) -> li
             raise FlexActError(f"no activation matched where={pattern!r}{hint} {findings.told()}")
         chosen |= matched
     if not patterns:
-        raise FlexActError(f"where is empty.  {findings.told()}")
+        raise FlexActError(f"where is empty. {findings.told()}")
     return [one for one in found if id(one) in chosen]
 
 

@@ -63,8 +63,8 @@ def convert(
 
     where: "all", the hidden activations; "penultimate", the last of them; names or patterns ("layer4.*", "*.relu", a
     submodule's name for all in it), one or several; or f(name, module) -> bool. Gates and output activations (see
-    `surgery.roles`) are not hidden: "all" and "penultimate" skip them, and the logger "flexact" lists them at level
-    INFO.
+    `surgery.roles`) are not hidden: "all" and "penultimate" skip them, and log their names at level INFO (the logger is
+    "flexact").
     config: all settings of the method; the default is the best policy we know.
     candidates: the names of the functions to pick from; short for `config=FlexConfig(candidates=...)`.
     example_inputs: what the model is called with (a tensor, a tuple, or a dictionary of keywords). With it, the order
@@ -73,7 +73,7 @@ def convert(
     per_call: whether each call of an activation is a site of its own; by default all its calls share one site.
     fuse: whether to fuse a site with the nn.BatchNorm2d before it, and with the residual addition between them. The
     forwards in which they follow each other are rewritten; `state_dict` and `extract` are the same as without it.
-    The logger "flexact" says at level INFO how many sites were fused, and why the others were not.
+    The logger "flexact" logs at level INFO how many sites were fused, and why the others were not.
     share: which sites pick together: "model", "site" (none), or a function that maps a site's name to its
     group, or to None if the site picks alone. By default the config's `share`.
 
@@ -148,7 +148,7 @@ def commit(model: nn.Module) -> nn.Module:
 
 
 def extract(model: nn.Module, commit: bool = False, inplace: bool = False) -> nn.Module:
-    """The plain network: each site replaced by what it picked, with nothing of this library left inside.
+    """Return the plain network: each site is replaced by its pick, and the logits and the router are removed.
 
     commit: if the model is not committed yet, commit it to its current picks (only the copy, unless in place).
     inplace: change this model instead of a copy of it.

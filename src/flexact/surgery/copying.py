@@ -21,8 +21,8 @@ def copied(model: nn.Module, shared: Iterable[Tensor] = (), kind: type[nn.Module
     if same:
         raise FlexActError(
             f"a deep copy of this model contains {same[0]} itself instead of a copy, so a change of the copy would "
-            "change the model. Remove the __deepcopy__ that returns the module itself, or do without the copy: leave "
-            "example_inputs out, and call extract(model, inplace=True)."
+            "change the model. Remove the __deepcopy__ that returns the module itself, or avoid the copy: omit "
+            "example_inputs, and call extract(model, inplace=True)."
         )
     return twin
 

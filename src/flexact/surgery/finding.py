@@ -83,7 +83,7 @@ class Findings:
         self.left_alone: dict[str, str] = {}
         """The activations that cannot be sites, or the submodules whose activations cannot, and the reason."""
         self.conflicting: dict[str, Found] = {}
-        """The activations among them whose use in a method prevents a site, by name."""
+        """The activations in `left_alone` whose use in a method prevents a site, by name."""
         self.places: dict[str, Place] = {"": ()}
         """The positions of the submodules in definition order, by name."""
         self._by_key: dict[Any, Found] = {}
@@ -210,7 +210,7 @@ class Findings:
         module, parent = self._modules[name], self._modules[path]
         calls = [call for reading in self.readings.values() for call in reading.calls if call.calls(module)]
         if any(call.child != attribute and not call.is_plain for call in calls):
-            return True  # a call in another class than the parent's
+            return True  # a call in a class other than the parent's
         if is_sequential(parent):
             grandparent, _, own = path.rpartition(".")
             is_listed = (

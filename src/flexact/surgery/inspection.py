@@ -70,12 +70,12 @@ class Inspection:
         return [row.names[0] for row in self.rows if row.converted]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the format's version."""
+        """Return the table in plain JSON types, with the version of the format."""
         rows = [{key: _plain(value) for key, value in asdict(row).items()} for row in self.rows]
         return {"flexact_inspection": VERSION, "rows": rows}
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas table: one row per activation, with the fields of `Activation` as columns."""
+        """Return a pandas table: one row per activation, with the fields of `Activation` as columns."""
         try:
             import pandas
         except ImportError:
@@ -87,7 +87,8 @@ class Inspection:
         if not self.rows:
             return "no activation was found in this model"
         notes: dict[str, int] = {}
-        columns = {title: [row[title] for row in self._cells(notes)] for title in _TITLES}
+        rows = self._cells(notes)
+        columns = {title: [row[title] for row in rows] for title in _TITLES}
         columns["name"] = cut(columns["name"], _LONGEST_NAME)
         return "\n".join([*aligned(columns), *(f"{number}: {printable(note)}" for note, number in notes.items())])
 
@@ -102,7 +103,7 @@ class Inspection:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ol>{listed}</ol>"
 
     def _cells(self, notes: dict[str, int]) -> list[dict[str, str]]:
-        """The rows in text. notes: receives the reasons, each with its number in the text."""
+        """Return the rows as text. notes: receives the reasons, each with its number in the text."""
         return [
             {
                 "name": printable(row.name),
@@ -160,7 +161,7 @@ _Order = tuple[float, Place]
 
 
 def _found(model: nn.Module, choice: Choice, fused: Fused) -> Iterator[tuple[_Order, Activation]]:
-    """The rows of the activations that could be sites, with their positions."""
+    """Yield the rows of the activations that could be sites, with their positions."""
     chosen = {id(one) for one in choice.sites}
     for one in choice.findings.found:
         is_site = id(one) in chosen
@@ -172,7 +173,7 @@ def _found(model: nn.Module, choice: Choice, fused: Fused) -> Iterator[tuple[_Or
 
 
 def _left_alone(model: nn.Module, choice: Choice) -> Iterator[tuple[_Order, Activation]]:
-    """The rows of the activations that cannot be sites, and of the submodules that contain such activations."""
+    """Yield the rows of the activations that cannot be sites, and of the submodules that contain such activations."""
     findings = choice.findings
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, reason in findings.left_alone.items():
@@ -199,7 +200,7 @@ _NEVER = Seen(-1, -1, [], set())
 
 
 def _first(seen: Seen | None) -> float:
-    """The position of the first call; the same for all where no forward was run."""
+    """Return the position of the first call; the same for all activations if no forward was run."""
     return 0 if seen is None else seen.first if seen.shapes else math.inf
 
 
@@ -228,7 +229,7 @@ def _function(module: nn.Module) -> str:
 
 
 def _obstacle(model: nn.Module, one: Found, fused: Fused) -> str:
-    """Why a site is not fused."""
+    """Return why a site is not fused."""
     parts = one.name.split(".")
     around = [model.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
     return fused.obstacles[0 if any(isinstance(module, fx.GraphModule) for module in around) else -1]

@@ -1,4 +1,4 @@
-"""The linear layer or convolution whose output a site takes, for candidates that bring its initialisation."""
+"""The linear layer or convolution whose output a site takes, for candidates that have an initialisation for it."""
 
 from __future__ import annotations
 

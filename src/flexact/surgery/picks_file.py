@@ -32,7 +32,7 @@ _GIVEN = "the selection"
 
 
 class Unpicked(nn.Module):
-    """A placeholder for an activation until `load_picks` replaces it; its forward raises."""
+    """A placeholder for an activation until `load_picks` replaces it; its forward raises an error."""
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         raise FlexActError(
@@ -159,7 +159,7 @@ def _checked(file: Path | str, data: Any) -> dict[str, Any]:
     for name in ("picks", "original"):
         named = checked.get(name)
         if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
-            raise FlexActError(f"{file}: {name!r} must have a name for each site or setting; got {named!r:.80}.")
+            raise FlexActError(f"{file}: {name!r} must map each site or setting to a name; got {named!r:.80}.")
     if not isinstance(checked.get("committed"), bool):
         raise FlexActError(f"{file}: 'committed' must be true or false; got {checked.get('committed')!r}.")
     for site, pick in checked["picks"].items():

@@ -119,7 +119,8 @@ def class_without(owner: Rewritten, children: set[str]) -> type:
 def edited_class(cls: type, edits: Iterable[Edit]) -> type:
     """Return the subclass of a type with these edits, or, for a rewritten type, one that has its old edits as well.
 
-    The subclass of a parametrized type is below it, because removing the parametrization removes what is above.
+    The subclass is inserted below the parametrization of a parametrized type, because removing the parametrization
+    would also remove a subclass above it.
     """
     old = next(base for base in cls.__mro__ if base.__module__ != parametrize.__name__)
     all_edits = {(edit.method, edit.place): edit for edit in (*getattr(old, "flexact_recipe", ()), *edits)}

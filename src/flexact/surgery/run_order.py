@@ -74,7 +74,7 @@ def run_order(
 
 
 def _eager() -> contextlib.AbstractContextManager[Any]:
-    """Run compiled submodules uncompiled. Nothing is compiled if dynamo, which takes seconds to import, is not."""
+    """Run compiled submodules uncompiled. There are none if Dynamo, which takes seconds to import, is not imported."""
     is_imported = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_imported else contextlib.nullcontext()
 

@@ -124,7 +124,7 @@ class Scope:
 
     def always_follows(self, later: ast.stmt, node: ast.AST, by_settings: bool = True) -> bool:
         """Return whether a statement runs whenever the end of the block of a node, or of a node around it, is reached:
-        it is in the same block or, by the module's settings, in a branch there that they choose."""
+        it is in that block, or in a branch there that the module's settings choose."""
         around = [one for one in self.around(node) if isinstance(one, ast.stmt) and one is not self.definition]
         while not any(one in self.block(later) for one in around):
             parent = self.parents[later]
@@ -139,8 +139,8 @@ class Scope:
         return [node for node in placed if start_of(node) >= start_of(first) and end_of(node) <= end_of(last)]
 
     def reads(self, name: str, assignment: ast.AST, by_settings: bool = True) -> list[ast.Name]:
-        """Return the reads of a variable that may see the value of an assignment: those before the next one that always
-        replaces it (see `always_follows`), and in a loop those of the next iteration."""
+        """Return the reads of a variable that may see the value of an assignment: those before the next assignment that
+        always replaces it (see `always_follows`), and in a loop those of the next iteration."""
         start, end = end_of(assignment), (10**9, 0)
         names = [node for node in self.nodes_of(ast.Name) if node.id == name]
         for node in names:
@@ -263,7 +263,7 @@ def is_unshared_after(scope: Scope, block: Sequence[ast.AST], name: str, is_unsh
 
 def is_fresh(scope: Scope, node: ast.AST, unshared: str = "") -> bool:
     """Return whether nothing else holds the tensor of an expression: an unshared variable, arithmetic, the call of a
-    layer of torch, or of another module whose only argument is such a tensor. A call of None never runs."""
+    layer of torch, or of another module whose only argument is such a tensor. A layer that is None is never called."""
     if not isinstance(node, ast.Call):
         return isinstance(node, ast.BinOp) or (isinstance(node, ast.Name) and node.id == unshared)
     module = scope.value(node.func)

@@ -17,7 +17,7 @@ _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class CannotRewrite(Exception):
-    """The reason why a method cannot be rewritten."""
+    """Raised if a method cannot be rewritten; the message is the reason."""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -58,14 +58,15 @@ def take_over_hooks(source: nn.Module, target: nn.Module) -> None:
     """Make one module run the hooks of another. Both share the dictionaries of hooks, so that the handles that were
     returned at registration still remove them."""
     for name in vars(source):
-        if "_hooks" in name and "load_state_dict" not in name:  # activations lack the hooks for loading a state
+        if "_hooks" in name and "load_state_dict" not in name:  # those check the site's own state
             setattr(target, name, getattr(source, name))
     target._is_full_backward_hook = source._is_full_backward_hook
 
 
 def _set_child(owner: nn.Module, name: str, module: nn.Module) -> None:
-    """Set a child module. It must be an attribute as well if it replaces one that hides an attribute of the class, or
-    if the class has its own `__setstate__`: that of nn.TransformerDecoderLayer sets F.relu in a copy without one."""
+    """Set a child module. It is stored as a plain attribute as well if what it replaces hid an attribute of the class,
+    or if the class has its own `__setstate__`: that of nn.TransformerDecoderLayer sets F.relu in a copy that has no
+    such attribute."""
     owner._modules[name] = module
     was_attribute = vars(owner).pop(name, None) is not None
     is_hidden = was_attribute and any(name in vars(cls) for cls in type(owner).__mro__)

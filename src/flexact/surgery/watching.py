@@ -22,9 +22,9 @@ from flexact.routing.layer import FlexAct
 
 _TORCH, _FLEXACT = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
 _MODULES_OF_TORCH = tuple(f"{_TORCH}{name}/" for name in ("nn/modules", "distributions"))
-"""Folders of torch whose activation calls are either not the user's or found as attributes."""
+"""Folders of torch in which activation calls are not the user's, or are found by `convert` as attributes."""
 _ACTIVATIONS = f"{_TORCH}nn/modules/activation.py"
-"""The exception: a subclass of an activation may inherit its forward, or call it."""
+"""The exception among these files: a user's subclass of an activation may inherit its forward, or call it."""
 
 _REMEDY = "make it a submodule of the model"
 

@@ -153,7 +153,7 @@ def _launcher(built: Any, grid: tuple[int, ...]) -> tuple[Any, ...] | None:
 @functools.cache
 def _log_once(reason: str) -> None:
     """Log once per reason that launches fall back to Triton's documented interface."""
-    _log.warning("unknown Triton launcher (%s): falling back to Triton's own, which has a higher CPU overhead.", reason)
+    _log.warning("unknown Triton launcher (%s): falling back to the documented one, which is slower.", reason)
 
 
 def _is_gpu_error(error: Exception) -> bool:

@@ -64,7 +64,7 @@ def _sweep(
 ):  # fmt: skip
     """Store the count, the sum, and the sum of squared deviations of this program's values per channel.
 
-    The values are shifted by the first value of their channel.
+    The stored sum is that of the values minus the first value of their channel.
     """
     if TRACK and tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(batches_ptr, tl.load(batches_ptr) + 1)

@@ -42,7 +42,7 @@ _SMALLEST_NORM = tl.constexpr(1e-100)
 
 
 class Tables(NamedTuple):
-    """The tables that the kernel reads; `flexact.routing.call_statistics` describes `calls`.
+    """The tables that the kernel reads; the docstring of this module describes `layout` and `calls`.
 
     alive, p and q are (rows, K); width and factors are (rows, 1); alpha and step_size are scalars.
     """
