@@ -98,7 +98,7 @@ def test_without_a_rewind_nothing_is_initialised_with_a_warning() -> None:
     calls = []
     register_candidate("watched", torch.sin, derivative=torch.cos, init=calls.append)
     model = flexact.convert(network(), config=blending("watched", rewind=False))
-    with pytest.warns(UserWarning, match=r"watched: the weights are not rewound.*not applied"):
+    with pytest.warns(UserWarning, match=r"\(watched\) are not applied.*does not rewind"):
         schedule = run(model)
     assert schedule.committed
     assert schedule.rewound_at is None

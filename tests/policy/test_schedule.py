@@ -571,7 +571,7 @@ def test_the_order_of_loading_model_and_schedule_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"total_steps": 30}, "saved run has 30 steps, but this one 20"),
+        ({"total_steps": 30}, "saved run has 30 steps, but this one has 20"),
         ({"version": 99}, "version 99, but this flexact only reads version 2"),
         ({"step": 21}, "step 21 is outside"),
         ({"step": -1}, "step -1 is outside"),

@@ -637,3 +637,80 @@ def test_the_number_of_network_steps_is_kept_in_short_runs_and_without_a_loss() 
     schedule = Run().schedule
     with pytest.raises(FlexActError, match=r"schedule\.step\(loss\)"):
         schedule.step()
+
+
+@pytest.mark.parametrize("trains_another_model", [False, True])
+def test_a_loop_that_does_not_train_the_model_is_warned_about(trains_another_model: bool) -> None:
+    run = Run()
+    other = Network()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.05)
+
+    def train() -> None:
+        for step in range(4):
+            loss_of(other if trains_another_model else run.model, step).backward()
+            optimizer.step()
+            run.schedule.step(1.0)
+
+    with pytest.warns(UserWarning, match=r"have not changed in its first 3 steps.*optimizer\.step\(\)") as caught:
+        train()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_new_schedule_for_a_model_that_has_dropped_candidates_warns_once() -> None:
+    run = Run().to(5 * 3)  # one rung: two candidates are dropped
+    run.optimizer = OPTIMIZERS["SGD"](param_groups(run.model))
+    run.schedule = Schedule(run.model, network_steps=LENGTH, optimizer=run.optimizer)
+    with pytest.warns(UserWarning, match="state of an earlier run") as caught:
+        run.to(2)
+    assert len(caught) == 1
+
+
+def test_a_new_schedule_that_adds_steps_to_a_committed_model_warns_once() -> None:
+    model = flexact.commit(convert(Network()))
+    schedule = Schedule(model, network_steps=LENGTH)
+    with pytest.warns(UserWarning, match="every site of this model is committed") as caught:
+        schedule.step(1.0)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.step(1.0)
+
+
+def test_a_candidate_that_the_original_displaces_keeps_the_evidence_of_their_own_difference() -> None:
+    """In the first rung relu, the original, is last by less than the noise, so it takes the place of the third."""
+    order = ("gelu", "silu", "elu", "tanh", "relu")
+
+    def loss(candidate: str, place: int) -> float:
+        rank = order.index(candidate)
+        return 0.01 * rank + (0.3 if place % 2 else -0.3) * rank
+
+    def reported(_: float, tried: str | None, place: int) -> float:
+        return loss(str(tried), place)
+
+    run = Run(config=replace(CONFIG, trial_steps=48), reported=reported, network_steps=200).to(5 * 12)
+    (site, *_) = sites_of(run.model)
+    assert [site.candidates[k] for k in site.alive] == ["relu", "gelu", "silu"]
+    margin, error, _ = site.evidence[0, site.candidates.index("elu")].tolist()
+    difference = torch.tensor([loss("elu", place) - loss("relu", place) for place in range(8, 12)])
+    assert margin == pytest.approx(float(difference.mean()), abs=1e-5)
+    assert error == pytest.approx(float(difference.std()) / 2, rel=1e-4)
+
+
+def test_a_candidate_whose_weights_become_nan_in_a_step_with_a_finite_loss_is_dropped() -> None:
+    model = convert(Network(), config=CONFIG)
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.05)
+    schedule = Schedule(model, network_steps=LENGTH, optimizer=optimizer, held_out=lambda: loss_of(model, 99))
+    silu = model.act.candidates.index("silu")
+
+    def train() -> None:
+        for step in range(5 * 3):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if schedule.router.trying == silu:
+                model.first.weight.data.fill_(math.nan)
+            schedule.step(1.0)
+
+    with pytest.warns(UserWarning, match=r"NaN or infinite loss.*silu"):
+        train()
+    assert int(model.act.dropped_at[0, silu]) == 5 * 3

@@ -52,7 +52,9 @@ def integer(name: str, value: Any) -> int:
 def steps(name: str, value: Any, otherwise: str = "") -> int:
     """Return a number of optimizer steps. otherwise: what else is allowed, for the error message."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_STEPS:
-        raise FlexActError(f"{name} must be a number of optimizer steps, at least 1{otherwise}; got {value!r:.80}.")
+        raise FlexActError(
+            f"{name} must be a whole number (an int) of optimizer steps, at least 1{otherwise}; got {value!r:.80}."
+        )
     return int(value)
 
 

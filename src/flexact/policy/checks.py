@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +25,9 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
     """Return whichever of the two is given. Raise unless exactly one is."""
     if (total_steps is None) == (network_steps is None):
         raise FlexActError(
-            f"a Schedule needs either total_steps or network_steps; got {total_steps!r:.80} and {network_steps!r:.80}. "
-            "Give total_steps, the optimizer steps of the whole run."
+            f"a Schedule needs either total_steps or network_steps; got total_steps={total_steps!r:.80} and "
+            f"network_steps={network_steps!r:.80}. Give total_steps, the optimizer steps of the whole run, or "
+            "network_steps, those that train the network with its picks."
         )
     name, given = ("total_steps", total_steps) if network_steps is None else ("network_steps", network_steps)
     return value_checks.steps(name, given)
@@ -33,7 +35,7 @@ def checked_steps(total_steps: Any, network_steps: Any) -> int:
 
 def check_loss(loss: Any) -> None:
     """Raise if a loss is not a single number."""
-    is_number = isinstance(loss, float | int) or (isinstance(loss, Tensor) and loss.numel() == 1)
+    is_number = isinstance(loss, Real) or (isinstance(loss, Tensor) and loss.numel() == 1)
     if loss is not None and not is_number:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
         raise FlexActError(f"schedule.step takes the loss of the step, one number; got {got}. Give its mean.")
@@ -121,13 +123,19 @@ def warn_if_frozen(sites: Sequence[Site]) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def omissions(router: Router, steps_done: int, stepped: bool) -> list[str]:
+def omissions(router: Router, steps_done: int, stepped: bool, adds_steps: bool) -> list[str]:
     """Return warnings about what the training loop forgot: to load the schedule's state, or to add the penalty.
 
-    stepped: whether an optimizer that holds logits has made a step.
+    stepped: whether an optimizer that holds logits has made a step. adds_steps: whether picking takes extra steps.
     """
     found: list[str] = []
-    if steps_done == 0 and router.resumes and not router.committed:
+    if steps_done == 0 and router.committed and adds_steps:
+        found.append(
+            "every site of this model is committed, so the steps that network_steps adds for picking are not needed. "
+            "To resume a run, load the schedule's state as well: schedule.load_state_dict(...). To train longer, "
+            "extract the network, and train it without a Schedule."
+        )
+    elif steps_done == 0 and router.resumes and not router.committed:
         found.append(
             "the model or the optimizer has the state of an earlier run, but this schedule starts at step 0. To "
             "resume that run, load the schedule's state as well: schedule.load_state_dict(...)."

@@ -93,6 +93,13 @@ class StartingPoint:
                 f"and that failed: {error!s:.200}. Free host memory, or use FlexConfig(rewind=False)."
             ) from error
 
+    def equals(self, saved: Mapping[str, Any]) -> bool:
+        """Return whether a state that `save` returned has the initial weights."""
+        assert self._start is not None
+        names = dict(self._model.named_parameters()).keys() & saved["tensors"].keys()
+        initial, current = self._start["tensors"], saved["tensors"]
+        return all(torch.equal(local(current[name]), local(initial[name])) for name in names)
+
     def restore(self, step: int, saved: Mapping[str, Any] | None = None) -> None:
         """Restore the initial state, or a state that `save` returned, in place, and clear the gradients. If the model
         has changed, raise before anything is written."""
@@ -185,11 +192,12 @@ class StartingPoint:
         """Warn if a learning rate has changed and nothing restores it."""
         rewound = self._given[1:] + self._others
         for optimizer, first in self._rates.items():
-            now = learning_rates(optimizer)
-            if now != first and self.rewound_at is None and not any(one is optimizer for one in rewound):
+            changed = [rates for rates in zip(learning_rates(optimizer), first, strict=False) if rates[0] != rates[1]]
+            if changed and self.rewound_at is None and not any(one is optimizer for one in rewound):
+                now, before = changed[0]
                 warnings.warn(
                     f"the weights were rewound after step {step}, but the learning rate of {type(optimizer).__name__} "
-                    f"stays at {now[0]:g} (was {first[0]:g}). Pass its scheduler: Schedule(..., rewinds=[scheduler]).",
+                    f"stays at {now:g} (was {before:g}). Pass its scheduler: Schedule(..., rewinds=[scheduler]).",
                     stacklevel=5,
                 )
 

@@ -84,6 +84,7 @@ class Schedule:
         self.steps_done = self._steps_lost = 0
         self.router = one_router(model, sites)
         self.router.scheduled = True
+        self.router.resumes |= any(len(site.alive) < site.k for site in sites)
         self.config = self.router.config
         self._acts = self.config.policy.acts_before_steps
         self._step_size = torch.zeros((), device=self.router.device)
@@ -163,6 +164,8 @@ class Schedule:
             self.steps_done += 1
             self.router.go_to(self.steps_done)
             return
+        for message in checks.omissions(self.router, self.steps_done, bool(self._stepped), self._adds_steps):
+            self._warn_once(message)
         if not self.committed:
             self._pick(loss)
         self.steps_done += 1
@@ -177,8 +180,6 @@ class Schedule:
 
     def _pick(self, loss: Tensor | float | None) -> None:
         """Do this step's part of picking, which may commit the sites."""
-        for message in checks.omissions(self.router, self.steps_done, bool(self._stepped)):
-            self._warn_once(message, stacklevel=4)
         step = self.steps_done + 1
         if self._trial is None:
             diverged = self._step_blend(loss, step)

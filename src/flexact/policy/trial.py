@@ -24,6 +24,7 @@ from flexact.policy.rounds import Rung
 from flexact.routing.call_statistics import mean_over_ranks
 from flexact.routing.random_state import same_random_state
 from flexact.routing.router import Router
+from flexact.routing.sharding import local
 from flexact.routing.site import Site
 
 COMPARED_PART = 1 / 3
@@ -44,7 +45,7 @@ class HeldOut:
         """Return the current held-out loss, or infinity if the network with this candidate has diverged.
 
         training_loss: the loss of the current step; None if it is not known. If the held-out loss is NaN, but this one
-        is not NaN or infinite, the data are at fault, and an error is raised.
+        and all weights are finite, the data are at fault, and an error is raised.
         """
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
@@ -62,7 +63,8 @@ class HeldOut:
             raise FlexActError(f"held_out must return one number, a mean loss; got {value!r:.80}.") from None
         if not math.isnan(number):
             return number
-        if training_loss is not None and not math.isfinite(float(training_loss)):
+        weights = (local(parameter.detach()) for parameter in self._model.parameters())
+        if (training_loss is not None and not math.isfinite(float(training_loss))) or not all(map(_is_finite, weights)):
             return math.inf
         raise FlexActError(f"held_out returned NaN for {candidate!r}. Check its data, or leave out the candidate.")
 
@@ -123,7 +125,14 @@ class Trial:
             self._losses.setdefault(self._candidate, []).append(own)
         if left > 0:
             return None
-        self._saved[self._candidate] = self._start.save()
+        self._saved[self._candidate] = saved = self._start.save()
+        if len(self._saved) == 1 and self._start.equals(saved):
+            warnings.warn(
+                f"the weights of this model have not changed in its first {self.steps} steps, so the candidates cannot "
+                "be compared, and the pick is arbitrary. Call optimizer.step() before schedule.step(loss), with an "
+                "optimizer of this model's parameters.",
+                stacklevel=4,
+            )
         self._index, self.steps = self._index + 1, rung.start
         if self._index == len(self._left):
             ranked = self._ranked()
@@ -155,8 +164,8 @@ class Trial:
         original = originals.pop() if len(originals) == 1 else -1  # else none is the original network
         margin, error, steps = evidence_of.get(original, (math.inf, 0.0, 0.0))
         if original not in kept and margin <= SIGNIFICANT * error:  # no candidate is significantly better
-            evidence_of[kept[-1]] = (evidence_of[kept[-1]][0] - margin, error, steps)  # it was ahead of the original
-            kept[-1] = original
+            displaced, kept[-1] = kept[-1], original
+            evidence_of[displaced] = (*_difference(self._series(displaced), self._series(original)), steps)
         dropped = torch.zeros(1, self._router.k, dtype=torch.bool)
         evidence = torch.full((1, self._router.k, 3), math.nan)
         for candidate, found in evidence_of.items():
@@ -170,9 +179,7 @@ class Trial:
     def _ranked(self) -> dict[int, tuple[float, float, float]]:
         """Return the candidates of the finished rung, best first, each with its difference in loss from the best, the
         standard error of the difference, and the number of losses. Empty if every candidate diverged."""
-        losses = {
-            candidate: mean_over_ranks(torch.stack(self._losses[candidate]).double()).cpu() for candidate in self._left
-        }
+        losses = {candidate: self._series(candidate) for candidate in self._left}
         means = {candidate: float(own.mean()) if _is_finite(own) else math.inf for candidate, own in losses.items()}
         order = sorted(means, key=means.__getitem__)
         best = losses[order[0]]
@@ -186,6 +193,10 @@ class Trial:
                 stacklevel=6,
             )
         return {candidate: (*_difference(losses[candidate], best), float(len(best))) for candidate in order}
+
+    def _series(self, candidate: int) -> Tensor:
+        """Return the compared losses of a candidate in this rung, as means over all ranks."""
+        return mean_over_ranks(torch.stack(self._losses[candidate]).double()).cpu()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the trial and the current weights of its candidates."""

@@ -51,7 +51,7 @@ class Router(SiteTables):
         self.standalone = standalone
         self.scheduled = False
         self.acting: int | None = None  # the id of the newest Schedule whose policy acts before steps
-        self.resumes = False  # whether a state was loaded in which picking had begun
+        self.resumes = False  # whether picking has begun in an earlier run, whose state was loaded or kept
         self.penalized = False  # whether `penalty` was called
         self.warming_up = False  # in a warm-up: every site runs its original, and nothing is routed
         self.trying: int | None = None  # in a trial: the candidate that every site runs alone
