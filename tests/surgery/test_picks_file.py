@@ -143,7 +143,7 @@ def test_an_invalid_file_is_reported(content: Any, message: str, tmp_path: Path)
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
+    with pytest.raises(flexact.FlexActError, match=r"there is no file"):
         flexact.load_picks(network(), tmp_path / "nowhere")
     with pytest.raises(flexact.FlexActError, match=r"no flexact\.json"):
         flexact.load_picks(network(), tmp_path)

@@ -11,6 +11,7 @@ from torch import nn
 from flexact.errors import FlexActError
 from flexact.studies.commands import compare, data, reproduce
 from flexact.studies.compare.functions import named
+from flexact.studies.grid.command import names
 
 
 def load_model(given: str) -> tuple[nn.Module, Any]:
@@ -96,8 +97,9 @@ def inspect(
     from flexact.surgery import inspection
 
     network, example_inputs = load_model(model)
-    patterns = where[0] if where and len(where) == 1 else where or "all"
-    print(inspection.inspect(network, patterns, example_inputs=example_inputs, per_call=per_call))
+    patterns = names(where) or ("all",)
+    chosen = patterns[0] if len(patterns) == 1 else patterns
+    print(inspection.inspect(network, chosen, example_inputs=example_inputs, per_call=per_call))
 
 
 @app.command()

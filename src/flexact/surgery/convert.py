@@ -85,8 +85,8 @@ def convert(
     check_convertible(model, "convert")
     check_where(where)
     config = config_of(candidates, config)
-    if isinstance(share, str):
-        config = dataclasses.replace(config, share=share)  # type: ignore[arg-type]  # checked there
+    if share in ("model", "site"):
+        config = dataclasses.replace(config, share=share)  # type: ignore[arg-type]  # one of the two words
     elif share is not None and not callable(share):
         raise FlexActError(
             f"share must be 'model', 'site', or a function from a site's name to its group; got {share!r:.80}."

@@ -124,7 +124,11 @@ def read_picks(path: Path) -> tuple[Path, dict[str, Any] | None]:
     if not file.is_file() and (path / "config.json").is_file():
         file, inside = path / "config.json", CONFIG_FIELD
     if not file.is_file():
-        raise FlexActError(f"there is no {FILE} at {path}. Pass the folder that the trained network was saved to.")
+        missing = f"no {FILE} in {path}" if path.is_dir() else f"no file {path}"
+        raise FlexActError(
+            f"there is {missing}. Pass the folder that the trained network was saved to, its {FILE}, or a JSON file of "
+            "flexact.selection(model).to_dict()."
+        )
     try:
         data = parsed_json(file.read_bytes())
     except ValueError as error:
@@ -196,8 +200,8 @@ def _of_selection(file: Path | str, data: dict[str, Any]) -> dict[str, Any]:
     picks = {row.site: row.pick for row in rows if row.pick is not None}
     if len(picks) < len(rows):
         raise FlexActError(
-            f"{file} is a selection from before any pick was made. Take it after training, or after "
-            "flexact.commit(model)."
+            f"{file} has no picks, because it was taken before any pick was made. Take the selection after training, "
+            "or after flexact.commit(model)."
         )
     return described(picks, {}, all(row.committed for row in rows))
 

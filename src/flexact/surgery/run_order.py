@@ -34,13 +34,15 @@ class Seen:
         """Return the size of a dimension, which must be the same in all calls."""
         for shape in self.shapes:
             if not -len(shape) <= dim < len(shape):
-                raise FlexActError(f"{name} has inputs of shape {shape}, which have no dimension {dim} for channels.")
+                raise FlexActError(
+                    f"site {name!r} has inputs of shape {shape}, which have no dimension {dim} for channels."
+                )
         found = sorted({shape[dim] for shape in self.shapes})
         if len(found) > 1:
             raise FlexActError(
-                f"{name} is called with inputs of {', '.join(map(str, found))} channels, and granularity='channel' "
-                "needs one number of channels per site. Convert with per_call=True, so that each call is a site, or "
-                "exclude it with where=..."
+                f"site {name!r} is called with inputs of {', '.join(map(str, found))} channels, and "
+                "granularity='channel' needs one number of channels per site. Convert with per_call=True, so that each "
+                "call is a site, or exclude it with where=..."
             )
         return found[0]
 

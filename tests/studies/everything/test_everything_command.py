@@ -32,7 +32,8 @@ def test_the_plan_has_every_study_and_the_command_for_a_cluster(
     text = capsys.readouterr().out
     for study in ("synthetic", "alpha", "corrections", "overhead", "cifar", "glue", "picks"):
         assert f"flexact reproduce {study} " in text
-    assert f"flexact reproduce all --budget {budget} --out {tmp_path / 'run'} --engine ray --address HOST:PORT" in text
+    folders = f"--data data --glue-data data/glue --out {tmp_path / 'run'}"
+    assert f"flexact reproduce all --budget {budget} {folders} --engine ray --address HOST:PORT" in text
     assert "NVIDIA H200" in text
     assert not (tmp_path / "run").exists()
 

@@ -49,7 +49,7 @@ def all_studies(
     shared = {"--engine": engine if engine != "local" else None, "--address": address, "--jobs": jobs}
     calls = [(stage, _call(stage, out, data, glue_data, shared)) for stage in stages.stages(budget)]
     if plan:
-        print(_plan(budget, calls, out))
+        print(_plan(budget, calls, out, data, glue_data))
         return
     failed = []
     for stage, call in calls:
@@ -83,7 +83,7 @@ def _run(stage: Stage, call: list[str], folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "flexact", *call]).returncode
 
 
-def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path) -> str:
+def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path, data: Path, glue_data: Path) -> str:
     estimates = [stages.hours(stage, _RESULTS) for stage, _ in calls]
     total = math.fsum(one for one in estimates if not math.isnan(one))
     rows = [
@@ -91,7 +91,9 @@ def _plan(budget: str, calls: list[tuple[Stage, list[str]]], out: Path) -> str:
         for (stage, call), one in zip(calls, estimates, strict=True)
     ]
     cells = counted(sum(len(stage.cells) for stage, _ in calls), "cell")
-    cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, "--out", str(out), "--engine", "ray"])
+    folders = {"--data": data, "--glue-data": glue_data, "--out": out}
+    words = [str(word) for option in folders.items() for word in option]
+    cluster = shlex.join(["flexact", "reproduce", "all", "--budget", budget, *words, "--engine", "ray"])
     return (
         f"# All studies, budget {budget}\n\n{markdown(('cells', 'hours', 'command'), rows, words=('command',))}\n\n"
         f"{cells}, {total:.1f} hours if run sequentially, from the times in {_RESULTS}: measured on one NVIDIA H200 "

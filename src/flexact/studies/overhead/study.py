@@ -134,8 +134,8 @@ def run(
         for number, name in enumerate(options.models):
             rows += measure(name, options)
             csv_rows.write(folder / FILE, Measurement, rows, made)
-            write_whole(folder / TABLE, written(rows, made))
             progress.finished(number, name)
+    write_whole(folder / TABLE, written(rows, made))
     return rows
 
 
