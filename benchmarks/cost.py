@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flexact
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.io.atomic_files import write_rows
 from flexact.ops import dispatch
 from flexact.routing.sites import sites_of

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import flexact
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.config import PAPER_CANDIDATES
 from flexact.io.atomic_files import write_rows
 from flexact.ops import reference, routed_activation

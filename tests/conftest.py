@@ -33,7 +33,8 @@ import pytest
 from hypothesis import settings
 from torch import nn
 
-from flexact import FlexAct, candidates
+from flexact import FlexAct
+from flexact.candidates import registry
 from flexact.ops import dispatch
 
 sys.path.append(str(Path(__file__).resolve().parent))  # for `forked` and `matrix.models`, in subprocesses too
@@ -78,8 +79,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:
     """Isolates the candidates that a test registers from other tests."""
-    own = {candidate.name: candidate for candidate in candidates.BUILT_IN}
-    with mock.patch.object(candidates, "_registry", own):
+    own = {candidate.name: candidate for candidate in registry.BUILT_IN}
+    with mock.patch.object(registry, "_registry", own):
         yield
 
 

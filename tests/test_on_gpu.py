@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig, Policy
+from flexact.candidates.registry import lookup
 from flexact.ops import dispatch, reference, routed_activation
 from flexact.routing import layer
 
@@ -329,7 +330,7 @@ def test_batch_norm_of_more_elements_than_fit_32_bits(layout: torch.memory_forma
     p = torch.full((5,), 0.2, device=GPU)
     for sample in (0, 519):
         h = (y[sample].detach().float() - 1) / 2
-        exact = sum(p[k] * flexact.candidates.lookup(name).function(h) for k, name in enumerate(site.candidates))
+        exact = sum(p[k] * lookup(name).function(h) for k, name in enumerate(site.candidates))
         assert float((x[sample].detach().float() - exact).norm() / exact.norm()) < 1e-2
     # The gradient of batch norm sums to zero over each channel.
     total, size = (one.sum((0, 2, 3), dtype=torch.float32) for one in (to_y, to_y.abs()))

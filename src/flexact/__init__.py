@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from flexact.candidates import register_candidate
+from flexact.candidates.registry import register_candidate
 from flexact.config import FlexConfig, Policy
 from flexact.errors import FlexActError
 from flexact.observe.recorder import Recorder

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from flexact.candidates import ORIGINAL, lookup
+from flexact.candidates.registry import ORIGINAL, lookup
 from flexact.errors import FlexActError, suggestion
 from flexact.io import value_checks
 from flexact.io.json_input import parsed_json

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import flexact
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from matrix.models import STEADY, Column, scatter_logits
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -410,7 +410,7 @@ def test_an_svg_has_a_title_and_is_the_same_each_time() -> None:
 
 
 def test_builtin_candidates_have_one_colour_each() -> None:
-    from flexact.candidates import known_names
+    from flexact.candidates.registry import known_names
 
     names = known_names()
     colours = candidate_colours([*names, "mine", "yours"])

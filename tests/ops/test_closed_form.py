@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import _plain, closed_form, reference, routed_activation
 from flexact.ops.blending import Blending
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexact.candidates import BUILT_IN, Candidate
+from flexact.candidates.registry import BUILT_IN, Candidate
 from flexact.ops import derivatives
 
 KINKS = (0.0, 0.5, -0.5, 1.0, -1.0, -2.0, 3.0, -3.0, 6.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexact.candidates import BUILT_IN
+from flexact.candidates.registry import BUILT_IN
 from flexact.ops import derivatives, differentiable, routed_activation
 from flexact.ops.blending import Blending
 

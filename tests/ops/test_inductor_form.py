@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from flexact.candidates import BUILT_IN
+from flexact.candidates.registry import BUILT_IN
 from flexact.ops import closed_form, inductor_form
 from flexact.ops.blending import Blending
 

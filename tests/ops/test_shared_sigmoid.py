@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops.shared_sigmoid import pairs
 
 NAMES = sorted(pairs(torch.zeros(1)))

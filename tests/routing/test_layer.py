@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import flexact
 from configs import flat_paper
-from flexact import FlexAct, FlexActError, FlexConfig, Policy, candidates
+from flexact import FlexAct, FlexActError, FlexConfig, Policy
+from flexact.candidates import registry
 from flexact.ops import reference
 from flexact.routing.channel_picks import ChannelPicks
 from flexact.routing.sites import sites_of
@@ -44,7 +45,7 @@ def site_with(logits: list[float] = LOGITS, channels: int | None = None, **chang
 
 def blend_of_pi(site: FlexAct, h: Tensor) -> Tensor:
     pi = torch.softmax(site.logits.detach(), -1)
-    return sum((q * candidates.lookup(k).module()(h) for q, k in zip(pi, site.keys, strict=True)), torch.zeros(()))
+    return sum((q * registry.lookup(k).module()(h) for q, k in zip(pi, site.keys, strict=True)), torch.zeros(()))
 
 
 # Output
@@ -360,7 +361,7 @@ def test_committed_site_is_the_function_itself(name: str) -> None:
     flexact.commit(site)
     assert (site.committed, site.picks) == (True, (name,))
     h = torch.randn(50, requires_grad=True)
-    plain = candidates.lookup(name).module()
+    plain = registry.lookup(name).module()
     for mode in (True, False):
         assert torch.equal(site.train(mode)(h), plain(h))
     assert torch.equal(*(torch.autograd.grad(module(h).sum(), h)[0] for module in (site, plain)))
@@ -399,7 +400,7 @@ def test_mixed_picks_apply_each_function_to_its_channel(picks: list[str], channe
     shape[channel_dim] = len(picks)
     h = torch.randn(shape, requires_grad=True)
     x = site(h)
-    functions = [candidates.lookup(name).module() for name in picks]
+    functions = [registry.lookup(name).module() for name in picks]
     expected = torch.stack([f(part) for f, part in zip(functions, h.unbind(channel_dim), strict=True)], channel_dim)
     torch.testing.assert_close(x, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), h)[0] for y in (x, expected)))
@@ -547,7 +548,7 @@ def test_a_pickled_original_is_known_in_a_new_process(monkeypatch: pytest.Monkey
     site = FlexAct(("original", "identity"), original=nn.LeakyReLU(0.37))
     text, h = pickle.dumps(site), torch.randn(20)
     expected = site(h)
-    monkeypatch.setattr(candidates, "_originals", {})  # as in a process that has not met the function
+    monkeypatch.setattr(registry, "_originals", {})  # as in a process that has not met the function
     assert torch.equal(pickle.loads(text)(h), expected)
 
 

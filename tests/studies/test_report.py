@@ -20,7 +20,7 @@ from matplotlib.container import BarContainer
 from matplotlib.lines import Line2D
 
 from flexact import FlexActError
-from flexact.candidates import known_names
+from flexact.candidates.registry import known_names
 from flexact.io import csv_rows
 from flexact.observe.figures.drawing import Picture
 from flexact.report.build import build, read, read_histories

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 import flexact
-from flexact.activations import _METHODS, is_activation_function
+from flexact.candidates.recognition import _METHODS, is_activation_function
 from flexact.routing.sites import sites_of
 from zoo import EXPECTED
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact.activations import is_activation
-from flexact.candidates import ALIASES
+from flexact.candidates.recognition import is_activation
+from flexact.candidates.registry import ALIASES
 from flexact.errors import FlexActError, missing_extra
 from flexact.surgery.picks_file import CONFIG_FIELD, Unpicked, built_with, described
 

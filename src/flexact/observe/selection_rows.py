@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from flexact.candidates import known_names
+from flexact.candidates.registry import known_names
 from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import shared_sigmoid
 from flexact.ops.blending import Blending
 

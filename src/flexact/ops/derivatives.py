@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flexact import elementwise
-from flexact.candidates import SELU_ALPHA, SELU_SCALE, lookup
+from flexact.candidates import elementwise
+from flexact.candidates.registry import SELU_ALPHA, SELU_SCALE, lookup
 from flexact.ops.blending import Blending
 
 Pair = tuple[Tensor, Tensor]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops.blending import Blending
 from flexact.ops.reference import blend
 

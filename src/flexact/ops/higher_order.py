@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates import Candidate, lookup
+from flexact.candidates.registry import Candidate, lookup
 from flexact.ops import closed_form, derivatives, differentiable
 from flexact.ops.blending import Blending
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops.blending import Blending
 from flexact.ops.closed_form import by_candidate, dense, logit_gradient, with_layout_of
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flexact.candidates import SELU_ALPHA, SELU_SCALE
+from flexact.candidates.registry import SELU_ALPHA, SELU_SCALE
 
 Pair = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 

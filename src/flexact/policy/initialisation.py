@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.errors import FlexActError
 from flexact.routing.sharding import is_sharded
 from flexact.routing.site import Site

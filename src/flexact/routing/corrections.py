@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops.reference import blend, straight_through
 from flexact.routing.gumbel import log_pi, probabilities
 

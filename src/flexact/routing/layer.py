@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.ops import routed_activation

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexact.activations import key_of
-from flexact.candidates import known_names, lookup
+from flexact.candidates.recognition import key_of
+from flexact.candidates.registry import known_names, lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.ops.differentiable import is_wrapped

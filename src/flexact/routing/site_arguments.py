@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from flexact.activations import key_of
-from flexact.candidates import ORIGINAL
+from flexact.candidates.recognition import key_of
+from flexact.candidates.registry import ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from flexact.activations import ELEMENTWISE, is_activation, is_activation_function, is_activation_type, module_of_call
+from flexact.candidates.recognition import (
+    ELEMENTWISE,
+    is_activation,
+    is_activation_function,
+    is_activation_type,
+    module_of_call,
+)
 from flexact.surgery.rewriting import Edit, edits_of, function_of, functions_of, place_of
 from flexact.surgery.scope import UNKNOWN, Scope, attribute_of, is_unobserved, tensor_of
 from flexact.surgery.sources import CannotRewrite, codes_of, contents, definition_of

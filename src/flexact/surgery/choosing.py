@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact.activations import is_kind_of_activation
-from flexact.candidates import known_names
+from flexact.candidates.recognition import is_kind_of_activation
+from flexact.candidates.registry import known_names
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct

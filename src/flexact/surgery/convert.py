@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from flexact.candidates import ORIGINAL, lookup
+from flexact.candidates.registry import ORIGINAL, lookup
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.routing.layer import FlexAct

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from flexact.activations import (
+from flexact.candidates.recognition import (
     function_name,
     is_activation,
     is_activation_function,

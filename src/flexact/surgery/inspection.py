@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx, nn
 
-from flexact.activations import function_name, is_kind_of_activation, key_of
-from flexact.candidates import ORIGINAL
+from flexact.candidates.recognition import function_name, is_kind_of_activation, key_of
+from flexact.candidates.registry import ORIGINAL
 from flexact.errors import FlexActError, missing_extra
 from flexact.io.text_tables import aligned, cut, printable
 from flexact.routing.layer import FlexAct

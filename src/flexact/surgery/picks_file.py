@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact.activations import key_of
-from flexact.candidates import ALIASES, ORIGINAL, lookup
+from flexact.candidates.recognition import key_of
+from flexact.candidates.registry import ALIASES, ORIGINAL, lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.io.json_input import parsed_json, path_of

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from flexact.activations import ELEMENTWISE, SIGMOIDS, function_name
+from flexact.candidates.recognition import ELEMENTWISE, SIGMOIDS, function_name
 from flexact.surgery.finding import Findings, Found
 from flexact.surgery.rewriting import children_of
 from flexact.surgery.scope import Scope, calls_of_variable, names_of, targets_of

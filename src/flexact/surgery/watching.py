@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flexact.activations import ELEMENTWISE, SIGMOIDS, is_kind_of_activation, spelling
+from flexact.candidates.recognition import ELEMENTWISE, SIGMOIDS, is_kind_of_activation, spelling
 from flexact.routing.layer import FlexAct
 
 _TORCH, _FLEXACT = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"
@@ -30,7 +30,7 @@ _REMEDY = "make it a submodule of the model"
 
 
 Lines = set[tuple[str, int, str]]
-"""The files, lines and functions (see `flexact.activations.spelling`) of activation calls."""
+"""The files, lines and functions (see `flexact.candidates.recognition.spelling`) of activation calls."""
 
 
 class Watch(TorchFunctionMode):

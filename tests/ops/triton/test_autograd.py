@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexAct, FlexActError, FlexConfig, Policy
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import _plain, dispatch, routed_activation
 from flexact.ops.blending import Blending
 from flexact.ops.triton import autograd as triton_autograd

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops import reference
 from flexact.ops.blending import Blending
 from flexact.ops.triton import batch_norm, tiles

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import flexact
 from flexact import FlexConfig
-from flexact.candidates import lookup, register_candidate, registered_candidates
+from flexact.candidates.registry import lookup, register_candidate, registered_candidates
 from flexact.errors import FlexActError
 from flexact.ops import closed_form, dispatch, routed_activation, runs_fused
 from flexact.ops.blending import Blending
@@ -187,7 +187,7 @@ BUILD = """
 import sys
 import torch
 import forms
-from flexact.candidates import register_candidate
+from flexact.candidates.registry import register_candidate
 from flexact.ops.blending import Blending
 from flexact.ops.triton import batch_norm, routed
 from flexact.ops.triton.launch import Launch

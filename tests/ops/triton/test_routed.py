@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flexact.candidates import lookup, register_candidate
+from flexact.candidates.registry import lookup, register_candidate
 from flexact.ops import dispatch, reference, routed_activation, runs_fused
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed as triton

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flexact import FlexActError, Recorder, commit, extract
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.routing.sites import sites_of
 from flexact.studies import cuda_graph
 from flexact.studies.cifar.methods import METHODS, build

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.ops.triton.basis_functions import FORMS
 
 FEW = 10

@@ -17,8 +17,8 @@ periods apart there.
 import triton
 import triton.language as tl
 
-from flexact import elementwise
-from flexact.candidates import BUILT_IN, SELU_ALPHA, SELU_SCALE
+from flexact.candidates import elementwise
+from flexact.candidates.registry import BUILT_IN, SELU_ALPHA, SELU_SCALE
 
 LINEAR = tl.constexpr(0)
 RELU = tl.constexpr(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from flexact.candidates import Candidate, lookup
+from flexact.candidates.registry import Candidate, lookup
 from flexact.errors import FlexActError
 from flexact.ops.blending import Blending
 from flexact.ops.triton import routed

@@ -17,7 +17,7 @@ from torch import nn
 
 from flexact import FlexConfig, baselines, convert, param_groups
 from flexact.baselines.learnable import Learnable
-from flexact.candidates import known_names
+from flexact.candidates.registry import known_names
 from flexact.io.value_checks import check_known
 from flexact.routing.layer import FlexAct
 from flexact.routing.sites import sites_of

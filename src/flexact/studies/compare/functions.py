@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from flexact.candidates import registered_candidates, restore_candidates
+from flexact.candidates.registry import registered_candidates, restore_candidates
 from flexact.errors import FlexActError, missing_extra
 from flexact.surgery.choosing import Where
 

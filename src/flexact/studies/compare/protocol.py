@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from flexact.candidates import ORIGINAL
+from flexact.candidates.registry import ORIGINAL
 from flexact.config import FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flexact.candidates import ORIGINAL
+from flexact.candidates.registry import ORIGINAL
 from flexact.errors import FlexActError
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import INK, candidate_colours, candidate_dash

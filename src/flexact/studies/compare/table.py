@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from flexact.candidates import ORIGINAL
+from flexact.candidates.registry import ORIGINAL
 from flexact.io.markdown_tables import counted, markdown
 from flexact.studies.compare.protocol import FLEXACT, Cell, Protocol, Result
 from flexact.studies.grid.statistics import (

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexact.candidates import ORIGINAL
+from flexact.candidates.registry import ORIGINAL
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_rows, write_whole
 from flexact.policy.schedule import Schedule

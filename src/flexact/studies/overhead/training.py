@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flexact import FlexAct, FlexConfig, Schedule, convert, param_groups, penalty
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.config import PAPER_CANDIDATES
 from flexact.errors import FlexActError
 from flexact.ops import dispatch

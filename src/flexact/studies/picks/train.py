@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from flexact import Schedule, convert
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.errors import FlexActError
 from flexact.io.atomic_files import write_whole
 from flexact.routing.sites import sites_of

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flexact.baselines import BASELINES, KolmogorovArnoldLayer, make
-from flexact.candidates import known_names, lookup
+from flexact.candidates.registry import known_names, lookup
 from flexact.config import Correction, FlexConfig
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_names

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from flexact.candidates import ORIGINAL, known_names
+from flexact.candidates.registry import ORIGINAL, known_names
 from flexact.config import PAPER_CANDIDATES, FlexConfig, Policy
 from flexact.errors import FlexActError
 from flexact.io.value_checks import check_known, check_names, check_whole, number

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flexact.candidates import lookup
+from flexact.candidates.registry import lookup
 from flexact.policy.logit_updates import penalty
 from flexact.policy.optimizers import param_groups
 from flexact.policy.schedule import Schedule

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import flexact
-from flexact import FlexActError, candidates
-from flexact.candidates import lookup, original, register_candidate
+from flexact import FlexActError
+from flexact.candidates import registry
+from flexact.candidates.registry import lookup, original, register_candidate
 
 
 class Wave(nn.Module):
@@ -106,7 +107,7 @@ def slope_by_autograd(module: nn.Module, h: Tensor) -> Tensor:
 
 
 def test_the_built_in_names_are_the_documented_ones() -> None:
-    assert {candidate.name for candidate in candidates.BUILT_IN} == set(TORCH_MODULES)
+    assert {candidate.name for candidate in registry.BUILT_IN} == set(TORCH_MODULES)
 
 
 @every_candidate
@@ -186,7 +187,7 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 def test_names_of_other_libraries_are_accepted_as_aliases() -> None:
     h = points(torch.float32)
-    for alias, name in candidates.ALIASES.items():
+    for alias, name in registry.ALIASES.items():
         assert lookup(alias) is lookup(name)
     assert torch.equal(lookup("celu").function(h), nn.CELU()(h))
     config = flexact.FlexConfig(candidates=("original", "swish", "gelu_new", "relu2"))
@@ -276,7 +277,7 @@ def test_a_derivative_wrong_in_one_place_is_refused_there(at: float, off: float)
 def test_a_kink_of_the_users_function_is_not_reported_as_a_wrong_derivative() -> None:
     register_candidate("abs", torch.abs, derivative=torch.sign)
     register_candidate("shrink", F.hardshrink)  # jumps
-    assert "abs" in candidates.known_names()
+    assert "abs" in registry.known_names()
 
 
 def test_a_derivative_of_another_shape_is_refused() -> None:

@@ -10,15 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import flexact
-from flexact.activations import (
-    function_name,
-    is_activation,
-    is_activation_function,
-    key_of,
-    module_of_call,
-)
-from flexact.candidates import BUILT_IN, known_names, lookup
-from flexact.elementwise import (
+from flexact.candidates.elementwise import (
     ClippedGELU,
     HardMish,
     Laplace,
@@ -29,6 +21,14 @@ from flexact.elementwise import (
     SqrtSoftplus,
     StarReLU,
 )
+from flexact.candidates.recognition import (
+    function_name,
+    is_activation,
+    is_activation_function,
+    key_of,
+    module_of_call,
+)
+from flexact.candidates.registry import BUILT_IN, known_names, lookup
 
 POINTS = torch.linspace(-7, 7, 141)
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flexact import elementwise as own
+from flexact.candidates import elementwise as own
 from flexact.errors import FlexActError, suggestion
 
 SELU_ALPHA = 1.6732632423543772848170429916717

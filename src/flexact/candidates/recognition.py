@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flexact.candidates import BUILT_IN, original, plain_setting, settings_of
+from flexact.candidates.registry import BUILT_IN, original, plain_setting, settings_of
 
 
 def _type_path(cls: Any) -> str:
