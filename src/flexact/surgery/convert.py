@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from flexact.candidates.registry import ORIGINAL, lookup
 from flexact.config import FlexConfig
-from flexact.errors import FlexActError
+from flexact.errors import FlexActError, suggestion
 from flexact.routing.layer import FlexAct
 from flexact.routing.sharding import has_shards
 from flexact.routing.site_arguments import config_of
@@ -89,7 +89,8 @@ def convert(
         config = dataclasses.replace(config, share=share)  # type: ignore[arg-type]  # one of the two words
     elif share is not None and not callable(share):
         raise FlexActError(
-            f"share must be 'model', 'site', or a function from a site's name to its group; got {share!r:.80}."
+            f"share={share!r:.80} is not a choice{suggestion(str(share), ('model', 'site'))} Give 'model', 'site', or a "
+            "function from a site's name to its group."
         )
     inits = any(name != ORIGINAL and lookup(name).init is not None for name in config.candidates)
     choice = choose(model, where, example_inputs, per_call, graph=inits)
