@@ -95,6 +95,15 @@ def test_a_truncated_last_line_is_dropped_on_resume_and_reported_on_loading(tmp_
     assert [entry["step"] for entry in Recorder.load(path)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_an_empty_file_is_started(tmp_path: Path, options: dict[str, bool]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.touch()
+    with Recorder(convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), path, **options) as recorder:
+        recorder.record(0)
+    assert [record["step"] for record in Recorder.load(path)] == [0]
+
+
 @pytest.mark.parametrize("line", ["{not json", '["a", "list"]', '{"step": "two", "sites": {}}', '{"step": 2}', ""])
 def test_a_corrupt_line_is_reported_and_the_file_is_unchanged(tmp_path: Path, line: str) -> None:
     path = tmp_path / "history.jsonl"

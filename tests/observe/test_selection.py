@@ -480,3 +480,9 @@ def test_a_name_that_extraction_makes_misleading_is_reported() -> None:
         site.commit(candidate=site.candidates.index("relu"))
     assert str(selection(model)).splitlines()[-1] == ("extract keeps module names: the module named gelu is now a relu")
     assert "(gelu): ReLU()" in str(flexact.extract(model))
+
+
+def test_wrappers_inside_a_model_do_not_change_the_names_of_its_sites() -> None:
+    model = convert(nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Tanh()), "*", config=BY_SITE)
+    model[0], model[1] = AveragedModel(model[0]), torch.compile(model[1], backend="eager")
+    assert [row.site for row in selection(model)] == ["0.1", "1"]

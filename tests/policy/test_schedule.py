@@ -479,6 +479,21 @@ def test_a_site_that_the_forward_never_calls_warns_once_by_name() -> None:
     assert warning.filename == __file__
 
 
+def test_logits_that_no_optimizer_holds_are_reported_if_optimizers_move_them() -> None:
+    config = one_by_one(round_steps=1, logit_step="optimizer")
+    model = convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.GELU()), "*", config=config)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p is not model[1].logits], lr=0.01)
+    schedule = Schedule(model, 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            (model(torch.randn(4, 3)).sum() + flexact.penalty(model)).backward()
+            optimizer.step()
+            model.zero_grad()
+            schedule.step()
+    assert any("1 of 2 sites have received no gradient so far (1)" in str(one.message) for one in caught)
+
+
 def test_a_site_without_a_gradient_because_it_is_sure_does_not_warn() -> None:
     model = contest()
     ranked(model, [0.0, 0.0, 200.0, 0.0, 0.0])

@@ -53,12 +53,21 @@ def restart_learning_rate(trainer: Any, optimizer: Optimizer, schedule: Schedule
     if schedule.rewound_at is None or not getattr(trainer, "_created_lr_scheduler", False):
         return
     saved = trainer.lr_scheduler
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = group.get("initial_lr", group["lr"])
+        _set_rate(group, group.get("initial_lr", group["lr"]))
     trainer.lr_scheduler = None
     trainer.create_scheduler(schedule.total_steps - schedule.rewound_at, optimizer)
     trainer.callback_handler.lr_scheduler = trainer.lr_scheduler
     if schedule.steps_done > schedule.rewound_at:
         trainer.lr_scheduler.load_state_dict(saved.state_dict())
-        for group, rate in zip(optimizer.param_groups, saved.get_last_lr(), strict=True):
-            group["lr"] = rate
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            _set_rate(group, rate)
+
+
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
+    """Set a learning rate; one that is a tensor is set in place, and does not become the tensor of the initial one."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = float(rate)

@@ -30,6 +30,8 @@ def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any
     if not path.exists():
         return []
     text = read_text(path)
+    if not text:
+        return []
     whole = whole_lines(text) or text  # without a whole line it is not a history
     found = parsed(path, whole.splitlines(keepends=True)[0] if overwrite else whole)[1:]
     if found and not resume:

@@ -130,15 +130,14 @@ def _named_sites(model: nn.Module) -> list[tuple[str, FlexAct]]:
             f"this {type(model).__name__} has no FlexAct sites, so nothing is picked; call flexact.convert(model) "
             "first. An extracted model has none left: print its modules."
         )
-    names = {id(module): name.replace("_orig_mod.", "") for name, module in _unwrapped(model).named_modules()}
-    return [(names[id(site)] or "FlexAct", site) for site in sites]
-
-
-def _unwrapped(model: Any) -> nn.Module:
-    """The model inside torch.compile, data parallelism and averages of weights, in any order."""
-    while (is_compiled := hasattr(model, "_orig_mod")) or isinstance(model, _HOLD_A_MODULE):
-        model = model._orig_mod if is_compiled else model.module
-    return model  # type: ignore[no-any-return]
+    names: dict[str, str] = {"": ""}  # name with prefixes -> name without them
+    modules = dict(model.named_modules())
+    for name in list(modules)[1:]:
+        parent, _, attribute = name.rpartition(".")
+        wraps = attribute == "_orig_mod" or (attribute == "module" and isinstance(modules[parent], _HOLD_A_MODULE))
+        names[name] = names[parent] if wraps else f"{names[parent]}.{attribute}".lstrip(".")
+    by_site = {id(module): names[name] or "FlexAct" for name, module in modules.items()}
+    return [(by_site[id(site)], site) for site in sites]
 
 
 def _rows(name: str, site: FlexAct) -> Iterator[Row]:

@@ -160,7 +160,7 @@ def warn_of_arbitrary_picks(router: Router, running: RunningGradient, stepped: b
             "no optimizer of torch.optim has stepped the logits yet, so the candidates that are dropped now are "
             "arbitrary. Convert the model before you build the optimizer, and call schedule.step() after its step."
         )
-    elif router.config.policy.moves_logits and (idle := _without_gradient(router, running)):
+    elif acts and (idle := _without_gradient(router, running)):
         message = (
             f"{len(idle)} of {len(router.sites)} sites have received no gradient so far ({', '.join(idle[:5])}), so "
             "their picks are arbitrary. If no optimizer holds their logits, give it flexact.param_groups(model); if "

@@ -19,7 +19,7 @@ from flexact.policy.initialisation import check_inits, initialise
 from flexact.policy.logit_updates import RunningGradient, before_step, skip
 from flexact.policy.optimizers import Scaling, Steps, checked_optimizer, has_stepped
 from flexact.policy.rewinding import StartingPoint
-from flexact.policy.rounds import planned, planned_for
+from flexact.policy.rounds import Plan, planned, planned_for
 from flexact.policy.step_hooks import listen, stop_listening
 from flexact.policy.trial import HeldOut, Trial, tries_candidates
 from flexact.routing.site import Site, version_of
@@ -217,10 +217,14 @@ class Schedule:
             self._elimination.evidence.reset()
         return None
 
+    def _blend_plan(self) -> Plan:
+        """Return the plan of this run without a trial."""
+        return planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+
     def _blend_instead(self) -> None:
         """Replace the trial by a blend of the same total number of steps."""
         self._trial = self.router.trying = None
-        self._plan = planned(self.router.k, self.config, tries=False, total_steps=self.total_steps)
+        self._plan = self._blend_plan()
         self.commit_step, self.network_steps = self._plan.commit_step, self._plan.network_steps
         self._elimination = Elimination(self.router, self.config, self.total_steps, self.commit_step)
         if not self._plan.rewinds:
@@ -291,14 +295,16 @@ class Schedule:
         progress = {"version": VERSION, "step": self.steps_done, "steps_lost": self._steps_lost}
         trial = {"blends": not self._plan.rungs, "trial": None if self._trial is None else self._trial.state_dict()}
         tensors = {name: own.clone() for name, own in self._tensors().items()}
-        return progress | self._identity() | tensors | self._start.state_dict() | trial
+        return progress | self._identity(self._plan) | tensors | self._start.state_dict() | trial
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a saved run. Load the model's state as well, before or after."""
-        if isinstance(state, dict) and state.get("blends") and self._plan.rungs:  # the saved run was given no loss
-            self._blend_instead()
-        checks.check_run(state, VERSION, self._identity(), self._tensors())
+        fell_back = isinstance(state, dict) and state.get("blends") and self._plan.rungs  # it was given no loss
+        plan = self._blend_plan() if fell_back else self._plan
+        checks.check_run(state, VERSION, self._identity(plan), self._tensors())
         self._start.load_state_dict(state)
+        if fell_back:
+            self._blend_instead()
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self.steps_done, self._steps_lost = state["step"], state["steps_lost"]
@@ -314,11 +320,12 @@ class Schedule:
         """Return the tensors of the state, which are written in place, since a captured CUDA graph uses them."""
         return self._running.state_dict() | self._elimination.state_dict()
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, plan: Plan) -> dict[str, Any]:
         """Return what a resumed run must have in common with the saved one: its length, the steps at which it drops
         candidates (in a trial, counted per candidate), and which sites pick together."""
-        drops = [rung.until for rung in self._plan.rungs] or sorted(self._elimination.steps)
-        steps = {"total_steps": self.total_steps, "network_steps": self.network_steps}
+        elimination = Elimination(self.router, self.config, plan.total_steps, plan.commit_step)
+        drops = [rung.until for rung in plan.rungs] or sorted(elimination.steps)
+        steps = {"total_steps": plan.total_steps, "network_steps": plan.network_steps}
         return steps | {"drops": drops, "groups": checks.groups(self.router)}
 
     def _start_step(self) -> None:

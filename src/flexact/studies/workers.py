@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from typing import Any, Protocol
 
 import torch
@@ -134,7 +135,7 @@ class _Slot:
         error = future.exception()
         if error is None:
             self.future.set_result(future.result())
-        elif self._pid.exception() is None:
+        elif self._began.is_set():
             self.future.set_exception(error)
         else:
             script = getattr(sys.modules["__main__"], "__file__", "the main module")
@@ -148,8 +149,9 @@ class _Slot:
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers))
-        self._pid = self._executor.submit(os.getpid)  # has a result once the process has started
+        self._began = context.Event()  # set once the script is imported; the device may still be unusable
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self.device, self.workers, self._began))
+        self._pid = self._executor.submit(os.getpid)
 
     def stop(self) -> None:
         """Ask the running task to stop, by SIGTERM."""
@@ -163,8 +165,9 @@ class _Slot:
             self._executor = None
 
 
-def _begin(device: str, workers: int) -> None:
+def _begin(device: str, workers: int, began: Event) -> None:
     """Prepare a worker process. It ignores Ctrl-C, which reaches all processes: the parent decides what stops."""
+    began.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stop_requested.set())
     threading.Thread(target=_watch_parent, daemon=True).start()

@@ -89,8 +89,8 @@ def convert(
         config = dataclasses.replace(config, share=share)  # type: ignore[arg-type]  # one of the two words
     elif share is not None and not callable(share):
         raise FlexActError(
-            f"share={share!r:.80} is not a choice{suggestion(str(share), ('model', 'site'))} Give 'model', 'site', or a "
-            "function from a site's name to its group."
+            f"share={share!r:.80} is not a choice{suggestion(str(share), ('model', 'site'))} Give 'model', 'site', or "
+            "a function from a site's name to its group."
         )
     inits = any(name != ORIGINAL and lookup(name).init is not None for name in config.candidates)
     choice = choose(model, where, example_inputs, per_call, graph=inits)

@@ -94,7 +94,7 @@ def test_options_that_are_not_given_are_read_from_the_folder() -> None:
         ({"models": ("resnet19",)}, "unknown model 'resnet19'; did you mean 'resnet18'"),
         ({"datasets": ("cifar1000",)}, "unknown data set 'cifar1000'; did you mean 'cifar100'"),
         ({"methods": ()}, "--methods names nothing"),
-        ({"methods": ("relu", "relu")}, "repeated: relu"),
+        ({"methods": ("relu", "relu")}, "names relu more than once"),
         ({"seeds": 0}, "--seeds must be a whole number from 1"),
         ({"first_seed": -1}, "--first-seed must be a whole number from 0"),
     ],

@@ -39,7 +39,10 @@ def glue(
 
     store = Store(grid.out)
     known = (grid.before(store) or {}).get("protocol", {})
-    settings = grid.settings | find_encoder(model or known.get("folder"))
+    folder = known.get("folder")
+    if folder is not None and not Path(folder).is_dir():  # the grid was started on another machine
+        folder = known.get("model")
+    settings = grid.settings | find_encoder(model or folder)
     if model is None:  # the folder of a downloaded model is not named after it
         settings["model"] = known.get("model", settings["model"])
     if not known and settings.get("from_scratch"):

@@ -12,7 +12,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from flexact.errors import FlexActError
+from flexact.errors import FlexActError, missing_extra
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,11 @@ def measured(task: TextTask, outputs: Any, labels: Any) -> dict[str, float]:
     >>> measured(TASKS["rte"], numpy.array([[2.0, 1.0], [0.0, 3.0]]), numpy.array([0, 0]))
     {'accuracy': 50.0}
     """
-    from scipy.stats import pearsonr, spearmanr
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
+    try:
+        from scipy.stats import pearsonr, spearmanr
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    except ImportError as error:
+        raise missing_extra(str(error.name), "studies") from None
     functions = {
         "matthews": matthews_corrcoef,
         "f1": f1_score,
