@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any
 
 from flexact.candidates.registry import known_names
-from flexact.errors import FlexActError
 from flexact.io.markdown_tables import counted
 from flexact.io.text_tables import GAP, WIDTH, aligned, cut, printable, width
 from flexact.policy.evidence import SIGNIFICANT, Contest
@@ -17,7 +16,6 @@ TIE = 1e-6
 """Probabilities that differ by at most this are equal."""
 _MIN_WIDTH = 24
 """Minimum width of the names of sites, in characters."""
-_NUMBER = float | int
 
 
 @dataclass(frozen=True)
@@ -76,27 +74,6 @@ class Row:
         significant evidence for the pick."""
         return (self.committed and not self.decided) or (self.pick is None and self.trying is None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        fields: dict[str, Any] = plain(asdict(self))
-        if self.trying is None:
-            del fields["trying"]
-        return fields
-
-    @classmethod
-    def from_dict(cls, number: int, data: Any) -> Row:
-        """The inverse of `to_dict`, with every field checked. number: the number of the row, for error messages."""
-        kinds = get_type_hints(cls)
-        if not isinstance(data, dict) or data.keys() | {"trying"} != kinds.keys():
-            raise FlexActError(f"row {number} of a selection needs the fields {', '.join(kinds)}; got {data!r:.80}.")
-        fields = {}
-        for name, value in data.items():
-            try:
-                fields[name] = _restored(value, kinds[name])
-            except TypeError:
-                raise FlexActError(f"row {number} of a selection: {name} cannot be {value!r:.80}.") from None
-        return cls(**fields)
-
 
 def alike(rows: Iterable[Row]) -> list[tuple[str, Row]]:
     """One row per group of sites that picked together, with its name: that of the only site, or the number of sites."""
@@ -113,40 +90,24 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _restored(value: Any, kind: Any) -> Any:
-    """The inverse of `plain`; raises TypeError unless a value is of this type. Booleans do not count as numbers."""
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {_restored(key, str): _restored(one, get_args(kind)[1]) for key, one in value.items()}
-    if kind is Contest and isinstance(value, dict):
-        found = Contest(**value)
-        margin = math.inf if found.margin is None else found.margin
-        return Contest(*map(_restored, (margin, found.standard_error, found.steps), (_NUMBER, _NUMBER, int)))
-    if kind is float:
-        kind, value = _NUMBER, math.nan if value is None else value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError
-    return value
-
-
 def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
     """The cells of each column by its title, without the names of the sites. Before the commitment the columns show
-    probabilities, after it the evidence for the pick."""
-    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
-    columns = {"pick": [_pick(row) for row in rows]}
-    if contested or not rows:
-        columns["probability"] = ["-" if row.committed else f"{row.probability:.3f}" for row in rows]
-        columns["margin"] = ["-" if row.committed else f"{row.margin:.3f}" for row in rows]
-    if committed:
-        leads = [row.lead for row in rows]
-        columns["lead"] = ["-" if lead is None else str(lead) for lead in leads]
-        columns["z"] = ["-" if lead is None else f"{lead.z:.1f}" for lead in leads]
-        columns["steps"] = ["-" if lead is None else str(lead.steps) for lead in leads]
-    columns["runner-up"] = [row.runner_up or "-" for row in rows]
-    if any(row.over_original is not None for row in committed):
-        against = [row.over_original for row in rows]
-        columns["z (original)"] = ["-" if found is None else f"{found.z:.1f}" for found in against]
-    columns["dropped at"] = [", ".join(drops_by_step(row.dropped)) or "-" for row in rows]
-    return columns
+    probabilities, after it the evidence for the pick. Most columns are left out if they are empty."""
+    leads = [row.lead for row in rows]
+    against = [row.over_original for row in rows]
+    columns = {
+        "pick": [_pick(row) for row in rows],
+        "probability": ["-" if row.committed else f"{row.probability:.3f}" for row in rows],
+        "margin": ["-" if row.committed else f"{row.margin:.3f}" for row in rows],
+        "lead": ["-" if lead is None else str(lead) for lead in leads],
+        "z": ["-" if lead is None else f"{lead.z:.1f}" for lead in leads],
+        "steps": ["-" if lead is None else str(lead.steps) for lead in leads],
+        "runner-up": [row.runner_up or "-" for row in rows],
+        "z (original)": ["-" if found is None else f"{found.z:.1f}" for found in against],
+        "dropped at": [", ".join(drops_by_step(row.dropped)) or "-" for row in rows],
+    }
+    always = ("pick", "runner-up", "dropped at")
+    return {title: cells for title, cells in columns.items() if title in always or set(cells) != {"-"}}
 
 
 def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:

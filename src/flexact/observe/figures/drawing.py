@@ -43,8 +43,6 @@ _SVG = '<svg role="img" style="max-width: 100%; height: auto"'
 """The opening of an SVG element that fits pages and cells of notebooks. Screen readers read its title."""
 _LETTER, _SWATCH = 0.07, 0.7
 """Widths in inches of a letter in the legend, and of the symbol and the spaces around a name."""
-_MAX = 1e300
-"""Values beyond it are not drawn, since differences of them overflow."""
 _MAX_PIXELS = 600
 """Maximum width of the image of a heat map."""
 _LONGEST_NAME = 26
@@ -151,7 +149,6 @@ def line(
 ) -> None:
     """Draw a curve, with a band (low, high) around it if given. An empty name is not in the legend."""
     marker = "o" if len(x) == 1 else ""
-    y = [value if abs(value) <= _MAX else math.nan for value in y]
     ax.plot(x, y, label=label(name), color=colour, linestyle=dash, linewidth=width, marker=marker)
     if band is not None:
         ax.fill_between(x, *band, color=colour, alpha=0.18, linewidth=0)

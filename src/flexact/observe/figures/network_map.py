@@ -8,14 +8,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flexact.errors import FlexActError
-from flexact.io.markdown_tables import counted
 from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import GREY, candidate_colours
 from flexact.observe.figures.drawing import Picture, style
-from flexact.observe.figures.outcomes import by_site, channels_note, outcomes
+from flexact.observe.figures.outcomes import by_site, outcomes
 from flexact.observe.figures.site_names import without_shared_end, without_shared_start
 from flexact.observe.history import Records
-from flexact.observe.selection_rows import Row
+from flexact.observe.selection_rows import Row, alike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +56,7 @@ def network(history: Records, stem: str = "history") -> Picture:
         f"{stem}-network",
         "Map of the network",
         f"The pick of each site at step {history[-1]['step']}, from the first layer to the last, one line per "
-        "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey"
-        + channels_note(history),
+        "stage. The paler a site, the weaker the evidence for its pick; undecided sites are grey.",
         drawing.finished(figure, {name: colours[name] for name in map(_category, found.values())}),
     )
 
@@ -77,21 +75,17 @@ def _draw_tile(ax: Axes, x: int, y: int, name: str, colour: str, confidence: flo
 def margins(history: Records, stem: str = "history") -> Picture:
     """Draw the margin of each candidate when it was dropped, with its standard error; undecided sites are grey. Sites
     that picked together share a panel."""
-    found = outcomes(history)
-    colours = candidate_colours(by_site(history[-1:])[0])
-    groups: dict[str, list[Row]] = {}
-    for one in found:
-        if one.dropped:
-            groups.setdefault(repr((one.dropped, one.evidence, one.undecided)), []).append(one)
+    groups = [(name, row) for name, row in alike(outcomes(history)) if row.dropped]
     if not groups:
         raise FlexActError("no candidate has been dropped in this history, so there are no margins to draw.")
-    ranked = sorted(groups.values(), key=lambda group: -math.inf if group[0].lead is None else group[0].lead.z)
-    shown = [group for group in groups.values() if group in ranked[:MAX_PANELS]]
+    colours = candidate_colours(by_site(history[-1:])[0])
+    ranked = sorted(groups, key=lambda group: -math.inf if group[1].lead is None else group[1].lead.z)
+    shown = [group for group in groups if group in ranked[:MAX_PANELS]]
     left_out = len(groups) - len(shown)
-    most = max(len(group[0].dropped) for group in shown)
+    most = max(len(row.dropped) for _, row in shown)
     figure, axes = drawing.panels(len(shown), across=3, inches=drawing.row_inches(most))
-    for ax, group in zip(axes, shown, strict=True):
-        _draw_margins(ax, group, colours, len(found))
+    for ax, (name, row) in zip(axes, shown, strict=True):
+        _draw_margins(ax, name, row, colours)
     return Picture(
         f"{stem}-margins",
         "Margin at each drop",
@@ -133,26 +127,20 @@ def tile_names(sites: Sequence[str]) -> list[str]:
     return [name if len(name) <= _LETTERS else "" for name in names]
 
 
-def _draw_margins(ax: Axes, group: Sequence[Row], colours: Mapping[str, str], count: int) -> None:
-    """Draw the panel of sites with the same drops: one row per candidate, the first that was dropped on top.
-
-    count: the number of all sites.
-    """
-    first = group[0]
+def _draw_margins(ax: Axes, title: str, site: Row, colours: Mapping[str, str]) -> None:
+    """Draw the panel of a site: one row per candidate, the first that was dropped on top."""
     rows = []
-    for row, (name, step) in enumerate(first.dropped.items()):
-        found = first.evidence.get(name)
+    for row, (name, step) in enumerate(site.dropped.items()):
+        found = site.evidence.get(name)
         without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
         rows.append(f"{name} at {step}{without}")
         if found is not None and not without:
-            colour = GREY if first.undecided else colours[name]
+            colour = GREY if site.undecided else colours[name]
             ax.errorbar(found.margin, row, xerr=found.standard_error, fmt="o", color=colour)
     drawing.name_rows(ax, rows)
     drawing.rule_rows(ax, len(rows))
-    all_or_some = f"all {count} sites" if len(group) == count else counted(len(group), "site")
-    title = first.site if len(group) == 1 else all_or_some
-    undecided = " (undecided)" if first.pick and first.undecided else ""
-    ax.set(title=f"{title}: {first.pick or _UNDECIDED}{undecided}", xlabel="margin")
+    undecided = " (undecided)" if site.pick and site.undecided else ""
+    ax.set(title=f"{title}: {site.pick or _UNDECIDED}{undecided}", xlabel="margin")
 
 
 def _category(one: Row) -> str:
