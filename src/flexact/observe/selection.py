@@ -60,6 +60,11 @@ class Selection:
             sites.setdefault(row.site, []).append(row)
         return sites
 
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All probabilities by their names in the logs of transformers and Lightning, `flexact/SITE/CANDIDATE`."""
+        return {f"flexact/{row.key}/{name}": p for row in self.rows for name, p in row.probabilities.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, with the format's version. None stands for a number that is not finite: a margin of a
         candidate that diverged, and the probabilities of a run that did."""

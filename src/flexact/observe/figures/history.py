@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 300
 """Maximum number of steps in a heat map, evenly spaced; more would be narrower than a pixel."""
-MAX_CELLS = 100_000
-"""Maximum number of cells of all heat maps of a picture; each takes at most five bytes of the page."""
+MAX_CELLS = 40_000
+"""Maximum number of cells of all heat maps of a picture, which keeps the page small."""
 UNDECIDED = {"undecided": "#ffffff"}
 """The colour of a cell whose leading candidates are equally likely, as all are before training."""
 _LABEL_DISTANCE = 0.045

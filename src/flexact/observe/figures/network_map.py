@@ -19,7 +19,7 @@ from flexact.observe.selection_rows import Row, alike
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_PANELS = 24
+MAX_PANELS = 12
 """Maximum number of panels of `margins`."""
 _UNDECIDED = "undecided"
 """The name of a site whose row is `undecided`."""
@@ -129,14 +129,17 @@ def tile_names(sites: Sequence[str]) -> list[str]:
 
 def _draw_margins(ax: Axes, title: str, site: Row, colours: Mapping[str, str]) -> None:
     """Draw the panel of a site: one row per candidate, the first that was dropped on top."""
-    rows = []
+    rows, marks = [], []
     for row, (name, step) in enumerate(site.dropped.items()):
         found = site.evidence.get(name)
         without = " (no evidence)" if found is None else "" if math.isfinite(found.margin) else " (diverged)"
         rows.append(f"{name} at {step}{without}")
         if found is not None and not without:
-            colour = GREY if site.undecided else colours[name]
-            ax.errorbar(found.margin, row, xerr=found.standard_error, fmt="o", color=colour)
+            marks.append((found.margin, row, found.standard_error, GREY if site.undecided else colours[name]))
+    if marks:
+        x, y, errors, own = zip(*marks, strict=True)
+        ax.errorbar(x, y, xerr=errors, fmt="none", ecolor=own)
+        ax.scatter(x, y, color=own)
     drawing.name_rows(ax, rows)
     drawing.rule_rows(ax, len(rows))
     undecided = " (undecided)" if site.pick and site.undecided else ""
