@@ -22,7 +22,6 @@ from flexact.observe.figures.colours import GREY, INK, candidate_colours
 from flexact.observe.figures.drawing import Picture
 from flexact.observe.figures.network_map import MAX_PANELS, margins, network, stages
 from flexact.observe.figures.outcomes import outcomes
-from flexact.observe.figures.site_names import without_shared_start
 from flexact.policy.evidence import Contest
 
 
@@ -251,11 +250,11 @@ def test_sites_of_which_only_some_are_decided_have_panels_of_their_own() -> None
     assert _titles(margins(history)) == titles
 
 
-def test_the_tiles_of_the_map_and_its_first_stage_have_names() -> None:
-    names = ["relu", *(f"layer1.{i}.relu" for i in range(3)), "layer2.0.relu", "layer2.a_long_module_name.relu"]
+def test_the_rows_of_the_map_have_the_names_of_stages_and_its_tiles_the_numbers_of_blocks() -> None:
+    names = ["relu", *(f"layer1.{i}.relu" for i in range(20)), "layer2.0.act1", "layer2.act"]
     (ax,) = _panels(network([{"step": 1, "sites": {name: {"relu": 1.0} for name in names}}]))
-    assert _rows(ax) == ["relu", "layer1", "layer2"]
-    assert [text.get_text() for text in ax.texts] == ["relu", "0", "1", "2", "0"]
+    assert _rows(ax) == ["top level", "layer1", "", "layer2"]
+    assert [text.get_text() for text in ax.texts] == [*map(str, range(20)), "0"]
     (ax,) = _panels(network([{"step": 1, "sites": {name: {"relu": 1.0} for name in ("1", "3")}}]))
     assert _rows(ax) == ["top level"]
     assert [text.get_text() for text in ax.texts] == ["1", "3"]
@@ -361,9 +360,6 @@ def test_builtin_candidates_have_one_colour_each() -> None:
 
 
 def test_shortened_names_keep_the_part_that_distinguishes_them() -> None:
-    assert without_shared_start(["net.0.act", "net.1.act"]) == ["0.act", "1.act"]
-    assert without_shared_start(["1"]) == ["1"]
-    assert without_shared_start(["a", "a.b"]) == ["a", "a.b"]
     assert cut(["x" * 40, "y" * 40], 18) == ["…" + "x" * 17, "…" + "y" * 17]
 
 

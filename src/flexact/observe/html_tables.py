@@ -28,9 +28,10 @@ def outcome_table(rows: Sequence[Row], first: Mapping[str, Sequence[object]] | N
 
     first: the columns before those; by default the names of the sites.
     """
-    columns = {**(first or {"site": [row.key for row in rows]}), **columns_of(rows)}
+    shown = columns_of(rows)
+    columns = {**(first or {"site": [row.key for row in rows]}), **shown}
     muted = [number for number, row in enumerate(rows) if row.undecided]
-    notes = "<br>\n".join(map(escape, legend(rows)))
+    notes = "<br>\n".join(map(escape, legend(rows, shown)))
     return table(tuple(columns), zip(*columns.values(), strict=True), muted) + f"\n<p>{notes}</p>"
 
 

@@ -116,10 +116,11 @@ def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
     names: the names of the rows; by default those of their sites.
     """
     columns = columns_of(rows)
+    notes = legend(rows, columns)
     columns["dropped (at step)"] = columns.pop("dropped at")
     room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items())
     names = cut([printable(name) for name in names or [row.key for row in rows]], max(_MIN_WIDTH, room))
-    return "\n".join([*aligned({"site": names, **columns}), *legend(rows)])
+    return "\n".join([*aligned({"site": names, **columns}), *notes])
 
 
 def _pick(row: Row) -> str:
@@ -142,24 +143,21 @@ def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
     return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
 
 
-def legend(rows: Sequence[Row]) -> list[str]:
-    """The lines that explain what these rows contain."""
-    contested, committed = [row for row in rows if not row.committed], [row for row in rows if row.committed]
-    compared = [row for row in contested if row.trying is None]
+def legend(rows: Sequence[Row], columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """The lines that explain what the columns of these rows contain."""
+    picks = columns["pick"]
     told = {
-        "? not committed yet": any(row.pick is not None for row in compared),
-        "undecided: no candidate leads yet": any(row.pick is None for row in compared),
-        "trying: the candidate that the trial trains now": any(row.trying is not None for row in contested),
+        "? not committed yet": any(pick.endswith("?") for pick in picks),
+        "undecided: no candidate leads yet": "undecided" in picks,
+        "trying: the candidate that the trial trains now": any(row.trying is not None for row in rows),
         "lead: the pick's advantage over the runner-up when the runner-up was dropped, ± standard error; z: their "
-        "ratio": any(row.lead is not None for row in committed),
-        "z (original): the lead over the original activation, in standard errors": any(
-            row.over_original is not None for row in committed
-        ),
+        "ratio": "lead" in columns,
+        "z (original): the lead over the original activation, in standard errors": "z (original)" in columns,
         f"(undecided): no significant lead (z >= {SIGNIFICANT:g}) over the original, or over the runner-up if the "
-        "original was kept": any(not row.decided for row in committed),
+        "original was kept": any(row.committed and not row.decided for row in rows),
         "A negative lead means that the runner-up had the better evidence: the original stayed because that lead was "
         "not significant, or the mixing weights and the evidence disagree.": any(
-            row.lead is not None and row.lead.margin < 0 for row in committed
+            row.lead is not None and row.lead.margin < 0 for row in rows
         ),
     }
     return [line for line, applies in told.items() if applies] + _misleading_names(rows)
@@ -167,13 +165,11 @@ def legend(rows: Sequence[Row]) -> list[str]:
 
 def _misleading_names(rows: Sequence[Row]) -> list[str]:
     """A note on sites whose attribute is named after another function than their pick; `extract` keeps such names."""
-    functions = {name.replace("_", "") for name in known_names()}
     found: dict[str, str] = {}
     for row in rows:
-        attribute = row.site.rpartition(".")[2]
-        name = attribute.lower().replace("_", "").rstrip("0123456789")
-        if name in functions and row.pick is not None and name != row.pick.replace("_", ""):
-            found.setdefault(row.site, row.pick)
+        name = row.site.rpartition(".")[2].rstrip("0123456789")
+        if name in known_names() and row.pick not in (None, name):
+            found[row.site] = str(row.pick)
     if not found:
         return []
     site, pick = next(iter(found.items()))

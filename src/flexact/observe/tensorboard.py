@@ -25,7 +25,13 @@ class Board:
     def __init__(self, where: Any, model: nn.Module) -> None:
         self._model = model
         self._owns_writer = not hasattr(where, "add_scalar")
-        self._writer = _open_writer(where) if self._owns_writer else where
+        if self._owns_writer:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise missing_extra("tensorboard", "tensorboard") from None
+            where = SummaryWriter(path_of(where, "the TensorBoard folder"))
+        self._writer = where
 
     def show(self, history: Records, now: Selection) -> None:
         """Write the last record.
@@ -57,11 +63,3 @@ class Board:
             self._writer.close()
         else:
             self._writer.flush()
-
-
-def _open_writer(folder: Any) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise missing_extra("tensorboard", "tensorboard") from None
-    return SummaryWriter(path_of(folder, "the TensorBoard folder"))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flexact.errors import missing_extra
 from flexact.io.text_tables import cut
 from flexact.observe.figures.colours import INK, SHADES
-from flexact.observe.figures.site_names import without_shared_start
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,7 +162,7 @@ def row_inches(rows: int, side_by_side: int = 1) -> float:
 def name_rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows of a panel, from top to bottom. Of many rows every n-th is named."""
     every = max(1, len(names) // 60)
-    ax.set_yticks(range(0, len(names), every), cut(without_shared_start(names), _LONGEST_NAME)[::every])
+    ax.set_yticks(range(0, len(names), every), cut(names, _LONGEST_NAME)[::every])
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from flexact.observe.figures import drawing
 from flexact.observe.figures.colours import GREY, candidate_colours
 from flexact.observe.figures.drawing import Picture, style
 from flexact.observe.figures.outcomes import by_site, outcomes
-from flexact.observe.figures.site_names import without_shared_end, without_shared_start
 from flexact.observe.history import Records
 from flexact.observe.selection_rows import Row, alike
 
@@ -25,8 +25,6 @@ _UNDECIDED = "undecided"
 """The name of a site whose row is `undecided`."""
 _TILES = 16
 """Sites in a row of the map."""
-_LETTERS = 8
-"""Letters of a name that fit into a tile."""
 _PALEST = 0.2
 """Opacity of a site without any confidence."""
 
@@ -34,21 +32,20 @@ _PALEST = 0.2
 @style()
 def network(history: Records, stem: str = "history") -> Picture:
     """Draw the final pick of each site in execution order, by stage; the paler a site, the less sure its pick. Sites
-    that committed without significant evidence are grey."""
+    that committed without significant evidence are grey. A tile has the number of its block."""
     found = {one.site: one for one in outcomes(history)}
     colours = candidate_colours(by_site(history[-1:])[0]) | {_UNDECIDED: GREY}
-    rows: list[str] = []
-    tiles: list[list[tuple[str, Row]]] = []
-    for stage, sites in stages(list(found)):
-        named = [(name, found[site]) for name, site in zip(tile_names(sites), sites, strict=True)]
-        for start in range(0, len(sites), _TILES):
-            rows.append("" if start else stage or (sites[0] if len(sites) == 1 else "top level"))
-            tiles.append(named[start : start + _TILES])
-    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(rows)))
-    for y, line in enumerate(tiles):
-        for x, (name, one) in enumerate(line):
-            _draw_tile(ax, x, y, name, colours[_category(one)], _confidence(one))
-    drawing.name_rows(ax, rows)
+    lines = [
+        (stage, start, sites[start : start + _TILES])
+        for stage, sites in stages(list(found))
+        for start in range(0, len(sites), _TILES)
+    ]
+    figure, (ax,) = drawing.panels(inches=drawing.row_inches(len(lines)))
+    for y, (stage, _, sites) in enumerate(lines):
+        for x, site in enumerate(sites):
+            block, one = re.search(r"\d+", site.removeprefix(stage)), found[site]
+            _draw_tile(ax, x, y, block[0] if block else "", colours[_category(one)], _confidence(one))
+    drawing.name_rows(ax, ["" if start else stage or "top level" for stage, start, _ in lines])
     ax.set(xlim=(-0.5, _TILES - 0.5), xticks=[])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -61,14 +58,14 @@ def network(history: Records, stem: str = "history") -> Picture:
     )
 
 
-def _draw_tile(ax: Axes, x: int, y: int, name: str, colour: str, confidence: float) -> None:
+def _draw_tile(ax: Axes, x: int, y: int, block: str, colour: str, confidence: float) -> None:
     from matplotlib.patches import Rectangle
 
     face = (colour, _PALEST + (1 - _PALEST) * confidence)
     ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=2))
-    if name:
+    if block:
         box = {"facecolor": ("white", 0.7), "linewidth": 0, "pad": 1}
-        ax.text(x, y, name, ha="center", va="center", fontsize=7, bbox=box)
+        ax.text(x, y, block, ha="center", va="center", fontsize=7, bbox=box)
 
 
 @style()
@@ -115,16 +112,6 @@ def stages(sites: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif 2 * len(groups) <= len(sites):
             return groups
     return [(shared, list(sites))]
-
-
-def tile_names(sites: Sequence[str]) -> list[str]:
-    """Return the names of a stage's sites without what all of them share; empty where a name does not fit a tile.
-
-    >>> tile_names(["layer1.0.relu", "layer1.1.relu"])
-    ['0', '1']
-    """
-    names = without_shared_end(without_shared_start(sites))
-    return [name if len(name) <= _LETTERS else "" for name in names]
 
 
 def _draw_margins(ax: Axes, title: str, site: Row, colours: Mapping[str, str]) -> None:
