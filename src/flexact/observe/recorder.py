@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -75,7 +75,8 @@ class Recorder:
             self._path = path_of(path, "a history")
             self.history = history.to_continue(self._path, resume, overwrite)
             self._check_sites(set(now.by_site))
-        self._known = _known(self.history)
+        self._recorded: set[tuple[str, str | None]] = set()
+        """The drops that were recorded, as (site, candidate), and the decisions, as (site, None)."""
         if live:
             self._outputs.append(LiveTable())
         if tensorboard is not None:
@@ -111,7 +112,6 @@ class Recorder:
             **numbers,
         }
         self.history.append(entry)
-        self._known |= _known([entry])
         if self._file is not None:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
@@ -129,25 +129,27 @@ class Recorder:
             )
 
     def _news(self, now: Selection) -> dict[str, Any]:
-        """The drops and decisions that no record has yet. A site that picks per channel has decided if all channels
-        have."""
+        """The drops and decisions that this Recorder has not recorded yet. A site that picks per channel has decided if
+        all channels have."""
         news: dict[str, Any] = {DROPS: {}, DECISIONS: {}}
         for row in now:
-            drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._known}
+            drops = {name: _drop(row, name) for name in row.dropped if (row.key, name) not in self._recorded}
             if drops:
                 news[DROPS][row.key] = drops
+                self._recorded |= {(row.key, name) for name in drops}
         for site, rows in now.by_site.items():
-            if all(row.committed for row in rows) and (site, None) not in self._known:
+            if all(row.committed for row in rows) and (site, None) not in self._recorded:
                 decided = all(row.decided for row in rows)
                 rivals = {"original": rows[0].original, "runner_up": rows[0].runner_up if len(rows) == 1 else None}
                 news[DECISIONS][site] = rivals | {"decided": decided}
+                self._recorded.add((site, None))
         return {name: value for name, value in news.items() if value}
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, to resume from an earlier checkpoint."""
         last = value_checks.integer("step", step)
         self.history = [entry for entry in self.history if entry["step"] <= last]
-        self._known = _known(self.history)
+        self._recorded.clear()
         if self._file is not None:
             self._rewrite()
 
@@ -190,12 +192,6 @@ class Recorder:
         self._file = self._path.open("a", encoding="utf-8")
 
 
-def _known(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, str | None]]:
-    """The drops that records have, as (site, candidate), and the decisions, as (site, None)."""
-    drops = {(site, name) for entry in records for site, one in entry.get(DROPS, {}).items() for name in one}
-    return drops | {(site, None) for entry in records for site in entry.get(DECISIONS, {})}
-
-
 def _mean(rows: Sequence[Row]) -> dict[str, float]:
     """The probabilities of a site: those of its only row, or their means over its channels."""
     return {name: fmean(row.probabilities[name] for row in rows) for name in rows[0].probabilities}
@@ -210,15 +206,12 @@ def _drop(row: Row, candidate: str) -> dict[str, Any]:
 
 def _header(model: nn.Module) -> dict[str, Any]:
     """The first line of a file: its format version, the config, and the versions of the packages."""
-    header: dict[str, Any] = {history.KEY: history.VERSION}
-    sites = sites_of(model)
-    if sites:
-        header["config"] = sites[0].config.to_dict()
-        del header["config"]["candidates"]  # each record has those of each site
-    header["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
+    config = sites_of(model)[0].config.to_dict()
+    del config["candidates"]  # each record has those of each site
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
     with suppress(PackageNotFoundError):  # a source tree that is not installed has no version
-        header["versions"]["flexact"] = version("flexact")
-    return header
+        versions["flexact"] = version("flexact")
+    return {history.KEY: history.VERSION, "config": config, "versions": versions}
 
 
 def _number(name: str, value: Any) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flexact.errors import missing_extra
 from flexact.io.text_tables import cut
-from flexact.observe.figures.colours import INK, SHADES
+from flexact.observe.figures.colours import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -195,7 +195,7 @@ def heat_map(
     values: indexes into the colours or, without colours, probabilities. NaN is an empty cell.
     """
     import numpy
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+    from matplotlib.colors import ListedColormap
 
     centres = numpy.asarray(steps, dtype=float)
     gaps = numpy.diff(centres) if centres[-1] > centres[0] else numpy.ones(1)
@@ -203,7 +203,7 @@ def heat_map(
     pixels = round((high - low) / max(gaps.min(), (high - low) / _MAX_PIXELS))  # the narrowest column takes one
     places = numpy.linspace(low, high, 2 * pixels + 1)[1::2]
     cells = numpy.asarray(values)[:, abs(places[:, None] - centres).argmin(axis=1)]
-    shades = ListedColormap(colours) if colours else LinearSegmentedColormap.from_list("flexact", SHADES)
+    shades = ListedColormap(colours) if colours else "Blues"
     first, last = (-0.5, len(colours) - 0.5) if colours else (0.0, 1.0)
     extent = (low, high, len(rows) - 0.5, -0.5)
     ax.grid(visible=False)
