@@ -81,7 +81,7 @@ def _other_reader(marked: nn.Module, plain: nn.Module, settings: Mapping[str, st
     plain_modules = dict(plain.named_modules())
     marked_modules = {name: module for name, module in marked.named_modules() if not isinstance(module, Unpicked)}
     for name, module in marked_modules.items():
-        others = vars(plain_modules[name])
+        others = vars(plain_modules.get(name, module))
         for attribute, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and others.get(attribute) != value:
                 return f"{name}.{attribute}"

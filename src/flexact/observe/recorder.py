@@ -82,8 +82,11 @@ class Recorder:
         if tensorboard is not None:
             self._outputs.append(Board(tensorboard, model))
         if path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._rewrite()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._rewrite()
+            except OSError as error:
+                raise FlexActError(f"cannot write {self._path}: {error.strerror}; give another path.") from error
 
     def record(self, step: int, **values: float) -> None:
         """Record the current picks, with any numbers of your own (accuracy, learning rate).
