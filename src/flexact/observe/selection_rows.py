@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from flexact.candidates.registry import known_names
@@ -104,9 +105,9 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
         "steps": ["-" if lead is None else str(lead.steps) for lead in leads],
         "runner-up": [row.runner_up or "-" for row in rows],
         "z (original)": ["-" if found is None else f"{found.z:.1f}" for found in against],
-        "dropped at": [", ".join(drops_by_step(row.dropped)) or "-" for row in rows],
+        "dropped (at step)": [", ".join(drops_by_step(row.dropped)) or "-" for row in rows],
     }
-    always = ("pick", "runner-up", "dropped at")
+    always = ("pick", "runner-up", "dropped (at step)")
     return {title: cells for title, cells in columns.items() if title in always or set(cells) != {"-"}}
 
 
@@ -116,11 +117,9 @@ def table(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
     names: the names of the rows; by default those of their sites.
     """
     columns = columns_of(rows)
-    notes = legend(rows, columns)
-    columns["dropped (at step)"] = columns.pop("dropped at")
     room = WIDTH - sum(width(title, cells) + len(GAP) for title, cells in columns.items())
     names = cut([printable(name) for name in names or [row.key for row in rows]], max(_MIN_WIDTH, room))
-    return "\n".join([*aligned({"site": names, **columns}), *notes])
+    return "\n".join([*aligned({"site": names, **columns}), *legend(rows, columns)])
 
 
 def _pick(row: Row) -> str:
@@ -137,16 +136,14 @@ def drops_by_step(dropped: Mapping[str, int]) -> list[str]:
     >>> drops_by_step({"sine": 500, "elu": 350, "tanh": 350})
     ['elu tanh (350)', 'sine (500)']
     """
-    by_step: dict[int, list[str]] = {}
-    for name, step in sorted(dropped.items(), key=lambda item: item[1]):
-        by_step.setdefault(step, []).append(name)
-    return [f"{' '.join(names)} ({step})" for step, names in by_step.items()]
+    ordered = sorted(dropped, key=dropped.__getitem__)
+    return [f"{' '.join(names)} ({step})" for step, names in groupby(ordered, key=dropped.__getitem__)]
 
 
 def legend(rows: Sequence[Row], columns: Mapping[str, Sequence[str]]) -> list[str]:
     """The lines that explain what the columns of these rows contain."""
     picks = columns["pick"]
-    told = {
+    applies = {
         "? not committed yet": any(pick.endswith("?") for pick in picks),
         "undecided: no candidate leads yet": "undecided" in picks,
         "trying: the candidate that the trial trains now": any(row.trying is not None for row in rows),
@@ -160,7 +157,7 @@ def legend(rows: Sequence[Row], columns: Mapping[str, Sequence[str]]) -> list[st
             row.lead is not None and row.lead.margin < 0 for row in rows
         ),
     }
-    return [line for line, applies in told.items() if applies] + _misleading_names(rows)
+    return [line for line, has_a_case in applies.items() if has_a_case] + _misleading_names(rows)
 
 
 def _misleading_names(rows: Sequence[Row]) -> list[str]:
