@@ -343,6 +343,7 @@ def test_missing_results_are_reported(tmp_path: Path) -> None:
     ("record", "says"),
     [
         ({"step": 1, "sites": {"a": {"relu": "high"}}}, "line 4: not a record"),
+        ({"step": 1, "sites": {"a": {"relu": None}}}, "line 4: not a record"),
         ({"step": 1, "sites": {"a": 3}}, "line 4: not a record"),
         ({"step": 1, "sites": {}, "loss": "low"}, "line 4: not a record"),
         ({"step": 1}, "line 4: not a record"),

@@ -53,7 +53,7 @@ def to_continue(path: Path, resume: bool, overwrite: bool) -> list[dict[str, Any
     Raises if the file has records and neither `resume` nor `overwrite` is given. A file that is not a history is
     never overwritten.
     """
-    if not path.exists() or (path.is_file() and not path.read_bytes()):
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return []
     if overwrite:
         _opened(path)
@@ -98,14 +98,15 @@ def _is_record(entry: Any) -> bool:
     try:
         probabilities = [p for own in entry["sites"].values() for p in own.values()]
         drops = [drop for own in entry.get(DROPS, {}).values() for drop in own.values()]
-        evidence = [drop[name] for drop in drops for name in ("margin", "standard_error", "steps")]
+        fields = [drop[name] for drop in drops for name in ("margin", "standard_error", "steps")]
         steps = [entry["step"], *(drop["step"] for drop in drops)]
         decided = [decision["decided"] for decision in entry.get(DECISIONS, {}).values()]
     except (AttributeError, KeyError, TypeError):
         return False
+    evidence = [value for value in fields if value is not None]
     numbers = [value for name, value in entry.items() if name not in RESERVED]
     return (
-        all(_is_number(value) for value in (*probabilities, *evidence, *numbers, *decided) if value is not None)
+        all(map(_is_number, [*probabilities, *evidence, *numbers, *decided]))
         and not any(p < -1e-6 or p > 1 + 1e-6 for p in probabilities)
         and all(isinstance(step, int) for step in steps)
     )
