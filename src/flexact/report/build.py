@@ -15,7 +15,7 @@ from flexact.errors import FlexActError, missing_extra
 from flexact.io.atomic_files import write_whole
 from flexact.io.csv_rows import read_text
 from flexact.io.markdown_tables import counted
-from flexact.io.result_folder import TABLE, read_config
+from flexact.io.result_folder import REPORT, TABLE, read_config
 from flexact.observe import history
 from flexact.observe.figures.history import history_pictures
 from flexact.observe.figures.outcomes import outcomes
@@ -48,7 +48,7 @@ _PACKAGES = {"matplotlib": "matplotlib", "markdown_it": "markdown-it-py"}
 def build(run: Path) -> Path:
     """Write report.html, figures/*.png and figures/*.svg of a folder or of one history, and return the page's path."""
     report, folder = read(run), _folder(run)
-    figures, path = folder / "figures", folder / "report.html"
+    figures, path = folder / "figures", folder / REPORT
     if figures.is_symlink():
         raise FlexActError(
             f"{figures} is a link to {os.readlink(figures)}; remove it, so that figures can be written here."
