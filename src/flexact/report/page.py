@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from flexact.observe.figures.drawing import Picture
-from flexact.observe.html_tables import LONG, in_box
+from flexact.observe.html_tables import in_box
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -84,12 +84,8 @@ def markdown(text: str, muted: str = "") -> str:
     for number, token in enumerate(tokens):
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1]) + 2)}"  # under the page's title and the section's
-        if token.type == "tr_open":
-            first, text = tokens[number + 1], tokens[number + 2].content
-            if len(text) > LONG:
-                first.attrSet("class", "long")
-            if text == muted:
-                token.attrSet("class", "muted")
+        if token.type == "tr_open" and tokens[number + 2].content == muted:
+            token.attrSet("class", "muted")
     rendered: str = reader.renderer.render(tokens, reader.options, {})
     return in_box(rendered)
 
