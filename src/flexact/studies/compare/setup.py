@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,20 +29,18 @@ from flexact.surgery.convert import convert
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python, numpy and torch, and restore their states at the end."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), None if numpy is None else numpy.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    import numpy  # scipy, which the comparison needs, depends on it
+
+    states = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
         random.seed(seed)
+        numpy.random.seed(seed % 2**32)
         torch.manual_seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
         try:
             yield
         finally:
             random.setstate(states[0])
-            if numpy is not None:
-                numpy.random.set_state(states[1])
+            numpy.random.set_state(states[1])
 
 
 def network(build: Build, seed: int) -> nn.Module:
@@ -94,12 +91,7 @@ def prepared(functions: Functions, config: FlexConfig, seeds: Sequence[int]) -> 
         import scipy.stats  # noqa: F401  # fail before the training rather than after it
     except ImportError:
         raise missing_extra("scipy", "studies") from None
-    try:
-        model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
-    except FlexActError:
-        raise
-    except Exception as error:
-        raise FlexActError(f"build() raised {type(error).__name__}: {error!s:.300}.") from error
+    model = checked_network(functions.build, (seeds[0], seeds[-1] if len(seeds) > 1 else seeds[0] + 1))
     architecture, where = digest(model), functions.where
     sites = sites_of(convert(model, where, config))
     originals = {site.candidates[site.original_index] if site.original_index >= 0 else None for site in sites}
